@@ -1,0 +1,42 @@
+"""Errors whose message is a sentence for the user: which thing, which numbers, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SpanwiseError(Exception):
+    """Base of every error this package raises on purpose; the CLI prints its message without a traceback."""
+
+
+class LayoutError(SpanwiseError):
+    """A layout names a tag or a block that cannot work."""
+
+
+class RecipeError(SpanwiseError):
+    """A recipe asks for something that does not exist or does not fit together."""
+
+
+class AlignmentError(SpanwiseError):
+    """Two things that must have one size differ; the message names both sizes."""
+
+
+class RewardError(SpanwiseError):
+    """A reward is missing, not finite, or has the wrong length."""
+
+
+class DataError(SpanwiseError):
+    """A dataset, a model folder or a file lacks what the run needs."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that `name` is not a known `kind`, suggest the nearest one and list them all.
+
+    >>> unknown("method", "bea", ["bae", "grpo"])
+    "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
+    """
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."

@@ -1,0 +1,78 @@
+"""`Layout`: the blocks of a completion and the tags each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spanwise.errors import LayoutError
+
+
+@dataclass(frozen=True, init=False)
+class Layout:
+    """The blocks of a completion, in order, each made of tags, in order.
+
+    A tag `answer` opens with `<answer>` and closes with `</answer>`. Block k starts at its first opening tag and ends where
+    the next block starts, so every trainable token belongs to exactly one block; text before the first tag belongs to the
+    first block. A layout with one block and no tags is the whole completion.
+
+    Args:
+        blocks: block name -> tag names. The same tag may serve in several blocks (two attempts).
+        prefilled: the tag that the prompt already opened, so that the completion starts inside it.
+
+    Raises:
+        LayoutError: no block, a block after the first that no tag opens, a tag name with brackets or spaces,
+            a prefilled tag that is not the first tag of the first block.
+
+    Example:
+        >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+        >>> layout.names
+        ('solution', 'confidence')
+        >>> layout.tags
+        ('reasoning', 'answer', 'analysis', 'confidence')
+    """
+
+    blocks: tuple[tuple[str, tuple[str, ...]], ...]
+    prefilled: str | None
+
+    def __init__(self, blocks: Mapping[str, Sequence[str]], *, prefilled: str | None = None) -> None:
+        pairs = tuple((str(name), tuple(tags)) for name, tags in blocks.items())
+        object.__setattr__(self, "blocks", pairs)
+        object.__setattr__(self, "prefilled", prefilled)
+        self._check()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The block names, in order."""
+        return tuple(name for name, _ in self.blocks)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags in the order a well-formed completion has them; a tag used by two blocks appears twice."""
+        return tuple(tag for _, tags in self.blocks for tag in tags)
+
+    def block_index(self, name: str) -> int:
+        """The position of block `name`; a LayoutError that lists the blocks if there is none."""
+        if name not in self.names:
+            raise LayoutError(f"The layout has no block '{name}'; its blocks are {', '.join(self.names)}.")
+        return self.names.index(name)
+
+    def _check(self) -> None:
+        if not self.blocks:
+            raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
+        for position, (name, tags) in enumerate(self.blocks):
+            if position > 0 and not tags:
+                raise LayoutError(
+                    f"No tag opens block '{name}': every block after the first needs at least one tag, "
+                    f"for example {name}: [{name}]."
+                )
+            for tag in tags:
+                if not tag or any(sign in tag for sign in "<>/ \t\n"):
+                    raise LayoutError(f"Tag '{tag}' of block '{name}' must be a bare name, without brackets or spaces.")
+            if len(set(tags)) != len(tags):
+                raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(tags)}. Give each attempt its own block.")
+        if self.prefilled is not None and self.tags[:1] != (self.prefilled,):
+            first = self.tags[0] if self.tags else "none"
+            raise LayoutError(
+                f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is '{first}'."
+            )

@@ -1,0 +1,104 @@
+"""The few nouns that every room shares: spans, scores, credit, and the reasons why a value is missing.
+
+Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Token intervals are half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+#: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
+#: a tag without a complete pair in its block maps to None.
+BlockText = Mapping[str, Mapping[str, str | None] | None]
+
+
+class Status(IntEnum):
+    """Why a reward has its value, or has none. Only `OK` goes with a number; every other status goes with NaN."""
+
+    OK = 0
+    ABSENT = 1  # the block, or what the reward reads in it, is not there
+    UNPARSABLE = 2  # it is there and cannot be read (a confidence of "high")
+    TIMEOUT = 3  # the check was stopped at its deadline
+    ERROR = 4  # the check raised or its process died
+
+
+class Fault(IntFlag):
+    """What is wrong with the tags of one completion; faults add up, 0 is well-formed."""
+
+    NONE = 0
+    MISSING = 1  # a tag of the layout never opens
+    DUPLICATE = 2  # a tag opens again inside its block
+    ORDER = 4  # a tag stands outside the order of the layout
+    NESTED = 8  # a tag opens while another one is open
+    TRUNCATED = 16  # a tag opens and never closes
+    EMPTY = 32  # no trainable token at all
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where each block of each completion lies, in tokens.
+
+    Attributes:
+        names: the K block names, in order.
+        start_nk, end_nk: half-open interval of block k in completion n; equal where the block is absent.
+        block_nt: the block of every trainable token, -1 at every other token (padding, tool output).
+        fault_n: `Fault` bits of each completion.
+    """
+
+    names: tuple[str, ...]
+    start_nk: Int[Tensor, "n k"]
+    end_nk: Int[Tensor, "n k"]
+    block_nt: Int[Tensor, "n t"]
+    fault_n: Int[Tensor, " n"]
+
+    @property
+    def length_nk(self) -> Int[Tensor, "n k"]:
+        """|T_k|: the number of trainable tokens of each block."""
+        return torch.stack([(self.block_nt == k).sum(dim=1) for k in range(len(self.names))], dim=1)
+
+    @property
+    def present_nk(self) -> Bool[Tensor, "n k"]:
+        """Whether the completion has the block: it holds at least one trainable token."""
+        return self.length_nk > 0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What every objective says of every completion.
+
+    Attributes:
+        names: the M objective names, in order.
+        reward_nm: float64; NaN wherever `status_nm` is not `Status.OK`.
+        status_nm: `Status` of each reward.
+        by_outcome_nmo: float64; the reward the same text would have got had the outcome it is judged by been 0 (o=0) or
+            1 (o=1); NaN where the reward is no known function of a binary outcome.
+    """
+
+    names: tuple[str, ...]
+    reward_nm: Float[Tensor, "n m"]
+    status_nm: Int[Tensor, "n m"]
+    by_outcome_nmo: Float[Tensor, "n m 2"]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What every block of every completion is credited with, before it is spread over tokens.
+
+    Attributes:
+        block_nk: float64 advantage of block k; 0 where the block is absent or its reward is.
+        stop_n: float64 advantage of the decision to stop: what the completion pays for blocks it left out
+            (`if_missing`), carried by its last trainable token.
+        singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
+        absent_m: per objective, how many rewards are absent.
+    """
+
+    block_nk: Float[Tensor, "n k"]
+    stop_n: Float[Tensor, " n"]
+    singleton_m: Int[Tensor, " m"]
+    absent_m: Int[Tensor, " m"]
