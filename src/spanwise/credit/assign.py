@@ -1,0 +1,170 @@
+"""`assign`: objectives x blocks x baselines, the one mechanism behind BAE, RLCR, GRPO and their relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.credit.baselines import Advantage, advantage
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.score.objective import Objective
+from spanwise.types import Credit, Scores, Status
+
+
+def assign(
+    scores: Scores,
+    group_n: Int[Tensor, " n"],
+    present_nk: Bool[Tensor, "n k"],
+    *,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    sum_first: bool = False,
+    leave_one_out: bool = False,
+    min_stratum: int = 2,
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Credit:
+    r"""Turn the rewards of every objective into the credit of every block.
+
+    Equation
+        credit[i, k] = sum over the objectives m that pay block k of  weight_m * A_m[i],   A_m from the baseline of m
+        stop[i]      = sum over m whose reward is absent at i of      weight_m * (if_missing_m - b_m[i])
+        sum_first:     one reward sum_m weight_m r_m (absent rewards stand for `if_missing`), one A, paid to every paid block
+
+    Args:
+        scores: rewards (N, M) of the objectives, in order.
+        group_n: prompt ids.
+        present_nk: which blocks each completion has; an absent block gets 0.
+        objectives: what each reward pays and what its baseline is.
+        block_names: the K names that `pays` refers to.
+        sum_first: add the rewards before the baseline is taken (RLCR, GRPO), instead of giving each its own.
+        leave_one_out, min_stratum, ddof, eps: see `spanwise.credit.baselines.advantage`.
+
+    Raises:
+        AlignmentError: sizes differ.
+        RewardError: a reward that should be there is not finite.
+        RecipeError: an objective names a block or an outcome that does not exist; `sum_first` with different baselines.
+
+    Example:
+        Two completions of one prompt, `correct` pays the solution and `brier` the confidence.
+
+        >>> scores = Scores(("correct", "brier"), torch.tensor([[1., -.01], [0., -.64]]).double(),
+        ...                 torch.zeros(2, 2, dtype=torch.int8), torch.full((2, 2, 2), torch.nan).double())
+        >>> objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",))]
+        >>> assign(scores, torch.tensor([0, 0]), torch.ones(2, 2).bool(), objectives=objectives,
+        ...        block_names=("solution", "confidence")).block_nk
+        tensor([[ 0.5000,  0.3150],
+                [-0.5000, -0.3150]], dtype=torch.float64)
+    """
+    _check_sizes(scores, group_n, present_nk, objectives, block_names)
+    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps}
+    if sum_first:
+        return _summed(scores, group_n, present_nk, objectives, block_names, options)
+    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=group_n.device)
+    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=group_n.device)
+    alone_m = []
+    for m, objective in enumerate(objectives):
+        outcome_n = None if objective.given is None else _outcome(scores, objective)
+        result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_n, scores.by_outcome_nmo[:, m], options)
+        for name in objective.pays:
+            block_nk[:, _position(name, block_names, objective)] += objective.weight * result.advantage_n
+        stop_n += objective.weight * result.missing_n
+        alone_m.append(result.alone_n.sum())
+    absent_m = scores.reward_nm.isnan().sum(dim=0)
+    return Credit(torch.where(present_nk, block_nk, 0.0), stop_n, torch.stack(alone_m), absent_m)
+
+
+def _advantage(
+    objective: Objective,
+    reward_n: Tensor,
+    group_n: Tensor,
+    outcome_n: Tensor | None,
+    by_outcome_n2: Tensor | None,
+    options: dict,
+) -> Advantage:
+    return advantage(
+        reward_n,
+        group_n,
+        baseline=objective.baseline,
+        outcome_n=outcome_n,
+        by_outcome_n2=by_outcome_n2,
+        scale=objective.scale,
+        if_missing=objective.if_missing,
+        **options,
+    )
+
+
+def _summed(
+    scores: Scores,
+    group_n: Tensor,
+    present_nk: Tensor,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    options: dict,
+) -> Credit:
+    first = objectives[0]
+    for objective in objectives:
+        if (objective.baseline, objective.scale) != (first.baseline, first.scale) or objective.baseline in (
+            "outcome",
+            "blended",
+        ):
+            raise RecipeError(
+                f"Rewards that are summed first share one baseline: '{first.name}' has {first.baseline}, "
+                f"'{objective.name}' has {objective.baseline}. Use none, batch or group for all of them, or sum_first: false."
+            )
+    stand_in_m = torch.tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives]).to(scores.reward_nm)
+    weight_m = torch.tensor([objective.weight for objective in objectives]).to(scores.reward_nm)
+    reward_nm = torch.where(scores.reward_nm.isnan(), stand_in_m, scores.reward_nm)
+    summed_n = (reward_nm * weight_m).sum(dim=1)
+    result = advantage(summed_n, group_n, baseline=first.baseline, scale=first.scale, **options)
+    paid_k = torch.zeros(len(block_names), dtype=torch.float64, device=group_n.device)
+    for objective in objectives:
+        for name in objective.pays:
+            paid_k[_position(name, block_names, objective)] = 1.0
+    block_nk = torch.where(present_nk, result.advantage_n[:, None] * paid_k, 0.0)
+    alone_m = result.alone_n.sum().repeat(len(objectives))
+    return Credit(block_nk, torch.zeros_like(summed_n), alone_m, scores.reward_nm.isnan().sum(dim=0))
+
+
+def _outcome(scores: Scores, objective: Objective) -> Float[Tensor, " n"]:
+    if objective.given not in scores.names:
+        raise RecipeError(
+            f"Objective '{objective.name}' is given '{objective.given}', which is no objective; known: {', '.join(scores.names)}."
+        )
+    outcome_n = scores.reward_nm[:, scores.names.index(str(objective.given))]
+    values = outcome_n[~outcome_n.isnan()].unique()
+    if objective.baseline in ("outcome", "blended") and len(values) > 16:
+        raise RecipeError(
+            f"Objective '{objective.name}' conditions on '{objective.given}', which took {len(values)} different values in one "
+            f"batch: an outcome must be discrete. Condition on a 0/1 reward such as 'correct', or use baseline: group."
+        )
+    return outcome_n
+
+
+def _position(name: str, block_names: Sequence[str], objective: Objective) -> int:
+    if name not in block_names:
+        raise RecipeError(
+            f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
+        )
+    return list(block_names).index(name)
+
+
+def _check_sizes(
+    scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
+) -> None:
+    n, m, k = len(group_n), len(objectives), len(block_names)
+    if scores.reward_nm.shape != (n, m) or present_nk.shape != (n, k):
+        raise AlignmentError(
+            f"{n} group ids, {m} objectives and {k} blocks, but rewards are {tuple(scores.reward_nm.shape)} and block presence "
+            f"is {tuple(present_nk.shape)}."
+        )
+    bad_nm = (scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()
+    if bool(bad_nm.any()):
+        i, j = (int(x) for x in torch.nonzero(bad_nm)[0])
+        raise RewardError(
+            f"Reward '{scores.names[j]}' of completion {i} is {float(scores.reward_nm[i, j])} with status OK; "
+            f"a reward must be finite, or absent with a status that says why."
+        )

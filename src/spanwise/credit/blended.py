@@ -1,0 +1,134 @@
+"""The blended baseline: the outcome-conditioned mean without the sample itself, helped by what else the batch knows."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.strata import moments, precision_mean
+
+
+def blended_baseline(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    outcome_n: Float[Tensor, " n"],
+    by_outcome_n2: Float[Tensor, "n 2"] | None = None,
+) -> Float[Tensor, " n"]:
+    r"""Estimate E[reward | prompt, outcome] for each completion from the other completions of the batch.
+
+    Equation
+        b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each outcome o:
+
+        ml  mean of the other members of i's stratum (same prompt, same outcome);          v_ml = s2 / (n - 1)
+        x   mean over the members of the *other* strata of the prompt, re-scored as if their outcome were o, shifted by the
+            mean difference (own - re-scored) of the other prompts;                        v_x  = d2 + s2_x / n_x
+        mu  mean of the same-outcome completions of the *other prompts*;                   v_mu = t2 (1 + 1/(P-1)) + s2 / n_mu
+
+        s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between the P prompts; d2: variance of
+        (own - re-scored) between prompts; both by the method of moments (sampling noise subtracted, at least 0).
+
+    No estimate uses completion i's own reward, so the advantage has no bias from self-inclusion: a proper score keeps its fixed
+    point (plain outcome means extremise it at small groups). A completion alone in its stratum falls back on x and mu.
+
+    Args:
+        reward_n: reward; NaN where absent. Such a completion joins no mean but is given a baseline too.
+        group_n: integer id of the prompt.
+        outcome_n: the discrete outcome; NaN where unknown (baseline NaN).
+        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN where it is no function of a binary outcome
+            (then x takes no part).
+
+    Returns:
+        float64 baseline; NaN where nothing is known (one prompt, alone in its stratum).
+
+    Example:
+        >>> brier_n = torch.tensor([-.01, -.09, -.64, -.36])   # reports .9 .7 (both right) and .8 .6 (both wrong)
+        >>> right_n = torch.tensor([1., 1., 0., 0.])
+        >>> blended_baseline(brier_n, torch.tensor([0, 0, 0, 0]), right_n)  # one prompt: only `ml` is known
+        tensor([-0.0900, -0.0100, -0.3600, -0.6400], dtype=torch.float64)
+
+    Reference:
+        Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
+        (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
+    """
+    baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
+    for outcome in outcome_n[~outcome_n.isnan()].unique().tolist():
+        rescored_n = None
+        if by_outcome_n2 is not None and outcome in (0.0, 1.0):
+            rescored_n = by_outcome_n2[:, int(outcome)].double()
+        here_n = outcome_n == outcome
+        baseline_n[here_n] = _for_outcome(reward_n.double(), group_n, outcome_n, here_n, rescored_n)[here_n]
+    return baseline_n
+
+
+def _for_outcome(reward_n: Tensor, group_n: Tensor, outcome_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
+    """The baseline of the completions `here_n`, which share one outcome."""
+    present = reward_n[here_n & ~reward_n.isnan()]
+    low = present.min() if len(present) else 0.0  # sums of equal numbers must stay exact
+    own_n = torch.where(here_n, reward_n - low, torch.nan)
+    stratum_n = torch.unique(group_n, return_inverse=True)[1]
+    own = moments(own_n, stratum_n)  # of this outcome, by prompt
+    tiny = 1e-12 * float(own_n.nan_to_num().square().mean()) + 1e-24  # a variance of 0 would be an infinite weight
+    within = own.pooled_variance()
+    noise = 0.0 if within != within else within
+
+    member_n = own.member_n.double()
+    others_n = own.count_n() - member_n
+    own_sum_n = (own.mean_n() * own.count_n()).nan_to_num()
+    ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
+    ml_variance_n = noise / others_n.clamp(min=1.0)
+
+    prompts = int((own.count_s > 0).sum())
+    mu_n, mu_variance_n = torch.full_like(ml_n, torch.nan), torch.full_like(ml_n, torch.nan)
+    if prompts >= 2:
+        elsewhere_n = own.count_s.sum() - own.count_n()
+        total = (own.mean_s * own.count_s).nansum()
+        mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
+        between = _excess_variance(own.mean_s, noise / own.count_s.clamp(min=1.0))
+        mu_variance_n = between * (1 + 1 / (prompts - 1)) + noise / elsewhere_n.clamp(min=1.0)
+
+    estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
+    if rescored_n is not None:
+        x_n, x_variance_n = _rescored(
+            own.mean_s, own.count_s, noise, rescored_n - low, stratum_n, here_n, outcome_n, reward_n
+        )
+        estimates.append(x_n)
+        variances.append(x_variance_n)
+    return precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny)) + low
+
+
+def _rescored(
+    own_mean_s: Tensor,
+    own_count_s: Tensor,
+    noise: float,
+    rescored_n: Tensor,
+    stratum_n: Tensor,
+    here_n: Tensor,
+    outcome_n: Tensor,
+    reward_n: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The estimate `x` and its variance: the prompt's other-outcome completions, judged by this outcome."""
+    usable_n = ~here_n & ~outcome_n.isnan() & ~reward_n.isnan()
+    other = moments(torch.where(usable_n, rescored_n, torch.nan), stratum_n)
+    other_noise = other.pooled_variance()
+    other_noise = noise if other_noise != other_noise else other_noise
+    gap_s = own_mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
+    both = int((~gap_s.isnan()).sum())
+    if both < 2:
+        nothing_n = torch.full_like(rescored_n, torch.nan)
+        return nothing_n, nothing_n
+    gap_noise_s = noise / own_count_s.clamp(min=1.0) + other_noise / other.count_s.clamp(min=1.0)
+    drift = _excess_variance(gap_s, gap_noise_s)
+    # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
+    known_s = (~gap_s.isnan()).double()
+    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / (both - known_s).clamp(min=1.0)
+    variance_n = drift + other_noise / other.count_n().clamp(min=1.0)
+    return other.mean_n() + shift_s[stratum_n], variance_n
+
+
+def _excess_variance(mean_s: Tensor, noise_s: Tensor) -> float:
+    """Variance of the means beyond their own sampling noise, at least 0; NaN means take no part."""
+    known_s = ~mean_s.isnan()
+    if int(known_s.sum()) < 2:
+        return float("nan")
+    return max(0.0, float(mean_s[known_s].var(correction=1) - noise_s[known_s].mean()))

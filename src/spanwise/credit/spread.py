@@ -1,0 +1,78 @@
+"""`spread`: from credit per block to advantages per token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.types import Credit, Spans
+
+
+def spread(
+    credit: Credit,
+    spans: Spans,
+    *,
+    per: Literal["block", "completion"] | int | float = "block",
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "n t"]:
+    r"""Give every trainable token the credit of its block, weighted so that a plain sum over tokens is the objective.
+
+    Equation
+        A[i, t] = A[i, k] / |T_k(i)| for t in block k    (per="block": each block has the same say, however long)
+        A[i, t] = A[i, k] / |T(i)|                        (per="completion": each completion has the same say, as in GRPO)
+        A[i, t] = A[i, k] / c                             (per=c: a constant, as in Dr. GRPO)
+        and A[i, last] += stop[i], the last trainable token as a block of one token.
+
+    The training objective is then mean over completions of sum over tokens of min(rho A, clip(rho) A): clipped surrogates are
+    positively homogeneous in A, so dividing A is dividing the loss term.
+
+    Args:
+        credit: advantages (N, K) and (N,) from `assign`.
+        spans: the tokens of each block.
+        per: what one token's share is counted in.
+        dtype: of the result; the division happens in float64.
+
+    Returns:
+        (N, T) advantages; exactly 0 at tokens outside every block.
+
+    Example:
+        >>> block_nt = torch.tensor([[0, 0, -1, 1, -1]], dtype=torch.int8)
+        >>> spans = Spans(("solution", "confidence"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt,
+        ...               torch.tensor([0]))
+        >>> credit = Credit(torch.tensor([[1., -.5]]).double(), torch.tensor([0.]).double(), torch.tensor([0]), torch.tensor([0]))
+        >>> spread(credit, spans)
+        tensor([[ 0.5000,  0.5000,  0.0000, -0.5000,  0.0000]])
+
+    Reference:
+        Pavlenko et al. 2026 (arXiv 2602.10231), equation of the loss; there the weight 1/|T_k| stands in the loss.
+    """
+    if credit.block_nk.shape != spans.start_nk.shape:
+        raise AlignmentError(
+            f"Credit is for {tuple(credit.block_nk.shape)} completions and blocks, spans are for {tuple(spans.start_nk.shape)}."
+        )
+    length_nk = spans.length_nk
+    total_n = length_nk.sum(dim=1)
+    share_nk = torch.where(length_nk > 0, credit.block_nk / _size(length_nk, per), 0.0)
+    # Column 0 serves the tokens of no block (block -1).
+    table_nk = torch.cat([torch.zeros_like(share_nk[:, :1]), share_nk], dim=1).to(dtype)
+    advantage_nt = table_nk.gather(1, spans.block_nt.long() + 1)
+    row_n = torch.nonzero((total_n > 0) & (credit.stop_n != 0)).squeeze(1)
+    if len(row_n):
+        last_n = spans.end_nk[row_n].amax(dim=1) - 1
+        advantage_nt[row_n, last_n] += credit.stop_n[row_n].to(dtype)
+    return advantage_nt
+
+
+def _size(length_nk: Tensor, per: str | int | float) -> Tensor:
+    """What the credit of each block is divided by; never 0."""
+    if per == "block":
+        return length_nk.clamp(min=1).double()
+    if per == "completion":
+        return length_nk.sum(dim=1, keepdim=True).clamp(min=1).double()
+    if not isinstance(per, str) and per > 0:
+        return torch.full_like(length_nk, per, dtype=torch.float64)
+    raise RecipeError(f"spread(per={per!r}) is not known; use 'block', 'completion' or a positive number of tokens.")
