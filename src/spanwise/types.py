@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -57,7 +58,7 @@ class Spans:
     block_nt: Int[Tensor, "n t"]
     fault_n: Int[Tensor, " n"]
 
-    @property
+    @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
         """|T_k|: the number of trainable tokens of each block."""
         return torch.stack([(self.block_nt == k).sum(dim=1) for k in range(len(self.names))], dim=1)

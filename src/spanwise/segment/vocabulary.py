@@ -1,0 +1,203 @@
+"""`Vocabulary`: the bytes that every token id stands for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from spanwise.errors import AlignmentError, DataError
+
+#: ASCII with the signs of a layout, two-, three- and four-byte characters, a character most vocabularies must cut.
+PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
+
+_REMEDY = (
+    "spanwise reads ByteLevel decoders (Qwen, Llama 3, GPT-2), SentencePiece-style ones (Replace or Metaspace, with or "
+    "without ByteFallback) and Fuse over literal pieces; build Vocabulary(pieces) from the bytes of each id yourself."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The bytes that every token id stands for, so that text is aligned with tokens without re-encoding it.
+
+    A completion's text is the concatenation of its tokens' pieces. That is exact for byte-level BPE and for SentencePiece
+    with byte fallback, also where a token holds only a part of a character.
+
+    Args:
+        pieces: the bytes of id 0, 1, 2, ...; b"" for an id that writes nothing or is not used.
+
+    Raises:
+        DataError: no pieces at all.
+
+    Example:
+        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"2</", b"answer>"))
+        >>> len(vocabulary)
+        4
+        >>> import numpy as np
+        >>> vocabulary.join(np.array([0, 1, 2, 3]))
+        (b'<answer>42</answer>', array([ 8,  9, 12, 19]))
+    """
+
+    pieces: tuple[bytes, ...]
+    _table: np.ndarray = field(init=False, repr=False)
+    _lengths: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.pieces:
+            raise DataError("A vocabulary needs at least one token; this one is empty.")
+        table = np.empty(len(self.pieces), dtype=object)
+        table[:] = self.pieces
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_lengths", np.array([len(piece) for piece in self.pieces], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
+        """Concatenate the bytes of the tokens `ids_t`, and say at which byte each token ends.
+
+        Args:
+            ids_t: (T,) token ids.
+
+        Returns:
+            The T tokens' bytes in a row, and (T,) int64 ends; token t holds the bytes [ends[t-1], ends[t]).
+
+        Raises:
+            AlignmentError: an id below 0 or not below `len(self)`.
+
+        Example:
+            >>> Vocabulary((b"a", b"", b"bc")).join(np.array([2, 1, 0]))
+            (b'bca', array([2, 2, 3]))
+        """
+        if ids_t.size and not (ids_t.min() >= 0 and ids_t.max() < len(self)):
+            wrong = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
+            raise AlignmentError(
+                f"Token id {wrong} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
+                f"or, if the model has more embedding rows than its tokenizer has tokens, pass their number as `size`."
+            )
+        return b"".join(self._table[ids_t].tolist()), np.cumsum(self._lengths[ids_t])
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, *, size: int | None = None) -> Vocabulary:
+        r"""Read the bytes of every id from a fast tokenizer.
+
+        Pieces follow the tokenizer's own decoder. Added and special tokens hold their literal text in UTF-8, except that a
+        SentencePiece vocabulary's ordinary added tokens read "▁" as a space, as the decoder does. The one difference to
+        `decode`: a leading space is kept, because a completion continues a prompt.
+
+        Args:
+            tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`.
+            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"".
+
+        Raises:
+            DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or a probe text whose tokens do
+                not join to what the tokenizer itself decodes.
+
+        Example:
+            >>> from tokenizers import Tokenizer, decoders, models
+            >>> tokenizer = Tokenizer(models.WordLevel({"<answer>": 0, "7": 1, "</answer>": 2}))
+            >>> tokenizer.decoder = decoders.Fuse()
+            >>> Vocabulary.from_tokenizer(tokenizer).pieces
+            (b'<answer>', b'7', b'</answer>')
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not hasattr(backend, "to_str"):
+            raise DataError(f"{type(tokenizer).__name__} is not a fast tokenizer; load it with use_fast=True.")
+        spec = json.loads(backend.to_str())
+        to_bytes, replaces = _compile(spec.get("decoder"))
+        added = {token["id"]: token for token in spec.get("added_tokens", [])}
+        vocab: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
+        pieces = [b""] * max(max(vocab.values(), default=-1) + 1, size or 0)
+        for text, index in vocab.items():
+            if index not in added:
+                pieces[index] = to_bytes(text)
+            elif added[index]["special"]:
+                pieces[index] = text.encode()
+            else:
+                pieces[index] = replaces(text).encode()
+        vocabulary = cls(tuple(pieces))
+        _check(vocabulary, backend)
+        return vocabulary
+
+
+def _check(vocabulary: Vocabulary, backend: Any) -> None:
+    try:
+        ids = backend.encode(PROBE, add_special_tokens=False).ids
+    except (
+        Exception
+    ):  # a word-level vocabulary without an unknown token cannot encode the probe; there is nothing to compare
+        return
+    ours = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
+    theirs = backend.decode(ids, skip_special_tokens=False)
+    if ours.lstrip(" ") != theirs.lstrip(" "):
+        raise DataError(f"The tokens of {PROBE!r} join to {ours!r}, but the tokenizer decodes them to {theirs!r}. {_REMEDY}")
+
+
+def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
+    """Turn a decoder's JSON into piece -> bytes and, for added tokens, the part of it that replaces characters."""
+    if decoder is None:
+        raise DataError(
+            f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
+            f"tokenizer.decoder = tokenizers.decoders.Fuse(). {_REMEDY}"
+        )
+    steps: list[Callable[[str], str]] = []
+    finish: Callable[[str], bytes] = str.encode
+    fused = False
+    for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
+        kind = step["type"]
+        if kind == "Fuse":
+            fused = True
+        elif kind == "Strip" and fused:
+            pass  # it strips the whole text, at most the leading space that is ours to keep
+        elif kind == "Replace" and not fused and "String" in step["pattern"] and finish is str.encode:
+            steps.append(_replacer(step["pattern"]["String"], step["content"]))
+        elif kind == "Metaspace" and not fused and finish is str.encode:
+            steps.append(_replacer(step["replacement"], " "))
+        elif kind in _FINISH and not fused and finish is str.encode:
+            finish = _FINISH[kind]
+        else:
+            raise DataError(f"The tokenizer's decoder has the step {json.dumps(step, ensure_ascii=False)}. {_REMEDY}")
+
+    def replaces(text: str) -> str:
+        return reduce(lambda value, step: step(value), steps, text)
+
+    return lambda text: finish(replaces(text)), replaces
+
+
+def _replacer(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, every other byte for a character from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_of_character()
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in text])
+    except KeyError:  # not written in the alphabet: the decoder takes it literally
+        return text.encode()
+
+
+def _byte_fallback(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError:
+            return text.encode()
+    return text.encode()
+
+
+_FINISH: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}

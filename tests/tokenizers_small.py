@@ -1,0 +1,98 @@
+"""Real tokenizers small enough to build in milliseconds, with tokens that straddle tags and characters."""
+
+import warnings
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import PreTrainedTokenizerFast
+
+#: What a trained vocabulary merges: brackets with their neighbours, parts of tags, parts of characters.
+WORDS = [
+    "So",
+    "So ",
+    "answer",
+    "<answer",
+    "<answer>",
+    "</answer>",
+    "</",
+    ".</",
+    "><",
+    ">x",
+    ">4",
+    "confidence",
+    "<confidence>",
+    "</confidence>",
+    "reasoning>",
+    "analysis>",
+    ">\n\n<",
+    " <",
+    "0.9",
+    "4",
+    "日本",
+    "é<",
+]
+
+
+def _characters() -> dict[int, str]:
+    """The byte-level alphabet, read from the library instead of from the code under test."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    table: dict[int, str] = {}
+    for code in [
+        *range(0x800),
+        *range(0x800, 0xD800, 0x400),
+        *range(0xE000, 0x10000, 0x400),
+        *range(0x10000, 0x110000, 0x8000),
+    ]:
+        table.update(zip(chr(code).encode(), split.pre_tokenize_str(chr(code))[0][0], strict=True))
+    return table
+
+
+def _merges(words: list[list[str]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    merges: dict[tuple[str, str], None] = {}
+    for word in words:
+        for cut in range(1, len(word)):
+            merges["".join(word[:cut]), word[cut]] = None
+            vocab.setdefault("".join(word[: cut + 1]), len(vocab))
+    return list(merges)
+
+
+def byte_level(*, special: tuple[str, ...] = (), tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE as GPT-2, Qwen and Llama 3 have it, with merges that cut characters ("日" + a byte of "本")."""
+    characters = _characters()
+    unused = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(characters.values()))  # bytes that UTF-8 never has
+    vocab = {character: n for n, character in enumerate([*(characters[byte] for byte in sorted(characters)), *unused])}
+    words = [[characters[byte] for byte in word.encode()] for word in [*WORDS, "<|end|>"]]
+    model = models.BPE(vocab=vocab, merges=_merges(words, vocab))
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", *special)])
+    backend.add_tokens(list(tokens))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+
+
+def sentencepiece(*, tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """BPE with byte fallback and ▁ for the space, as Llama 2 and Mistral have it."""
+    vocab = {text: n for n, text in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    for character in sorted({c for word in WORDS for c in word.replace(" ", "▁")} | set("▁abcdefghijklmnopqrstuvwxyz.")):
+        if character not in "é\n":
+            vocab.setdefault(character, len(vocab))
+    words = [list(word.replace(" ", "▁")) for word in WORDS if not set(word) & set("é\n")]
+    merges = _merges([*words, list("▁the"), list("▁▁")], vocab)
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in tokens])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+
+def word_level(words: list[str]) -> PreTrainedTokenizerFast:
+    """One token per word, joined by nothing."""
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
