@@ -284,6 +284,24 @@ def test_assign_summed_first_pays_every_block():
     assert credit.stop_n.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("status", "stop"), [(1, -1 + 0.64), (2, -1 + 0.64), (3, 0.0), (4, 0.0)])
+@pytest.mark.parametrize("sum_first", [False, True])
+def test_only_what_the_completion_left_out_costs_it(status, stop, sum_first):
+    # Absent and unparsable pay `if_missing`; a timeout or an error of the check costs nothing and joins nothing.
+    scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
+    scores.status_nm[1, 1] = status
+    present, group = torch.ones(3, 2).bool(), torch.zeros(3, dtype=torch.long)
+    if sum_first:
+        objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
+        credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, sum_first=True)
+        expected = -1 + (0.64 * 2 + 1) / 3 if status in (1, 2) else 0.0
+        assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
+    else:
+        objectives = (Objective("correct", pays=BLOCKS[:1]), Objective("brier", pays=BLOCKS[1:], if_missing=-1.0))
+        credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS)
+        assert credit.stop_n.tolist() == pytest.approx([0.0, stop, 0.0])
+
+
 def test_sentences(unchecked_shapes):
     reward_n, group_n = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
     with pytest.raises(AlignmentError, match="2 rewards for 3 group ids"):

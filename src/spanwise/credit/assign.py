@@ -31,8 +31,11 @@ def assign(
 
     Equation
         credit[i, k] = sum over the objectives m that pay block k of  weight_m * A_m[i],   A_m from the baseline of m
-        stop[i]      = sum over m whose reward is absent at i of      weight_m * (if_missing_m - b_m[i])
-        sum_first:     one reward sum_m weight_m r_m (absent rewards stand for `if_missing`), one A, paid to every paid block
+        stop[i]      = sum over m whose reward is left out at i of    weight_m * (if_missing_m - b_m[i])
+        sum_first:     one reward sum_m weight_m r_m (what is left out stands for `if_missing`), one A, paid to every paid block
+
+    Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
+    timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
 
     Args:
         scores: rewards (N, M) of the objectives, in order.
@@ -71,7 +74,7 @@ def assign(
         result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_n, scores.by_outcome_nmo[:, m], options)
         for name in objective.pays:
             block_nk[:, _position(name, block_names, objective)] += objective.weight * result.advantage_n
-        stop_n += objective.weight * result.missing_n
+        stop_n += objective.weight * torch.where(_left_out(scores)[:, m], result.missing_n, 0.0)
         alone_m.append(result.alone_n.sum())
     absent_m = scores.reward_nm.isnan().sum(dim=0)
     return Credit(torch.where(present_nk, block_nk, 0.0), stop_n, torch.stack(alone_m), absent_m)
@@ -117,7 +120,7 @@ def _summed(
             )
     stand_in_m = torch.tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives]).to(scores.reward_nm)
     weight_m = torch.tensor([objective.weight for objective in objectives]).to(scores.reward_nm)
-    reward_nm = torch.where(scores.reward_nm.isnan(), stand_in_m, scores.reward_nm)
+    reward_nm = torch.where(_left_out(scores), stand_in_m, scores.reward_nm)
     summed_n = (reward_nm * weight_m).sum(dim=1)
     result = advantage(summed_n, group_n, baseline=first.baseline, scale=first.scale, **options)
     paid_k = torch.zeros(len(block_names), dtype=torch.float64, device=group_n.device)
@@ -127,6 +130,11 @@ def _summed(
     block_nk = torch.where(present_nk, result.advantage_n[:, None] * paid_k, 0.0)
     alone_m = result.alone_n.sum().repeat(len(objectives))
     return Credit(block_nk, torch.zeros_like(summed_n), alone_m, scores.reward_nm.isnan().sum(dim=0))
+
+
+def _left_out(scores: Scores) -> Bool[Tensor, "n m"]:
+    """Where the completion itself left out what the reward needs."""
+    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
 def _outcome(scores: Scores, objective: Objective) -> Float[Tensor, " n"]:

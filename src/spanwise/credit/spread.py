@@ -11,6 +11,8 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.types import Credit, Spans
 
+_ROWS = 32
+
 
 def spread(
     credit: Credit,
@@ -59,7 +61,10 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / _size(length_nk, per), 0.0)
     # Column 0 serves the tokens of no block (block -1).
     table_nk = torch.cat([torch.zeros_like(share_nk[:, :1]), share_nk], dim=1).to(dtype)
-    advantage_nt = table_nk.gather(1, spans.block_nt.long() + 1)
+    advantage_nt = torch.empty(spans.block_nt.shape, dtype=dtype, device=table_nk.device)
+    for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time, so that the wide index stays in the cache
+        rows = slice(first, first + _ROWS)
+        torch.gather(table_nk[rows], 1, spans.block_nt[rows].long() + 1, out=advantage_nt[rows])
     row_n = torch.nonzero((total_n > 0) & (credit.stop_n != 0)).squeeze(1)
     if len(row_n):
         last_n = spans.end_nk[row_n].amax(dim=1) - 1

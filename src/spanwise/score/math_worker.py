@@ -1,0 +1,91 @@
+"""The process that runs Math-Verify: one JSON line in, one JSON line out, until its input closes.
+
+It is run by path and imports nothing of this package, so that it starts in a second and holds no torch; `maths.py` starts it,
+watches the clock and kills it.
+"""
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
+_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+_BACKSTOP_SECONDS = 5.0
+
+
+def as_latex(text: str) -> str:
+    r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product of letters.
+
+    >>> as_latex(r"\frac{1}{3}"), as_latex("Paris"), as_latex("it is $4$")
+    ('$\\frac{1}{3}$', '$\\text{Paris}$', 'it is $4$')
+    """
+    text = text.strip()
+    if any(sign in text for sign in _DELIMITERS) or "\n" in text:
+        return text
+    if _WORDS.fullmatch(text) and text != "pi":
+        return f"$\\text{{{text}}}$"
+    return f"${text}$"
+
+
+def compare(gold: str, answer: str) -> dict[str, Any]:
+    """Whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read.
+
+    Memory errors rise; any other exception inside a comparison counts as "not equal", as Math-Verify itself has it.
+    """
+    from math_verify import parse, verify
+
+    # This process is killed from outside: alarms of its own would only work in a main thread.
+    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    if all(isinstance(part, str) for part in parsed_gold):  # nothing found, or only the raw text
+        return {"equal": None}
+    try:
+        parsed = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+        return {"equal": bool(verify(parsed_gold, parsed, timeout_seconds=None, raise_on_error=True))}
+    except MemoryError:
+        raise
+    except Exception:
+        parsed = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return {"equal": bool(verify(parsed_gold, parsed, timeout_seconds=None))}
+
+
+def answer_one(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request; an exception becomes an `error` entry."""
+    try:
+        return compare(request["gold"], request["answer"])
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def main() -> None:
+    """Warm up, say so, then answer line by line."""
+    deadline, memory = float(sys.argv[1]), int(sys.argv[2])
+    # What the libraries print must not reach the pipe that carries the answers.
+    out = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started = answer_one({"gold": "1/2", "answer": "0.5"})
+    print(json.dumps(started), file=out, flush=True)
+    if sys.platform != "win32" and memory:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    for line in sys.stdin:
+        _backstop(deadline + _BACKSTOP_SECONDS)
+        reply = answer_one(json.loads(line))
+        _backstop(0.0)
+        print(json.dumps(reply), file=out, flush=True)
+
+
+def _backstop(seconds: float) -> None:
+    # If the parent dies while this process hangs, nobody else would stop it.
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""`Reward`: what one objective says of every completion; and the registry of rewards that a recipe can name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
+from spanwise.types import Status
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What one objective says of N completions.
+
+    Attributes:
+        value_n: float64; a finite number where `status_n` is OK, NaN everywhere else.
+        status_n: `Status` of each reward.
+        by_outcome_n2: float64; the reward the same text would get had the outcome it is judged by been 0 or 1; NaN where the
+            reward is no known function of a binary outcome.
+
+    Raises:
+        AlignmentError: the three differ in length.
+        RewardError: a value is NaN or infinite with status OK, or a number with any other status.
+
+    Example:
+        >>> Reward.of([1.0, None]).status_n
+        tensor([0, 1])
+    """
+
+    value_n: Float[Tensor, " n"]
+    status_n: Int[Tensor, " n"]
+    by_outcome_n2: Float[Tensor, "n 2"]
+
+    def __post_init__(self) -> None:
+        sizes = len(self.value_n), len(self.status_n), len(self.by_outcome_n2)
+        if len(set(sizes)) > 1:
+            raise AlignmentError(f"A reward has {sizes[0]} values, {sizes[1]} statuses and {sizes[2]} rows by outcome.")
+        ok_n = self.status_n == Status.OK
+        wrong_n = torch.where(ok_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        if wrong_n.any():
+            n = int(wrong_n.nonzero()[0])
+            raise RewardError(
+                f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}: "
+                f"OK goes with a finite number, every other status with NaN."
+            )
+
+    @staticmethod
+    def of(
+        values: Sequence[float | int | None],
+        *,
+        status: Sequence[Status] | None = None,
+        by_outcome: Sequence[tuple[float, float] | None] | None = None,
+    ) -> Reward:
+        """Build a reward from plain lists; None means that there is no reward (`status`, ABSENT if not given).
+
+        Args:
+            values: one number or None per completion.
+            status: why a value is missing; read where the value is None, OK elsewhere.
+            by_outcome: (reward had the outcome been 0, had it been 1) or None; all None if not given.
+
+        Raises:
+            RewardError: a value is NaN or infinite.
+
+        Example:
+            >>> Reward.of([0.5, None], status=[Status.OK, Status.TIMEOUT]).status_n
+            tensor([0, 3])
+        """
+        reasons = [Status.ABSENT] * len(values) if status is None else status
+        rows = [None] * len(values) if by_outcome is None else by_outcome
+        if not len(values) == len(reasons) == len(rows):
+            raise AlignmentError(f"{len(values)} values, {len(reasons)} statuses and {len(rows)} rows by outcome.")
+        for n, value in enumerate(values):
+            if value is not None and not math.isfinite(value):
+                raise RewardError(f"The reward of completion {n} is {value}; return a finite number, or None for no reward.")
+        pairs = zip(values, reasons, strict=True)
+        return Reward(
+            torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64),
+            torch.tensor([int(reason if value is None else Status.OK) for value, reason in pairs], dtype=torch.long),
+            torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
+        )
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A reward that a recipe can name.
+
+    Attributes:
+        function: `(text, *, pays, given, columns, scored, **options) -> Reward`.
+        tags: the options that name a tag the reward reads in a paid block; checked before training.
+        blocks: the options that name a block.
+        judged_by: the option that names the objective whose reward is the outcome, None if there is none.
+    """
+
+    function: Callable[..., Reward]
+    tags: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    judged_by: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options the reward takes, with their defaults."""
+        parameters = inspect.signature(self.function).parameters
+        fixed = ("text", "pays", "given", "columns", "scored")
+        return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
+
+
+#: Every reward that a recipe can name.
+REWARDS: dict[str, BuiltIn] = {}
+
+
+def register(
+    name: str, *, tags: tuple[str, ...] = (), blocks: tuple[str, ...] = (), judged_by: str | None = None
+) -> Callable[[Callable[..., Reward]], Callable[..., Reward]]:
+    """Register a reward under a name that recipes can use; a name can be taken once.
+
+    The function takes `(text, *, pays, given, columns, scored, **options)` and returns a `Reward`; every option has a default.
+    See `BuiltIn` for the other arguments.
+
+    Raises:
+        RecipeError: the name is taken.
+
+    Example:
+        >>> @register("doc_example")
+        ... def doc_example(text, *, pays, given, columns, scored, scale=1.0):
+        ...     return Reward.of([scale] * len(text))
+        >>> REWARDS.pop("doc_example").options
+        {'scale': 1.0}
+    """
+
+    def add(function: Callable[..., Reward]) -> Callable[..., Reward]:
+        if name in REWARDS:
+            raise RecipeError(f"There is already a reward '{name}'; choose another name.")
+        REWARDS[name] = BuiltIn(function, tags, blocks, judged_by)
+        return function
+
+    return add
+
+
+def built_in(name: str) -> BuiltIn:
+    """The registered reward `name`; a RecipeError that suggests the nearest name if there is none.
+
+    >>> built_in("brier").options
+    {'tag': 'confidence', 'of': None}
+    """
+    if name not in REWARDS:
+        raise RecipeError(unknown("reward", name, REWARDS))
+    return REWARDS[name]

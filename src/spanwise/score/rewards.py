@@ -1,0 +1,299 @@
+"""The built-in rewards: `correct`, `brier`, `log_score`, `format` and `second_attempt`.
+
+Each takes `(text, *, pays, given, columns, scored, **options)`: the blocks of every completion, the paid blocks, the objective the
+baseline is given, the dataset's columns and the objectives scored before. A tag is read in the first paid block that has it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError, unknown
+from spanwise.score.answers import judge
+from spanwise.score.maths import MathVerifier
+from spanwise.score.reward import Reward, register
+from spanwise.types import BlockText, Status
+
+_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+
+
+@register("correct", tags=("tag",))
+def correct(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    given: str | None = None,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tag: str = "answer",
+    column: str = "answer",
+    verify: str = "auto",
+    verifier: MathVerifier | None = None,
+) -> Reward:
+    r"""1 if the answer equals the gold answer, 0 if not.
+
+    Rule: see `judge`. Without an answer in a present block, or with one that cannot be read, the completion is simply wrong
+    (0, OK). No paid block: ABSENT. A gold answer that is missing or cannot be read, or a crash: ERROR. A hang: TIMEOUT.
+
+    Args:
+        text, pays, given, columns, scored: see the module.
+        tag: the tag of the answer; "" reads the whole block, in which Math-Verify looks for `\boxed{}` or `$...$`.
+        column: the dataset column of the gold answers.
+        verify: `auto`, `math` or `exact`.
+        verifier: a `MathVerifier` with other limits than the shared one.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"solution": {"": "", "answer": "4"}}, {"solution": {"": "", "answer": None}}, {"solution": None}]
+        >>> correct(text, pays=("solution",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
+        tensor([1., 0., nan], dtype=torch.float64)
+    """
+    golds = _column(columns, column, len(text))
+    found = [_read(blocks, pays, tag) for blocks in text]
+    there = [n for n, (present, _) in enumerate(found) if present]
+    verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=verifier)
+    values: list[float | None] = [None] * len(text)
+    status = [Status.ABSENT] * len(text)
+    for n, verdict in zip(there, verdicts, strict=True):
+        status[n] = verdict.status
+        values[n] = verdict.value if verdict.status == Status.OK else None
+    return Reward.of(values, status=status)
+
+
+@register("brier", tags=("tag",), judged_by="of")
+def brier(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    given: str | None = None,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tag: str = "confidence",
+    of: str | None = None,
+) -> Reward:
+    """Brier score of the stated confidence: -(q - c)^2.
+
+    q is read by `parse_confidence`; c is the reward of objective `of` (else `given`, else "correct"). No block or no tag: ABSENT;
+    not a number in [0, 1]: UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2.
+
+    Args:
+        text, pays, given, columns, scored: see the module.
+        tag: the tag of the confidence.
+        of: the objective whose reward is c.
+
+    Raises:
+        RecipeError: the objective `of` is not scored before this one.
+        RewardError: c is outside [0, 1].
+
+    Example:
+        >>> text = [{"confidence": {"": "", "confidence": "0.7"}}] * 2
+        >>> brier(text, pays=("confidence",), columns={}, scored={"correct": Reward.of([1.0, 0.0])}).value_n
+        tensor([-0.0900, -0.4900], dtype=torch.float64)
+    """
+    return _report(text, pays, tag, scored, of or given or "correct", lambda q, c: -((q - c) ** 2))
+
+
+@register("log_score", tags=("tag",), judged_by="of")
+def log_score(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    given: str | None = None,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tag: str = "confidence",
+    of: str | None = None,
+    clip: float = 0.01,
+) -> Reward:
+    """Log score (negative binary cross-entropy) of the stated confidence: c log q + (1 - c) log(1 - q).
+
+    q is first clipped to [clip, 1 - clip]; everything else as in `brier`.
+
+    Args:
+        text, pays, given, columns, scored, tag, of: see `brier`.
+        clip: the least confidence that counts, above 0 and below 0.5.
+
+    Raises:
+        RecipeError: the objective `of` is not scored before this one, or `clip` is outside (0, 0.5).
+        RewardError: c is outside [0, 1].
+
+    Example:
+        >>> text = [{"confidence": {"": "", "confidence": "50%"}}]
+        >>> log_score(text, pays=("confidence",), columns={}, scored={"correct": Reward.of([1.0])}).value_n
+        tensor([-0.6931], dtype=torch.float64)
+    """
+    if not 0.0 < clip < 0.5:
+        raise RecipeError(f"The option 'clip' of reward 'log_score' must be above 0 and below 0.5, not {clip}.")
+
+    def rule(q: float, c: float) -> float:
+        q = min(max(q, clip), 1.0 - clip)
+        return c * math.log(q) + (1.0 - c) * math.log(1.0 - q)
+
+    return _report(text, pays, tag, scored, of or given or "correct", rule)
+
+
+def parse_confidence(text: str) -> float | None:
+    """Read a stated confidence, a number in [0, 1]; None if it is not plainly one.
+
+    The whole text must be one number: digits 0-9 with at most one decimal point, an exponent ("7e-1"), one full stop at the end
+    ("0.7."), and a percent sign ("70%", "70 %") that divides by 100. None: "" and words ("high"), "nan", "inf", any sign ("-0.1",
+    "+0.7"), out of range ("70", "1.2", "120%"), a decimal comma ("0,7"), two numbers ("0.7 or 0.8", "7/10"), other digits ("٠.٧").
+
+    >>> [parse_confidence(text) for text in ("0.7", "70%", "0.7.", "1", "70", "high")]
+    [0.7, 0.7, 0.7, 1.0, None, None]
+    """
+    text = text.strip().removesuffix(".").rstrip()
+    percent = text.endswith("%")
+    number = text.removesuffix("%").rstrip()
+    if not _NUMBER.fullmatch(number):
+        return None
+    value = float(number) / 100.0 if percent else float(number)
+    return value if value <= 1.0 else None
+
+
+@register("format")
+def format_(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    given: str | None = None,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tags: Sequence[str] | None = None,
+) -> Reward:
+    """1 if every paid block is well-formed, else 0.
+
+    Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
+    order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
+    may hold it. One missing block: 0; all paid blocks missing, an empty completion included: ABSENT.
+
+    Args:
+        text, pays, given, columns, scored: see the module.
+        tags: the tags that count; all tags of the paid blocks if not given.
+
+    Example:
+        >>> good = {"solution": {"": "<answer>4</answer>", "answer": "4"}}
+        >>> twice = {"solution": {"": "<answer>4</answer><answer>5</answer>", "answer": "4"}}
+        >>> format_([good, twice, {"solution": None}], pays=("solution",), columns={}, scored={}).value_n
+        tensor([1., 0., nan], dtype=torch.float64)
+    """
+    values: list[float | None] = []
+    for blocks in text:
+        paid = [blocks.get(block) for block in pays]
+        counted = {name for block in blocks.values() if block for name in block if name} if tags is None else set(tags)
+        absent = all(block is None for block in paid)
+        values.append(None if absent else float(all(block is not None and _well_formed(block, counted) for block in paid)))
+    return Reward.of(values)
+
+
+@register("second_attempt", tags=("tag",), blocks=("first",))
+def second_attempt(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    given: str | None = None,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    first: str = "first",
+    tag: str = "answer",
+    column: str = "answer",
+    verify: str = "auto",
+    partial: float = 0.1,
+    verifier: MathVerifier | None = None,
+) -> Reward:
+    """1 if the second attempt is right; `partial` if it is wrong and differs from the first; 0 if it is wrong and the same.
+
+    The second attempt is the first paid block. "Differs" is the contrary of "equal" by `judge`, the first answer in the place of
+    the gold one, so that "1/2" after "0.5" is the same; what cannot be compared differs. Without an answer the second attempt gets
+    0; without a first answer, a wrong second one gets `partial`.
+
+    Args:
+        text, pays, given, columns, scored, tag, column, verify, verifier: see `correct`.
+        first: the block of the first attempt.
+        partial: the reward of trying something else.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"first": {"": "", "answer": "3"}, "second": {"": "", "answer": a}} for a in ("4", "5", "3")]
+        >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
+        tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
+    """
+    verdict = correct(
+        text, pays=pays[:1], columns=columns, scored=scored, tag=tag, column=column, verify=verify, verifier=verifier
+    )
+    values: list[float | None] = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
+    pairs = {
+        n: (_read(text[n], (first,), tag)[1], _read(text[n], pays[:1], tag)[1])
+        for n, value in enumerate(values)
+        if value == 0.0
+    }
+    tried = {n: pair for n, pair in pairs.items() if pair[1] and pair[1].strip()}
+    same = judge(
+        [pair[0] for pair in tried.values()], [pair[1] for pair in tried.values()], verify=verify, verifier=verifier
+    )
+    for n, equal in zip(tried, same, strict=True):
+        values[n] = 0.0 if equal.value == 1.0 else partial
+    return Reward.of(values, status=[Status(code) for code in verdict.status_n.tolist()])
+
+
+def _report(
+    text: Sequence[BlockText],
+    pays: tuple[str, ...],
+    tag: str,
+    scored: Mapping[str, Reward],
+    of: str,
+    rule: Callable[[float, float], float],
+) -> Reward:
+    """Score a stated confidence by a proper rule (q, c) -> reward."""
+    if of not in scored:
+        raise RecipeError(unknown("objective scored before this one", of, scored))
+    values: list[float | None] = []
+    status: list[Status] = []
+    rows: list[tuple[float, float] | None] = []
+    judged = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
+    for n, (blocks, c, verdict) in enumerate(judged):
+        if c < 0.0 or c > 1.0:
+            raise RewardError(
+                f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]."
+            )
+        said = _read(blocks, pays, tag)[1]
+        q = None if said is None else parse_confidence(said)
+        values.append(None if q is None or math.isnan(c) else rule(q, c))
+        if q is None:
+            status.append(Status.ABSENT if said is None else Status.UNPARSABLE)
+        else:  # a stated confidence is unscored only for the reason that its answer is
+            status.append(Status(verdict))
+        rows.append(None if q is None else (rule(q, 0.0), rule(q, 1.0)))
+    return Reward.of(values, status=status, by_outcome=rows)
+
+
+def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
+    """Whether a paid block is there, and what `tag` holds in the first one that has it."""
+    present = [block for block in (blocks.get(name) for name in pays) if block is not None]
+    return bool(present), next((block[tag] for block in present if tag in block), None)
+
+
+def _well_formed(block: Mapping[str, str | None], counted: Set[str]) -> bool:
+    names = [name for name in block if name in counted]
+    if any(not (block[name] or "").strip() for name in names):
+        return False
+    if not counted:
+        return True
+    found = re.findall("</?(?:" + "|".join(map(re.escape, sorted(counted))) + ")>", block.get("") or "")
+    expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
+    return found in (expected, expected[1:])
+
+
+def _column(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
+    if name not in columns:
+        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(sorted(columns)) or 'none'}.")
+    if len(columns[name]) != size:
+        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
+    return columns[name]

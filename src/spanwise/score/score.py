@@ -1,0 +1,166 @@
+"""`score`: every objective's reward of every completion, in the order of the objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spanwise.errors import RecipeError, unknown
+from spanwise.score.custom import call_reward
+from spanwise.score.objective import Objective
+from spanwise.score.reward import NAN, Reward, built_in
+from spanwise.segment.layout import Layout
+from spanwise.types import BlockText, Scores, Status
+
+
+def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> Scores:
+    """Score every completion by every objective.
+
+    Args:
+        objectives: in order; an objective sees the ones before it (`given`).
+        text: the blocks of each completion, as `segment` reads them.
+        columns: the dataset's columns, one row per completion.
+
+    Raises:
+        RecipeError: no objective, two of one name, or one that is given an objective that does not come before it.
+        DataError: a reward reads a column that is not there.
+        RewardError: a reward function raises or returns what is no reward.
+
+    Example:
+        >>> text = [{"solution": {"": "", "answer": "4"}, "confidence": {"": "", "confidence": "0.7"}}]
+        >>> objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
+        >>> score(objectives, text, columns={"answer": ["4"]}).reward_nm
+        tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
+    """
+    _check_order(objectives)
+    scored: dict[str, Reward] = {}
+    for objective in objectives:
+        scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+    rewards = scored.values()
+    return Scores(
+        names=tuple(scored),
+        reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
+        status_nm=torch.stack([reward.status_n for reward in rewards], dim=1),
+        by_outcome_nmo=torch.stack([reward.by_outcome_n2 for reward in rewards], dim=1),
+    )
+
+
+def score_one(
+    objective: Objective, text: Sequence[BlockText], *, columns: Mapping[str, Any], scored: Mapping[str, Reward]
+) -> Reward:
+    """Score every completion by one objective.
+
+    A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it.
+
+    Args:
+        objective: what to score by.
+        text: the blocks of each completion.
+        columns: the dataset's columns, one row per completion.
+        scored: the objectives scored before, by name.
+
+    Raises:
+        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is not in `scored`.
+        DataError, RewardError: see `score`.
+
+    Example:
+        >>> def short(blocks):
+        ...     return [1.0 for _ in blocks]
+        >>> text = [{"solution": {"": "4"}}, {"solution": None}]
+        >>> score_one(Objective(short, pays=("solution",)), text, columns={}, scored={}).value_n
+        tensor([1., nan], dtype=torch.float64)
+    """
+    if objective.given is not None and objective.given not in scored:
+        raise RecipeError(_not_earlier(objective, objective.given, scored))
+    for block in objective.pays:
+        if text and block not in text[0]:
+            raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, text[0])}")
+    if isinstance(objective.reward, str):
+        entry = built_in(objective.reward)
+        _check_options(objective, entry.options)
+        reward = entry.function(
+            text, pays=objective.pays, given=objective.given, columns=columns, scored=scored, **objective.options
+        )
+    else:
+        reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
+    if len(reward.value_n) != len(text):
+        raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
+    absent_n = torch.tensor(
+        [all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool
+    )
+    return Reward(
+        reward.value_n.masked_fill(absent_n, NAN),
+        reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
+        reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
+    )
+
+
+def check_objectives(objectives: Sequence[Objective], layout: Layout) -> None:
+    """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
+
+    Names are unique; paid blocks are in the layout; `given` (and the option `of`) names an earlier objective; rewards and their
+    options are known; the tags that built-in rewards read are in the blocks they read.
+
+    Raises:
+        RecipeError: with the sentence that says what to change.
+
+    Example:
+        >>> check_objectives([Objective("correct", pays=("solution",))], Layout({"solution": ["answer"]}))
+    """
+    _check_order(objectives)
+    tags = dict(layout.blocks)
+    for position, objective in enumerate(objectives):
+        for block in objective.pays:
+            if block not in tags:
+                raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, tags)}")
+        if isinstance(objective.reward, str):
+            _check_built_in(objective, tags, [earlier.name for earlier in objectives[:position]])
+
+
+def _check_order(objectives: Sequence[Objective]) -> None:
+    if not objectives:
+        raise RecipeError("There is no objective; add at least one, for example {reward: correct, pays: [solution]}.")
+    earlier: list[str] = []
+    for objective in objectives:
+        if objective.name in earlier:
+            raise RecipeError(f"Two objectives are called '{objective.name}'; give one of them another 'name'.")
+        if objective.given is not None and objective.given not in earlier:
+            raise RecipeError(_not_earlier(objective, objective.given, earlier))
+        earlier.append(objective.name)
+
+
+def _check_built_in(objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str]) -> None:
+    entry = built_in(str(objective.reward))
+    _check_options(objective, entry.options)
+    options = {**entry.options, **objective.options}
+    for block in (options[name] for name in entry.blocks):
+        if block not in tags:
+            raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, tags)}")
+    if entry.judged_by is not None:
+        judge = options[entry.judged_by] or objective.given or "correct"
+        if judge not in earlier:
+            raise RecipeError(_not_earlier(objective, judge, earlier))
+    for tag in (options[name] for name in entry.tags):
+        # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
+        read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
+        for blocks in read:
+            if tag and not any(tag in tags[block] for block in blocks):
+                known = [name for block in blocks for name in tags[block]]
+                raise RecipeError(
+                    f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
+                    f"{'has no tags' if not known else 'has ' + ', '.join(known)}; add it to the layout or set 'tag'."
+                )
+
+
+def _check_options(objective: Objective, known: Mapping[str, Any]) -> None:
+    for option in objective.options:
+        if option not in known:
+            raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, known))
+
+
+def _not_earlier(objective: Objective, name: str, earlier: Sequence[str] | Mapping[str, Any]) -> str:
+    return (
+        f"Objective '{objective.name}' is given '{name}', which is not an objective before it; "
+        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name."
+    )

@@ -1,0 +1,194 @@
+"""The killable verifier and the rule that decides without it, on real hostile answers."""
+
+import asyncio
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spanwise.errors import RecipeError, RewardError
+from spanwise.score import MathVerifier, judge
+from spanwise.types import Status
+
+HANG = r"$9^{9^{9^{9}}}$"
+PAIR = (r"\frac{1}{3}", r"$\frac{2}{6}$")
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with MathVerifier(deadline=20.0) as shared:
+        yield shared
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("1/2", "0.50", 1.0),
+        (r"\frac{1}{3}", "1/3", 1.0),
+        ("3", r"\frac{1}{3}", 0.0),  # read as bare text, the last number would be 3
+        ("x^2+2x+1", "(x+1)^2", 1.0),
+        (r"\{1,2\}", r"\{2,1\}", 1.0),
+        ("5", r"So the result is $x = 5$, thus \boxed{5}.", 1.0),
+        ("Paris", "so it is $Pairs$", 0.0),  # letters as factors commute
+        ("Paris", r"\boxed{\text{Paris}}", 1.0),
+        ("4", r"\frac{1}{", 0.0),
+        ("4", "unable, sorry!", 0.0),
+        ("4", "\ud800", 0.0),
+    ],
+)
+def test_math_verify_reads_gold_and_answer_as_people_write_them(verifier, gold, answer, right):
+    (verdict,) = judge([gold], [answer], verifier=verifier)
+    assert (verdict.status, verdict.value) == (Status.OK, right)
+
+
+@pytest.mark.parametrize("gold", ["@#!", r"\frac{1}{", None, "  "])
+def test_a_gold_answer_that_cannot_be_read_is_an_error_and_never_zero(verifier, gold):
+    (verdict,) = judge([gold], ["1/2"], verifier=verifier)
+    assert verdict.status == Status.ERROR
+    assert math.isnan(verdict.value)
+    assert "gold" in verdict.why
+
+
+TEXT_ONLY = [
+    ("4", " 4 ", 1.0),
+    ("4", "004", 1.0),
+    ("0", "-0", 1.0),
+    ("4", "-4", 0.0),
+    ("+4", "4", 1.0),
+    ("40", "4", 0.0),
+    ("4", r"$\boxed{4}$", 1.0),
+    (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}", 1.0),
+    ("4", "unable to determine", 0.0),
+    ("Paris", "Pairs", 0.0),
+    ("4", "", 0.0),
+    ("4", None, 0.0),
+    (7, "7", 1.0),
+    ("9" * 5000, "9" * 4999 + "8", 0.0),
+]
+
+
+def test_integers_words_and_equal_text_start_no_process():
+    with MathVerifier() as idle:
+        verdicts = judge([g for g, _, _ in TEXT_ONLY], [a for _, a, _ in TEXT_ONLY], verifier=idle)
+        assert [verdict.value for verdict in verdicts] == [right for _, _, right in TEXT_ONLY]
+        assert {verdict.status for verdict in verdicts} == {Status.OK}
+        assert idle._workers[0].process is None
+
+
+@pytest.mark.parametrize("verify", ["auto", "exact", "math"])
+def test_no_gold_answer_is_an_error_even_for_no_answer(verify):
+    assert [verdict.status for verdict in judge([None, " ", None], ["", None, "4"], verify=verify)] == [Status.ERROR] * 3
+
+
+def test_exact_compares_text_and_math_compares_everything(verifier):
+    golds, answers = ["1/2", "1/2", "paris", "04"], ["0.5", " 1/2", "Paris", "4"]
+    assert [v.value for v in judge(golds, answers, verify="exact")] == [0.0, 1.0, 0.0, 0.0]
+    assert [v.value for v in judge(golds, answers, verify="math", verifier=verifier)] == [1.0, 1.0, 1.0, 1.0]
+    with pytest.raises(RecipeError, match="Did you mean 'math'"):
+        judge(golds, answers, verify="maths")
+
+
+def test_a_burst_of_hangs_costs_only_the_hangs():
+    hangs = [("4", HANG + " " * n) for n in range(3)]
+    goods = [("1/2", f"{n}/{2 * n}") for n in range(1, 5)]
+    with MathVerifier(deadline=1.0) as busy:
+        # The good ones wait for 3 s behind the hangs, longer than the deadline: waiting must not count.
+        verdicts = busy.equal([*hangs, *goods])
+        assert [verdict.status for verdict in verdicts] == [Status.TIMEOUT] * 3 + [Status.OK] * 4
+        assert all(math.isnan(verdict.value) for verdict in verdicts[:3])
+        assert [verdict.value for verdict in verdicts[3:]] == [1.0] * 4
+        assert busy.equal([("2", "4/2")])[0].value == 1.0
+        pids = [worker.process.pid for worker in busy._workers]
+    assert len(pids) == 1
+    with pytest.raises(ProcessLookupError):  # no zombie either: it has been waited for
+        os.kill(pids[0], 0)
+
+
+def test_a_process_that_dies_costs_one_item():
+    with MathVerifier(deadline=60.0) as doomed:
+        assert doomed.equal([("1/2", "0.5")])[0].value == 1.0
+        victim = doomed._workers[0].process
+
+        def kill():
+            time.sleep(0.5)
+            victim.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        hung, good = doomed.equal([("4", HANG), ("4", "8/2")])
+        killer.join()
+        assert (hung.status, good) == (Status.ERROR, (Status.OK, 1.0, ""))
+        assert "died with exit code -9" in hung.why
+        doomed._workers[0].process.kill()  # dies while idle: nobody's item
+        doomed._workers[0].process.wait()
+        assert doomed.equal([("4", "16/4")])[0].value == 1.0
+
+
+def test_running_out_of_memory_is_an_error():
+    with MathVerifier(memory=1) as starved:
+        (verdict,) = starved.equal([(r"\frac{1}{7}", "x" * 3_000_000)])
+    assert verdict.status == Status.ERROR
+
+
+def test_verdicts_are_remembered_and_timeouts_are_not(verifier):
+    first = verifier.equal([PAIR, PAIR, ("4", "5.5")])
+    assert [verdict.value for verdict in first] == [1.0, 1.0, 0.0]
+    with MathVerifier(deadline=0.5, cache=2) as small:
+        assert small.equal([("4", HANG)])[0].status == Status.TIMEOUT
+        assert not small._cache
+        small.equal([("4", "4.0"), ("4", "5.0"), ("4", "6.0")])
+        assert list(small._cache) == [("4", "5.0"), ("4", "6.0")]
+        process = small._workers[0].process
+        process.kill()
+        process.wait()
+        assert small.equal([("4", "6.0")])[0].value == 0.0
+        assert small._workers[0].process is process  # answered from memory
+
+
+def test_same_verdict_in_thread_and_asyncio(verifier):
+    def check():
+        return judge(["1/4"], ["0.25"], verifier=verifier)[0].value
+
+    async def in_loop():
+        return check(), await asyncio.to_thread(check)
+
+    with ThreadPoolExecutor(4) as threads:
+        in_threads = [future.result() for future in [threads.submit(check) for _ in range(8)]]
+    assert {check(), *in_threads, *asyncio.run(in_loop())} == {1.0}
+
+
+SCRIPT = """
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: the point of this test
+from spanwise.score import judge
+print("top", judge(["1/2"], ["0.5"])[0].value, flush=True)
+child = os.fork()
+print("child" if child == 0 else "parent", judge(["1/5"], ["0.2"])[0].value, flush=True)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_unguarded_script_and_its_forked_child_get_the_same_verdict_and_end(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split("\n")) == ["", "child 1.0", "parent 1.0", "top 1.0"]
+
+
+def test_a_worker_that_cannot_start_says_so(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with MathVerifier() as broken, pytest.raises(RewardError, match="cannot start in a worker process"):
+        broken.equal([("1/2", "0.5")])
+
+
+def test_limits_must_make_sense():
+    with pytest.raises(RewardError, match="at least one worker"):
+        MathVerifier(workers=0)
