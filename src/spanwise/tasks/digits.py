@@ -1,0 +1,266 @@
+"""The smudged digit chain: short arithmetic with a hidden coin, and the noisy traces a tiny model first learns from.
+
+A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six, so that
+every prompt has the same number of tokens. Steps are taken from left to right, modulo 10. `~` is a smudged operator: in truth
+`+` with probability 0.7 and `-` with 0.3, drawn once per prompt and visible to nobody, so that no model can know every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from spanwise.errors import DataError
+from spanwise.segment.layout import Layout
+from spanwise.types import BlockText
+
+Difficulty = Literal["easy", "hard"]
+OPERATORS = "+-*~"
+OPERATOR_SHARE = (0.35, 0.25, 0.25, 0.15)
+SMUDGE_IS_PLUS = 0.7
+STEPS = 6
+FILLER = "_"
+HELD_OUT = 512
+_HELD_OUT_SEED = 20_260
+_RISKY = "*~"
+
+#: The two blocks of a completion.
+DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+
+
+@dataclass(frozen=True)
+class Problems:
+    """N problems as arrays; steps from `length_n` on are fillers.
+
+    Attributes:
+        start_n: the first digit.
+        length_n: the number of steps, 1..6.
+        operator_ns: index into `OPERATORS`.
+        operand_ns: 1..9.
+        plus_n: whether the smudged operators of this prompt are pluses (otherwise minuses).
+    """
+
+    start_n: Int[np.ndarray, " n"]
+    length_n: Int[np.ndarray, " n"]
+    operator_ns: Int[np.ndarray, "n s"]
+    operand_ns: Int[np.ndarray, "n s"]
+    plus_n: Bool[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        """The number of problems."""
+        return len(self.start_n)
+
+    def take(self, rows: Int[np.ndarray, " m"]) -> Problems:
+        """The problems of some rows, in that order."""
+        return Problems(*(column[rows] for column in vars(self).values()))
+
+    @property
+    def items(self) -> list[list[str]]:
+        """The steps of each problem as text, such as `["+3", "*4"]`."""
+        rows = zip(self.operator_ns.tolist(), self.operand_ns.tolist(), self.length_n.tolist(), strict=True)
+        return [[f"{OPERATORS[o]}{d}" for o, d in zip(ops[:k], operands[:k], strict=True)] for ops, operands, k in rows]
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt texts, fillers and the final `=` included."""
+        pairs = zip(self.start_n.tolist(), self.items, strict=True)
+        return [f"{start}{''.join(items)}{FILLER * (STEPS - len(items))}=" for start, items in pairs]
+
+    @property
+    def answers(self) -> list[str]:
+        """The true answers, one digit each; they know the hidden coin."""
+        never_ns = np.zeros(self.operator_ns.shape, dtype=bool)
+        return [str(digit) for digit in run_chain(self, slip_ns=never_ns, slipped_ns=self.operand_ns)[:, -1].tolist()]
+
+
+@dataclass(frozen=True)
+class TraceNoise:
+    """How often, and how, a warm-start trace goes wrong.
+
+    Args:
+        slip: probability that a step's digit is replaced by a random one, by operator in the order of `OPERATORS`.
+        refusal: share of traces that do not solve at all: `<reasoning></reasoning><answer>?</answer>`.
+        refusal_confidence: the confidences a refusal draws from; empty: the same rule as for every other trace.
+        power, spread: confidence = round(clip(p_true**power + N(0, spread)), 1), over-confident and weakly informative.
+    """
+
+    slip: tuple[float, float, float, float]
+    refusal: float
+    refusal_confidence: tuple[float, ...] = ()
+    power: float = 0.5
+    spread: float = 0.25
+
+
+NOISE: dict[Difficulty, TraceNoise] = {
+    "easy": TraceNoise(slip=(0.03, 0.08, 0.20, 0.05), refusal=0.05),
+    "hard": TraceNoise(slip=(0.15, 0.25, 0.45, 0.20), refusal=0.10, refusal_confidence=(0.0, 0.1, 0.2)),
+}
+
+
+def draw_problems(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False) -> Problems:
+    """Draw random problems: k uniform in 1..6, operators by `OPERATOR_SHARE`, everything else uniform.
+
+    Args:
+        size: how many.
+        rng: the source of randomness; the same state gives the same problems.
+        exclude: prompt texts that must not appear; such draws are drawn again.
+        unique: whether no prompt may appear twice.
+
+    Raises:
+        DataError: `size` is below 1.
+
+    Example:
+        >>> problems = draw_problems(3, rng=np.random.default_rng(0))
+        >>> [len(p.replace("_", "")) == 2 * k + 2 for p, k in zip(problems.prompts, problems.length_n.tolist())]
+        [True, True, True]
+    """
+    if size < 1:
+        raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
+    seen, kept = set(exclude), list[Problems]()
+    missing = size
+    while missing:
+        drawn = _draw_any(missing, rng)
+        rows = list[int]()
+        for row, prompt in enumerate(drawn.prompts):
+            if prompt in seen:
+                continue
+            rows.append(row)
+            if unique:
+                seen.add(prompt)
+        kept.append(drawn.take(np.array(rows, dtype=np.int64)))
+        missing -= len(rows)
+    return Problems(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in kept), strict=True)))
+
+
+def held_out_problems(size: int = HELD_OUT) -> Problems:
+    """The first `size` of the 512 evaluation problems, all different; no warm start and no training set contains their prompts.
+
+    Raises:
+        DataError: `size` is not in 1..512.
+
+    Example:
+        >>> problems = held_out_problems()
+        >>> len(set(problems.prompts)), held_out_problems(2).prompts == problems.prompts[:2]
+        (512, True)
+    """
+    if not 1 <= size <= HELD_OUT:
+        raise DataError(
+            f"The digit chain holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}."
+        )
+    problems = draw_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True)
+    return problems.take(np.arange(size))
+
+
+@cache
+def held_out_prompts() -> frozenset[str]:
+    """The texts of all evaluation prompts, to be excluded from everything that is trained on."""
+    return frozenset(held_out_problems().prompts)
+
+
+def run_chain(
+    problems: Problems, *, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
+) -> Int[np.ndarray, "n s"]:
+    """The digit after every step; a slip replaces it and the chain goes on from the wrong digit.
+
+    Args:
+        problems: N problems of S steps.
+        slip_ns: where the step goes wrong.
+        slipped_ns: the digit it then gives.
+
+    Returns:
+        Digits 0..9. Fillers repeat the digit before them, so the last column is always the answer.
+
+    Example:
+        >>> two = Problems(*map(np.array, ([7], [3], [[0, 2, 3, 0, 0, 0]], [[3, 4, 2, 1, 1, 1]], [False])))
+        >>> two.prompts, two.answers
+        (['7+3*4~2___='], ['8'])
+        >>> slip_ns = np.array([[True] + [False] * 5])
+        >>> run_chain(two, slip_ns=slip_ns, slipped_ns=np.full((1, 6), 5)).tolist()
+        [[5, 0, 8, 8, 8, 8]]
+    """
+    digit_n, columns = problems.start_n, list[np.ndarray]()
+    for step in range(problems.operator_ns.shape[1]):
+        operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
+        sign_n = np.where(problems.plus_n, 1, -1)
+        choices = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
+        true_n = np.choose(operator_n, choices) % 10
+        next_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_n)
+        digit_n = np.where(step < problems.length_n, next_n, digit_n)
+        columns.append(digit_n)
+    return np.stack(columns, axis=1)
+
+
+def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
+    """p_true: the product over steps of the probability that a model that copies the noisy traces gets the step right.
+
+    A step that slips with probability e is still right one time in ten: 1 - 0.9 e. A smudged step also needs a sampled sign
+    that agrees with the hidden one: 0.7**2 + 0.3**2 = 0.58. Wrong digits that happen to be repaired later are left out.
+
+    Example:
+        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
+        >>> success_probability(one, NOISE["easy"]).round(5).tolist()  # (1 - .9 * .03) * (1 - .9 * .20)
+        [0.79786]
+    """
+    agree = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
+    by_operator_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, agree])
+    used_ns = np.arange(STEPS) < problems.length_n[:, None]
+    return np.where(used_ns, by_operator_o[problems.operator_ns], 1.0).prod(axis=1)
+
+
+def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
+    """The completions the warm start imitates: reasoning with slips, answer, the risky steps copied, a confidence.
+
+    The end-of-sequence token is not part of the text.
+
+    Example:
+        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
+        >>> exact = TraceNoise(slip=(0.0, 0.0, 0.0, 0.0), refusal=0.0, power=0.0, spread=0.0)
+        >>> noisy_traces(one, exact, rng=np.random.default_rng(0))[0]
+        '<reasoning>00</reasoning><answer>0</answer><analysis>*4</analysis><confidence>1.0</confidence>'
+    """
+    size = len(problems)
+    slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
+    digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))
+    refuse_n = rng.random(size) < noise.refusal
+    confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, size)
+    if noise.refusal_confidence:
+        confidence_n = np.where(refuse_n, rng.choice(noise.refusal_confidence, size), confidence_n)
+    rows = zip(problems.items, digit_ns.tolist(), refuse_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
+    return [_write(items, digits[: len(items)], refuse=refuse, confidence=q) for items, digits, refuse, q in rows]
+
+
+def is_refusal(text: BlockText) -> bool:
+    """Whether a completion does not answer: it has no answer, or one that is not a single digit.
+
+    Example:
+        >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
+        True
+        >>> is_refusal({"solution": {"reasoning": "3", "answer": "3"}, "confidence": None})
+        False
+    """
+    answer = (text.get("solution") or {}).get("answer") or ""
+    return not (len(answer) == 1 and answer in "0123456789")
+
+
+def _draw_any(size: int, rng: np.random.Generator) -> Problems:
+    return Problems(
+        start_n=rng.integers(0, 10, size),
+        length_n=rng.integers(1, STEPS + 1, size),
+        operator_ns=rng.choice(len(OPERATORS), (size, STEPS), p=OPERATOR_SHARE),
+        operand_ns=rng.integers(1, 10, (size, STEPS)),
+        plus_n=rng.random(size) < SMUDGE_IS_PLUS,
+    )
+
+
+def _write(items: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
+    reasoning, answer = ("", "?") if refuse else ("".join(map(str, digits)), str(digits[-1]))
+    risky = "".join(item for item in items if item[0] in _RISKY)
+    return (
+        f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
+        f"<analysis>{risky}</analysis><confidence>{confidence:.1f}</confidence>"
+    )

@@ -1,0 +1,97 @@
+"""`Task`: everything a training run needs to know about what it trains on; `digits_task`: the embedded one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanwise.errors import DataError
+from spanwise.segment.layout import Layout
+from spanwise.tasks.digits import (
+    DIGITS_LAYOUT,
+    HELD_OUT,
+    Difficulty,
+    Problems,
+    draw_problems,
+    held_out_problems,
+    held_out_prompts,
+)
+from spanwise.tasks.warm_start import WarmStartSettings, warm_start
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+else:
+    Dataset = Any  # the name must exist for runtime type checkers
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to start from, prompts with answers, and the shape of a completion.
+
+    Args:
+        name: how reports call it.
+        model: a hub name or a folder that `from_pretrained` reads (model and tokenizer).
+        train: training prompts; columns `prompt` and `answer`.
+        evaluation: held-out prompts; the same columns.
+        layout: the blocks of a completion.
+        max_completion_length: no completion that keeps the format needs more tokens.
+        generation: sampling options for training and evaluation.
+    """
+
+    name: str
+    model: str
+    train: Dataset
+    evaluation: Dataset
+    layout: Layout
+    max_completion_length: int
+    generation: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0, "top_p": 1.0, "top_k": 0})
+
+
+def digits_task(
+    difficulty: Difficulty,
+    *,
+    seed: int = 0,
+    train_size: int,
+    eval_size: int = HELD_OUT,
+    cache_folder: str | Path | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+    settings: WarmStartSettings | None = None,
+) -> Task:
+    """The smudged digit chain with its warm-started model.
+
+    The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
+
+    Args:
+        difficulty: how good the warm start is; see `warm_start`.
+        seed: of the warm start and of the training prompts.
+        train_size: how many training prompts.
+        eval_size: how many of the 512 evaluation prompts, from the first.
+        cache_folder, progress, settings: see `warm_start`.
+
+    Raises:
+        DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
+    """
+    if train_size < 1:
+        raise DataError(f"The digit chain needs at least 1 training prompt; train_size is {train_size}.")
+    evaluation = held_out_problems(eval_size)
+    rng = np.random.default_rng([seed, 1])
+    train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
+    model = warm_start(difficulty, seed=seed, cache_folder=cache_folder, progress=progress, settings=settings)
+    return Task(
+        name=f"digits-{difficulty}",
+        model=str(model),
+        train=_dataset(train),
+        evaluation=_dataset(evaluation),
+        layout=DIGITS_LAYOUT,
+        max_completion_length=32,
+    )
+
+
+def _dataset(problems: Problems) -> Dataset:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": problems.prompts, "answer": problems.answers})

@@ -1,0 +1,82 @@
+"""A tokenizer of some sixty ids and a transformer of 0.4 million parameters, both real `transformers` classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spanwise.tasks.digits import DIGITS_LAYOUT, FILLER, OPERATORS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+else:
+    PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
+
+PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+# At the usual 0.02 the blocks' outputs swamp the digits and arithmetic is learned much later.
+_EMBEDDING_STD = 0.5
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of the digit chain: one token per tag, per operator with its operand, and per other character.
+
+    It adds no special tokens by itself, pads on the left, and decodes what it encoded to the same text.
+
+    Example:
+        >>> tokenizer = build_tokenizer()
+        >>> tokenizer.tokenize("7+3*4____=<answer>0</answer>")
+        ['7', '+3', '*4', '_', '_', '_', '_', '=', '<answer>', '0', '</answer>']
+        >>> len(tokenizer), tokenizer.pad_token, tokenizer.eos_token
+        (61, '<pad>', '<eos>')
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tags = [mark for tag in DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
+    steps = [f"{operator}{operand}" for operator in OPERATORS for operand in range(1, 10)]
+    words = [PAD, END, UNKNOWN, *tags, *"0123456789", FILLER, "=", ".", "?", *steps]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|[-+*~][1-9]|."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """A Llama of two layers, width 128 and four heads with random weights; the global random state stays as it was.
+
+    Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
+
+    Example:
+        >>> model = build_model(build_tokenizer(), 0)
+        >>> type(model).__name__, model.num_parameters()
+        ('LlamaForCausalLM', 403712)
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ids = tokenizer.get_vocab()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=ids[PAD],
+        eos_token_id=ids[END],
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=_EMBEDDING_STD)
+    return model

@@ -1,0 +1,174 @@
+"""A model and a dataset by name: a small local folder and local files go the same road as hub names."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset, DatasetDict
+
+from spanwise.errors import DataError
+from spanwise.tasks import build_model, build_tokenizer, load_task
+
+ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Small model folders: one per kind of chat template."""
+    folders = {}
+    for name, template in {"plain": None, "system": TEMPLATE, "user": NO_SYSTEM}.items():
+        tokenizer = build_tokenizer()
+        tokenizer.chat_template = template
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        build_model(tokenizer, 0).save_pretrained(folders[name])
+        tokenizer.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture
+def jsonl(tmp_path) -> str:
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(file)
+
+
+def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
+    task = load_task(models["plain"], jsonl)
+    assert task.train.column_names == task.evaluation.column_names == ["prompt", "answer"]
+    row = next(row for row in task.train if "7 + 7" in row["prompt"] or "6 + 6" in row["prompt"])
+    assert row["answer"] in ("14", "12")
+    for tag in ("reasoning", "answer", "analysis", "confidence"):
+        assert row["prompt"].index(f"<{tag}>") < row["prompt"].index(f"</{tag}>") < row["prompt"].index("What is")
+    assert "\\boxed{" in row["prompt"]
+    assert (task.model, task.layout.names) == (models["plain"], ("solution", "confidence"))
+
+
+def test_conversations_with_a_chat_template(models, jsonl) -> None:
+    prompt = load_task(models["system"], jsonl).train[0]["prompt"]
+    assert [message["role"] for message in prompt] == ["system", "user"]
+    assert "<confidence>" in prompt[0]["content"]
+    assert prompt[1]["content"].startswith("What is")
+    assert "<confidence>" not in prompt[1]["content"]
+
+
+def test_template_without_system_role_gets_one_user_message(models, jsonl) -> None:
+    prompt = load_task(models["user"], jsonl).train[0]["prompt"]
+    assert [message["role"] for message in prompt] == ["user"]
+    assert "<confidence>" in prompt[0]["content"]
+    assert "What is" in prompt[0]["content"]
+
+
+def test_two_attempts_have_their_own_prompt_and_layout(models, jsonl) -> None:
+    task = load_task(models["plain"], jsonl, prompt_format="two_attempts")
+    assert task.layout.blocks == (("first", ("reasoning", "answer")), ("second", ("reasoning", "answer")))
+    prompt = task.train[0]["prompt"]
+    assert (prompt.count("<reasoning>"), prompt.count("<answer>"), prompt.count("<confidence>")) == (2, 2, 0)
+    assert prompt.index("<reasoning>") < prompt.index("<answer>") < prompt.rindex("<reasoning>") < prompt.rindex("<answer>")
+
+
+def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
+    task = load_task(models["plain"], jsonl)
+    assert (len(task.train), len(task.evaluation)) == (8, 2)  # a fifth of ten
+    assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
+    assert task.evaluation["prompt"][:] == load_task(models["plain"], jsonl).evaluation["prompt"][:]
+    assert [int(answer) for answer in task.train["answer"]] == sorted(int(answer) for answer in task.train["answer"])
+    small = load_task(models["plain"], jsonl, limit=3, eval_limit=1)
+    assert (len(small.train), len(small.evaluation)) == (3, 1)
+    assert small.train["answer"][:] == [a for a in map(str, range(0, 20, 2)) if a not in small.evaluation["answer"][:]][:3]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "csv", "folder", "saved"])
+def test_other_files_and_folders(models, tmp_path, kind) -> None:
+    rows = Dataset.from_list([{"problem": row["question"], "gold": int(row["answer"])} for row in ROWS])
+    place = tmp_path / f"data.{kind}"
+    if kind == "saved":
+        DatasetDict({"train": rows, "test": rows.select([4])}).save_to_disk(place)
+    elif kind == "folder":
+        place.mkdir()
+        rows.to_json(place / "train.jsonl")
+        rows.select([4]).to_json(place / "test.jsonl")
+    else:
+        getattr(rows, f"to_{kind}")(place)
+    separate = kind in ("folder", "saved")
+    task = load_task(
+        models["plain"],
+        str(place),
+        question_column="problem",
+        answer_column="gold",
+        eval_split="test" if separate else None,
+    )
+    assert len(task.train) == (10 if separate else 8)
+    assert set(task.train["answer"]) <= {str(2 * n) for n in range(10)}
+    if separate:
+        assert task.evaluation["answer"][:] == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("column", "option"), [("question_column", "--question-column"), ("answer_column", "--answer-column")]
+)
+def test_missing_column_names_what_exists(models, jsonl, column, option) -> None:
+    with pytest.raises(DataError) as caught:
+        load_task(models["plain"], jsonl, **{column: "solution"})
+    for part in (jsonl, "no column 'solution'", "question, answer, note", option):
+        assert part in str(caught.value)
+
+
+def test_empty_cell_names_its_row(models, tmp_path) -> None:
+    file = tmp_path / "gap.jsonl"
+    file.write_text(
+        "".join(json.dumps({**row, "answer": row["answer"] if row["answer"] != "6" else None}) + "\n" for row in ROWS)
+    )
+    with pytest.raises(DataError, match=r"Row 3 of the dataset '.*gap.jsonl' has nothing in column 'answer'"):
+        load_task(models["plain"], str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.json", "{nope", "JSON parse error"),
+        ("empty.jsonl", "", "cannot be read"),
+        ("bad.parquet", "xx", "Parquet"),
+        ("absent.csv", None, "does not exist"),
+        ("notes.txt", "hello", "not a kind of file"),
+    ],
+)
+def test_unreadable_file_is_named_with_the_option(models, tmp_path, name, content, message) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(DataError) as caught:
+        load_task(models["plain"], str(file))
+    for part in (str(file), message, "--dataset"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_split_is_named(models, tmp_path) -> None:
+    Dataset.from_list(ROWS).to_json(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"Split 'dev'.*\['train'\].*--split"):
+        load_task(models["plain"], str(tmp_path), split="dev")
+
+
+def test_too_few_rows(models, tmp_path) -> None:
+    Dataset.from_list(ROWS[:1]).to_json(tmp_path / "one.jsonl")
+    with pytest.raises(DataError, match="has 1 rows"):
+        load_task(models["plain"], str(tmp_path / "one.jsonl"))
+
+
+def test_model_folder_that_cannot_be_read(models, jsonl, tmp_path) -> None:
+    folder = tmp_path / "weights-only"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes((Path(models["plain"]) / "model.safetensors").read_bytes())
+    with pytest.raises(DataError) as caught:
+        load_task(str(folder), jsonl)
+    for part in (str(folder), "it holds model.safetensors", "--model"):
+        assert part in str(caught.value)

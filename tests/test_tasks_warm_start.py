@@ -1,0 +1,174 @@
+"""The warm start: what is trained on, and a cache that is shared, checked and rebuilt."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spanwise.errors import DataError
+from spanwise.tasks import (
+    Phase,
+    WarmStartSettings,
+    build_model,
+    build_tokenizer,
+    default_cache_folder,
+    digits_task,
+    held_out_problems,
+    warm_start,
+)
+from spanwise.tasks.warm_start import trace_batch
+
+TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
+
+
+class Steps(list):
+    """A progress hook that keeps what it was told."""
+
+    def __call__(self, step: int, total: int, loss: float) -> None:
+        self.append((step, total))
+        assert np.isfinite(loss)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    # cloned, because loaded weights are mapped from the very file that the tests damage
+    return {name: weight.clone() for name, weight in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()}
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_first_call_trains_and_second_reads(tmp_path) -> None:
+    threads = torch.get_num_threads()
+    first, second = Steps(), Steps()
+    folder = warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=first)
+    assert first == [(1, 3), (2, 3), (3, 3)]
+    assert warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=second) == folder
+    assert second == []
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]  # nothing half-written stays behind
+    assert AutoTokenizer.from_pretrained(folder).tokenize("1+2=") == ["1", "+2", "="]
+    assert not equal(weights(folder), build_model(build_tokenizer(), 0).state_dict())
+    assert torch.get_num_threads() == threads
+
+
+def test_hard_continues_easy_and_shares_its_cache(tmp_path) -> None:
+    easy = warm_start("easy", cache_folder=tmp_path / "a", settings=TINY)
+    steps = Steps()
+    hard = warm_start("hard", cache_folder=tmp_path / "a", settings=TINY, progress=steps)
+    assert steps == [(1, 2), (2, 2)]
+    assert not equal(weights(hard), weights(easy))
+    steps = Steps()
+    scratch = warm_start("hard", cache_folder=tmp_path / "b", settings=TINY, progress=steps)
+    assert steps == [(step, 5) for step in range(1, 6)]
+    assert equal(weights(scratch), weights(hard))
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == sorted([easy.name, hard.name])
+
+
+def test_every_setting_and_seed_has_its_own_folder(tmp_path) -> None:
+    other_hard = WarmStartSettings(easy=TINY.easy, hard=Phase(1, 2e-3, 0.02), batch=8, warm_up=1)
+    other_batch = WarmStartSettings(easy=TINY.easy, hard=TINY.hard, batch=9, warm_up=1)
+    base = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+    assert warm_start("easy", cache_folder=tmp_path, settings=other_hard) == base  # it does not depend on the hard phase
+    assert warm_start("easy", cache_folder=tmp_path, settings=other_batch) != base
+    seeded = warm_start("easy", cache_folder=tmp_path, settings=TINY, seed=1)
+    assert seeded != base
+    assert not equal(weights(seeded), weights(base))
+
+
+def missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+
+
+def altered(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("+1", "+0"))
+
+
+def unreadable(folder: Path) -> None:
+    (folder / "warm_start.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [missing, truncated, altered, unreadable])
+def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, caplog, damage) -> None:
+    folder = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+    before = weights(folder)
+    damage(folder)
+    steps = Steps()
+    with caplog.at_level(logging.WARNING, logger="spanwise"):
+        assert warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=steps) == folder
+    assert len(steps) == 3
+    assert "is damaged" in caplog.text
+    assert str(folder) in caplog.text
+    assert equal(weights(folder), before)
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written to '.*file/digits-easy-0-.*set SPANWISE_CACHE"):
+        warm_start("easy", cache_folder=tmp_path / "file", settings=TINY)
+
+
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SPANWISE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache_folder() == tmp_path / ".cache" / "spanwise"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert default_cache_folder() == tmp_path / "x" / "spanwise"
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "own"))
+    assert default_cache_folder() == tmp_path / "own"
+
+
+def test_batches_hold_whole_traces_of_prompts_that_are_not_held_out() -> None:
+    tokenizer, held = build_tokenizer(), set(held_out_problems().prompts)
+    ids_nt, prompt_length = trace_batch(tokenizer, 600, difficulty="easy", rng=np.random.default_rng(0))
+    assert prompt_length == 8
+    for ids, text in zip(ids_nt.tolist(), tokenizer.batch_decode(ids_nt[:, :8]), strict=True):
+        assert text[-1] == "="
+        assert text not in held
+        end = ids.index(tokenizer.eos_token_id)
+        assert set(ids[end + 1 :]) <= {tokenizer.pad_token_id}
+        assert tokenizer.pad_token_id not in ids[:end]
+
+
+def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
+    losses = []
+    settings = WarmStartSettings(easy=Phase(50, 3e-3, 0.03), batch=32, warm_up=5)
+    folder = warm_start(
+        "easy", cache_folder=tmp_path, settings=settings, progress=lambda step, total, loss: losses.append(loss)
+    )
+    assert np.mean(losses[-5:]) < 0.6 * losses[0]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    text = "7+3*4~2___=<reasoning>088</reasoning><answer>8</answer><analysis>*4~2</analysis><confidence>0.7</confidence>"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        following = tokenizer.convert_ids_to_tokens(model(ids).logits[0].argmax(-1).tolist())
+    written = tokenizer.tokenize(text)
+    after = {written[i]: following[i] for i in range(7, len(written))}
+    assert after["="] == "<reasoning>"
+    assert after["</reasoning>"] == "<answer>"
+    assert after["</answer>"] == "<analysis>"
+    assert after["</analysis>"] == "<confidence>"
+    assert after["</confidence>"] == tokenizer.eos_token
+
+
+def test_task_has_disjoint_prompts_and_right_columns(tmp_path) -> None:
+    task = digits_task("easy", seed=5, train_size=700, eval_size=64, cache_folder=tmp_path, settings=TINY)
+    again = digits_task("easy", seed=5, train_size=700, eval_size=64, cache_folder=tmp_path, settings=TINY)
+    other = digits_task("easy", seed=6, train_size=700, eval_size=64, cache_folder=tmp_path, settings=TINY)
+    assert task.train.column_names == task.evaluation.column_names == ["prompt", "answer"]
+    assert (len(task.train), len(task.evaluation)) == (700, 64)
+    assert task.train["prompt"][:] == again.train["prompt"][:]
+    assert task.train["prompt"][:] != other.train["prompt"][:]
+    assert task.evaluation["prompt"][:] == other.evaluation["prompt"][:] == held_out_problems().prompts[:64]
+    assert task.evaluation["answer"][:] == held_out_problems().answers[:64]
+    assert not set(task.train["prompt"]) & set(held_out_problems().prompts)
+    assert (task.name, task.max_completion_length, Path(task.model).is_dir()) == ("digits-easy", 32, True)
+    with pytest.raises(DataError, match="train_size is 0"):
+        digits_task("easy", train_size=0, cache_folder=tmp_path, settings=TINY)
