@@ -1,0 +1,209 @@
+"""What is refused before a run starts, each with the sentence that says what to do."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from packaging.version import Version
+from torch import nn
+from trl.trainer.grpo_config import GRPOConfig
+
+from spanwise.engines.trl.fold import check_loss_type
+from spanwise.errors import DataError, RecipeError, SpanwiseError
+from spanwise.score import Objective
+from spanwise.segment import Layout
+
+
+def check_version(version: str) -> None:
+    """Refuse a TRL release that is known not to work.
+
+    Args:
+        version: `trl.__version__`.
+
+    Raises:
+        SpanwiseError: older than 1.10, or 1.15.0.
+
+    Example:
+        >>> check_version("1.16.0")
+        >>> check_version("1.15.0")
+        Traceback (most recent call last):
+        spanwise.errors.SpanwiseError: trl 1.15.0 cannot run GRPO without triton... Install trl 1.14.2, or 1.16 or newer.
+    """
+    if Version(version) < Version("1.10"):
+        raise SpanwiseError(
+            f"trl {version} normalises some losses differently from what spanwise undoes. Install trl 1.10 or newer."
+        )
+    if Version(version) == Version("1.15.0"):
+        raise SpanwiseError(
+            "trl 1.15.0 cannot run GRPO without triton, for example on CPU. Install trl 1.14.2, or 1.16 or newer."
+        )
+
+
+def check_config(args: GRPOConfig, *, trl_version: str) -> None:
+    """Refuse options that would give wrong credit, and say which ones have no effect.
+
+    Args:
+        args: a `SpanGRPOConfig` or a plain `GRPOConfig`.
+        trl_version: `trl.__version__`.
+
+    Raises:
+        RecipeError: an unsupported `loss_type`; `reward_weights`; `importance_sampling_level="sequence"` (the gradient of a
+            ratio that a whole completion shares carries the completion's mean advantage, whatever its spans got);
+            `use_liger_kernel` with a TRL whose Liger loss takes one advantage per completion.
+
+    Example:
+        >>> args = GRPOConfig("out", use_cpu=True, bf16=False, gradient_checkpointing=None)
+        >>> check_config(args, trl_version="1.16.0")
+    """
+    check_loss_type(args.loss_type)
+    if args.reward_weights is not None:
+        raise RecipeError(
+            f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "
+            "instead, for example Objective('brier', weight=0.5, ...)."
+        )
+    if args.importance_sampling_level != "token":
+        raise RecipeError(
+            f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every "
+            "token with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'."
+        )
+    if args.use_liger_kernel and Version(trl_version) < Version("1.14"):
+        raise RecipeError(
+            f"use_liger_kernel=True with trl {trl_version} sends the advantages to a loss that takes one number per completion. "
+            "Set it to False, or install trl 1.14 or newer."
+        )
+    for name, usual in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
+        value = getattr(args, name)
+        if value != usual:
+            warnings.warn(
+                f"{name}={value!r} only changes the scalar advantage that TRL logs; what is trained comes from the objectives "
+                "(their baseline, scale and weight).",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
+    """Refuse rewards that this trainer cannot call.
+
+    Args:
+        objectives: the objectives of the run.
+        reward_funcs: what the caller passed under TRL's own name.
+
+    Raises:
+        RecipeError: `reward_funcs` is given, or a reward is a coroutine function or a module.
+    """
+    if reward_funcs:
+        raise RecipeError(
+            "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known "
+            "which blocks it pays."
+        )
+    for objective in objectives:
+        call = getattr(objective.reward, "__call__", None)  # noqa: B004 - an instance may have an async __call__
+        if inspect.iscoroutinefunction(objective.reward) or inspect.iscoroutinefunction(call):
+            raise RecipeError(f"Objective '{objective.name}' has an async reward; pass a plain function that runs it.")
+        if isinstance(objective.reward, nn.Module):
+            raise RecipeError(
+                f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
+                "completion."
+            )
+
+
+def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objective]) -> None:
+    """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it.
+
+    Args:
+        names: the reward names of the trainer after TRL's set-up.
+        objectives: the objectives of the run.
+
+    Raises:
+        RecipeError: TRL has more rewards than there are objectives.
+    """
+    extra = list(names)[len(objectives) :]
+    if extra:
+        raise RecipeError(
+            f"The environment {', '.join(extra)} has a get_reward method, and no block is paid by it. Rename the method and "
+            "call it from an objective: a reward function gets the environments as its argument 'environments'."
+        )
+
+
+def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None) -> None:
+    """Refuse a dataset without the gold answers that a built-in reward reads.
+
+    Args:
+        objectives: the objectives of the run.
+        columns: the dataset's columns; None when they are not known before reading it.
+
+    Raises:
+        DataError: a column is missing; the message names it and lists those there are.
+
+    Example:
+        >>> check_columns([Objective("correct", pays=("solution",))], ["prompt", "solution"])
+        Traceback (most recent call last):
+        spanwise.errors.DataError: Objective 'correct' reads the dataset column 'answer'... there are prompt, solution...
+    """
+    if columns is None:
+        return
+    for objective in objectives:
+        if objective.reward not in ("correct", "second_attempt"):
+            continue
+        column = objective.options.get("column", "answer")
+        if column not in columns:
+            raise DataError(
+                f"Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
+                f"{', '.join(columns)}. Rename the column, or set options: {{column: NAME}} in the objective."
+            )
+
+
+def check_size(prompts: int | None, *, needed: int) -> None:
+    """Refuse a dataset that cannot fill one generation batch; TRL would end without a single step.
+
+    Args:
+        prompts: rows of the training dataset; None when they are not known before reading it.
+        needed: different prompts in one generation batch, over all processes.
+
+    Raises:
+        DataError: there are fewer prompts than that.
+
+    Example:
+        >>> check_size(1, needed=2)
+        Traceback (most recent call last):
+        spanwise.errors.DataError: The training dataset has 1 prompts and one generation batch takes 2... or num_generations up.
+    """
+    if prompts is not None and prompts < needed:
+        raise DataError(
+            f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a single "
+            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation down or "
+            "num_generations up."
+        )
+
+
+def check_prefilled(prompt: str, layout: Layout) -> None:
+    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag.
+
+    Args:
+        prompt: the prompt as the model sees it, or its end.
+        layout: the layout of the run.
+
+    Raises:
+        RecipeError: the prompt ends with an opening tag that `layout.prefilled` does not name, or the other way round.
+
+    Example:
+        >>> check_prefilled("Think first. <reasoning>", Layout({"all": ["reasoning"]}))
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
+    """
+    end = prompt.rstrip()
+    opened = next((tag for tag in layout.tags if end.endswith(f"<{tag}>")), None)
+    if opened == layout.prefilled:
+        return
+    if opened is None:
+        raise RecipeError(
+            f"The layout says that the prompt opens <{layout.prefilled}>, and a prompt ends with {end[-40:]!r}. End the prompt "
+            "with that tag, or leave 'prefilled' out of the layout."
+        )
+    raise RecipeError(
+        f"The prompt already opens <{opened}>, so no completion will hold that tag. Write Layout(..., prefilled='{opened}')."
+    )

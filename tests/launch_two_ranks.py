@@ -1,0 +1,43 @@
+"""Run by torchrun in test_trl_ranks.py: one gradient step per case, saved by the main process.
+
+Usage: launch_two_ranks.py FOLDER ROWS_PER_RANK ACCUMULATION
+"""
+
+import sys
+import warnings
+
+import torch
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+
+from trl_small import SAID, SAID_WITH_TOOLS, step, trainer  # noqa: E402
+
+CASES = {
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "dapo": {"loss_type": "dapo", "tools": True},
+    "bnpo": {"loss_type": "bnpo"},
+}
+
+
+def main():
+    folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    for name, options in CASES.items():
+        run = trainer(
+            f"{folder}/{name}",
+            said=SAID_WITH_TOOLS if options.get("tools") else SAID,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=accumulation,
+            num_generations=8,
+            **options,
+        )
+        gradient = step(run)
+        if run.accelerator.is_main_process:
+            log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("credit/")}
+            kept = run.last_rollouts.advantages_nt
+            torch.save({"gradient": gradient, "log": log, "advantages_nt": kept}, f"{folder}/{name}.pt")
+    run.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Two gloo processes whose one group of eight spans both, against one process and against the objective by hand."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch_two_ranks import CASES
+from trl_small import (
+    SAID,
+    SAID_WITH_TOOLS,
+    THIRD_PARTY,
+    asked_first,
+    largest_difference,
+    paper_gradient,
+    policy,
+    step,
+    trainer,
+)
+
+pytestmark = THIRD_PARTY
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    # accelerate's own launcher starts several CPU processes only through mpirun; torchrun sets the same variables.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / "launch_two_ranks.py"), str(folder), "2", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
+    options = dict(CASES[name])
+    said = SAID_WITH_TOOLS if options.get("tools") else SAID
+    two = torch.load(two_ranks / f"{name}.pt")
+    assert largest_difference(two["gradient"], paper_gradient(policy(), asked_first(said), size=8)) < 2e-6
+
+    one = trainer(tmp_path, said=said, num_generations=8, **options)
+    assert largest_difference(two["gradient"], step(one)) < 2e-6
+    log = one.state.log_history[0]
+    assert two["log"] == pytest.approx({key: log[key] for key in two["log"]})
+    assert "credit/malformed" in two["log"]
+    mine = two["advantages_nt"]
+    assert mine.shape[0] == 4
+    assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)

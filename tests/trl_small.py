@@ -1,0 +1,270 @@
+"""A real policy, tokenizer and dataset small enough for gradients in float64, and the loss written out by hand.
+
+Completions are scripted (TRL's `rollout_func`), so every token's block is known here without asking the code under test.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.score import Objective
+from spanwise.segment import Layout
+
+#: Third-party notices that say nothing about spanwise.
+THIRD_PARTY = [
+    pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning"),
+]
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+OBJECTIVES = (
+    Objective("correct", pays=("solution",), options={"verify": "exact"}),
+    Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
+)
+PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab"]
+GROUP = 4
+
+# What the policy "said": pieces with the block each belongs to (-1: written by a tool), and the facts a reader sees:
+# whether the answer is right and the confidence (None: the block is missing). Two prompts, 2+2= and 1+2=, four each.
+S, C, TOOL = 0, 1, -1
+
+
+@dataclass
+class Said:
+    pieces: list[str]
+    blocks: list[int]
+    right: float
+    confidence: float | None
+
+
+def say(thought, answer, confidence, right, tool=""):
+    """<answer> after a thought, a tool's output in between, and a confidence."""
+    solution = [*thought, *(f"{tool}"), "<answer>", answer, "</answer>"]
+    blocks = [S] * len(thought) + [TOOL] * len(tool) + [S] * 3
+    report = [] if confidence is None else ["<confidence>", *str(confidence), "</confidence>"]
+    last = S if confidence is None else C
+    return Said([*solution, *report, "<eos>"], [*blocks, *[C] * len(report), last], right, confidence)
+
+
+SAID = [
+    say("ab", "4", 0.9, 1.0),
+    say("", "4", 0.6, 1.0),
+    say("aabb", "3", 0.8, 0.0),
+    say("b", "5", 0.1, 0.0),
+    say("a", "3", 0.75, 1.0),
+    say("bb", "3", None, 1.0),
+    say("", "3", 0.5, 1.0),
+    say("abab", "7", 0.3, 0.0),
+]
+SAID_WITH_TOOLS = [
+    say("ab", "4", 0.9, 1.0, tool="77"),
+    say("b", "4", 0.6, 1.0),
+    say("aabb", "3", 0.8, 0.0, tool="4"),
+    say("b", "5", 0.1, 0.0),
+    say("a", "3", 0.75, 1.0, tool="bbb"),
+    say("bb", "3", None, 1.0, tool="9"),
+    say("a", "3", 0.5, 1.0),
+    say("abab", "7", 0.3, 0.0, tool="01"),
+]
+
+
+def asked_first(said):
+    """The same completions, all given to the first prompt, whose answer is 4."""
+    return [replace(one, right=float(one.pieces[one.pieces.index("<answer>") + 1] == "4")) for one in said]
+
+
+def tokenizer():
+    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="?", padding_side="left"
+    )
+
+
+def policy(seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(PIECES),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        attn_implementation="sdpa",
+        dtype=dtype,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def prompts(count=2):
+    rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "1+2=", "answer": "3"}]
+    return Dataset.from_list([rows[i % 2] for i in range(count)])
+
+
+def scripted(said=SAID, *, tools=False):
+    """A rollout function that answers the i-th prompt of the whole batch, over all ranks, with the i-th script."""
+
+    def rollout(batch, trainer):
+        first = trainer.accelerator.process_index * len(batch)
+        mine = [said[(first + i) % len(said)] for i in range(len(batch))]
+        encoder = trainer.processing_class
+        output = {
+            "prompt_ids": [encoder.encode(prompt, add_special_tokens=False) for prompt in batch],
+            "completion_ids": [encoder.convert_tokens_to_ids(one.pieces) for one in mine],
+            "logprobs": None,
+        }
+        if tools:
+            output["env_mask"] = [[int(block >= 0) for block in one.blocks] for one in mine]
+        return output
+
+    return rollout
+
+
+def config(folder, **options):
+    """One plain gradient step, so that the weights before minus the weights after are the gradient."""
+    usual = {
+        "per_device_train_batch_size": 8,
+        "num_generations": GROUP,
+        "max_completion_length": 16,
+        "max_steps": 1,
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "shuffle_dataset": False,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    return SpanGRPOConfig(str(folder), **{**usual, **options})
+
+
+def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
+    """The real trainer on scripted completions; `extra` replaces its arguments, `options` those of its config."""
+    usual = {
+        "model": policy() if "model" not in (extra or {}) else None,
+        "args": config(folder, **options),
+        "train_dataset": prompts(),
+        "processing_class": tokenizer(),
+        "rollout_func": scripted(said, tools=tools),
+        "layout": LAYOUT,
+        "objectives": OBJECTIVES,
+    }
+    return kind(**{**usual, **(extra or {})})
+
+
+def step(run, learning_rate=1.0):
+    """Train, and return (weights before - weights after) / learning rate: the gradient of the one plain step."""
+    before = weights(run.model)
+    run.train()
+    return {name: (before[name] - value) / learning_rate for name, value in weights(run.model).items()}
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+# --------------------------------------------------------------------------- the objective, written out
+
+
+def mean(values):
+    return sum(values) / len(values) if values else None
+
+
+def credit(said, size=GROUP):
+    """Per completion: the credit of the solution, of the confidence, and of stopping. Loops over the definitions."""
+    rows = []
+    brier = [None if one.confidence is None else -((one.confidence - one.right) ** 2) for one in said]
+    for i, one in enumerate(said):
+        group = range(i // size * size, i // size * size + size)
+        solution = one.right - mean([said[j].right for j in group])
+        peers = [brier[j] for j in group if said[j].right == one.right and brier[j] is not None]
+        if brier[i] is None:
+            rows.append((solution, 0.0, -1.0 - mean(peers)))
+        else:
+            rows.append((solution, brier[i] - mean(peers) if len(peers) > 1 else 0.0, 0.0))
+    return rows
+
+
+def log_probs(model, said, asked):
+    """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
+    vocabulary = {piece: index for index, piece in enumerate(PIECES)}
+    rows = []
+    for one, question in zip(said, asked, strict=True):
+        prompt, completion = [vocabulary[sign] for sign in question], [vocabulary[piece] for piece in one.pieces]
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        rows.append(logits.log_softmax(dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0])
+    return rows
+
+
+def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):
+    """What is maximised at one token, by the papers' definitions (SAPO temperatures 1.0 and 1.05)."""
+    if loss_type == "cispo":
+        return ratio.detach().clamp(max=clip) * advantage * log_prob
+    if loss_type == "sapo":
+        temperature = 1.0 if advantage > 0 else 1.05
+        return torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantage
+    beyond = ratio > 1 + clip if advantage > 0 else ratio < 1 - clip
+    return (ratio.detach().clamp(1 - clip, 1 + clip) if beyond else ratio) * advantage
+
+
+def questions(said, size=GROUP):
+    return [prompts()[i // size]["prompt"] for i in range(len(said))]
+
+
+def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=()):
+    """-(1/N) sum_i sum_k (1/|T_k|) sum_{t in T_k} surrogate(rho_t, A_k), plus the decision to stop as a block of one token.
+
+    `unlearned` completions count in every baseline and none of their tokens is trained.
+    """
+    rows = log_probs(model, said, questions(said, size))
+    total = 0.0
+    for i, (one, (solution, confidence, stop)) in enumerate(zip(said, credit(said, size), strict=True)):
+        if i in unlearned:
+            continue
+        trainable = [t for t, block in enumerate(one.blocks) if block >= 0]
+        for t in trainable:
+            block = one.blocks[t]
+            advantage = (solution, confidence)[block] / one.blocks.count(block)
+            if t == trainable[-1]:
+                advantage += stop
+            before = rows[i][t].detach() if old is None else old[i][t]
+            ratio = (rows[i][t] - before).exp()
+            total = total + surrogate(ratio, advantage, rows[i][t], loss_type, clip)
+    return -total / len(said)
+
+
+def paper_gradient(model, said=SAID, **options):
+    model.zero_grad()
+    paper_loss(model, said, **options).backward()
+    gradient = {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+    return gradient
+
+
+def largest_difference(left, right):
+    """The largest difference of any entry, relative to the largest entry of `right`."""
+    scale = max(float(value.abs().max()) for value in right.values())
+    return max(float((left[name] - right[name]).abs().max()) for name in right) / scale
