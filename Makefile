@@ -1,0 +1,45 @@
+# Targets create .venv and install by themselves. PYTHON is any Python >= 3.11.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo demo-seeds easy test check bench clean
+
+demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
+	$(BIN)/spanwise demo
+
+demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of the README
+	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds
+
+easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
+	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed || exit 1; done
+
+test: .venv/dev.stamp            ## the whole test suite
+	$(BIN)/python -m pytest -q -n 2
+
+check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+bench: .venv/dev.stamp           ## speed of segmentation and credit
+	$(BIN)/python benchmarks/segment_credit.py
+
+.venv/pip.stamp:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+	touch $@
+
+.venv/train.stamp: .venv/pip.stamp pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]"
+	touch $@
+
+.venv/dev.stamp: .venv/train.stamp
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]" --group test --group dev
+	touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache

@@ -1,0 +1,196 @@
+"""The command line: `spanwise train | eval | demo | methods`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from spanwise.errors import RecipeError, SpanwiseError
+
+try:
+    from cyclopts import App, Parameter
+    from rich.console import Console
+except ModuleNotFoundError as error:  # the core installs without the command line
+    raise SystemExit(f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]'") from None
+
+app = App(
+    name="spanwise",
+    help="Credit for every span of a completion. With no recipe, everything runs on a small embedded task.",
+    result_action="return_value",
+)
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@app.command
+def train(
+    recipe: Path | None = None,
+    /,
+    *,
+    task: Literal["digits", "confidence", "two_attempts"] | None = None,
+    start: Literal["easy", "hard"] | None = None,
+    model: str | None = None,
+    dataset: str | None = None,
+    method: str | None = None,
+    calibration: Literal["brier", "log_score"] | None = None,
+    baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None,
+    steps: int | None = None,
+    prompts: int | None = None,
+    group_size: int | None = None,
+    learning_rate: float | None = None,
+    seed: int | None = None,
+    eval_every: int | None = None,
+    save_every: int | None = None,
+    output: str | None = None,
+    report_to: str | None = None,
+    resume: str | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Train from a recipe; without one, the embedded task with blockwise credit (BAE + OCB).
+
+    Args:
+        recipe: YAML file; options on the command line win over it.
+        task: digits (embedded), confidence or two_attempts (with --model and --dataset).
+        start: warm start of the embedded task.
+        model: hub name or folder.
+        dataset: hub name, folder or file (json, jsonl, parquet, csv).
+        method: a preset, see `spanwise methods`.
+        calibration: how a confidence is scored.
+        baseline: what a confidence is compared with.
+        steps: generation batches.
+        prompts: prompts per step.
+        group_size: completions per prompt.
+        learning_rate: of AdamW.
+        seed: of prompts and sampling.
+        eval_every: steps between evaluations.
+        save_every: steps between checkpoints.
+        output: folder of the run.
+        report_to: none, trackio or wandb.
+        resume: a checkpoint folder, or "last".
+        set_: any other recipe field, as field=value; may be repeated.
+    """
+    named = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "set_")}
+    from spanwise.recipe import load
+
+    loaded = load(recipe, {**named, **_assignments(set_ or [])})
+    from spanwise.run.display import quiet
+    from spanwise.run.train import train as run
+
+    quiet()
+    run(loaded, console=Console(), resume=resume)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    prompts: int = 512,
+    samples: int = 8,
+    seed: int = 1,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals.
+
+    Args:
+        model: a run folder (its recipe says the task) or a model folder.
+        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        prompts: held-out prompts.
+        samples: completions per prompt.
+        seed: of sampling.
+        set_: any recipe field, as field=value; may be repeated.
+    """
+    from spanwise.recipe import load
+
+    inside = model / "recipe.yaml"
+    loaded = load(recipe or (inside if inside.is_file() else None), {**_assignments(set_ or []), "eval_prompts": prompts})
+    place = model / "model" if (model / "model").is_dir() else model
+    from spanwise.run.display import figure_table, quiet
+    from spanwise.run.evaluate import evaluate_folder
+
+    quiet()
+    console = Console()
+    figures = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+    console.print(figure_table(str(model), {f"{prompts} x {samples}": figures}))
+
+
+@app.command
+def demo(*, output: str = "runs/demo", seeds: str = "0", steps: int | None = None) -> None:
+    """Show the point: one number for the whole completion against one per block, from the same hard warm start.
+
+    Args:
+        output: folder for the summary and the runs.
+        seeds: one or more, separated by commas.
+        steps: generation batches of each arm.
+    """
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise RecipeError(f"--seeds takes whole numbers separated by commas, such as 0,1,2; got '{seeds}'.") from None
+    from spanwise.run.demo import demo as run
+    from spanwise.run.display import quiet
+
+    quiet()
+    run(output=output, seeds=numbers, steps=steps, console=Console())
+
+
+@app.command
+def methods(name: str | None = None, /) -> None:
+    """List the methods with what each needs and its paper, or print one preset in full.
+
+    Args:
+        name: a method.
+    """
+    import yaml
+    from rich.table import Table
+
+    from spanwise.credit import METHODS, method
+    from spanwise.recipe import load, plan, resolved
+    from spanwise.tasks.digits import DIGITS_LAYOUT
+
+    console = Console()
+    if name is None:
+        table = Table("method", "what it does", "needs", "paper")
+        for entry in METHODS.values():
+            table.add_row(entry.name, entry.summary, entry.needs, entry.paper)
+        console.print(table)
+        return
+    chosen = method(name)
+    recipe = load(None, {"method": name})
+    preset = resolved(recipe, plan(recipe, DIGITS_LAYOUT, 32))
+    fields = ("method", "layout", "objectives", "sum_first", "per", "leave_one_out", "min_stratum")
+    console.print(f"# {chosen.summary}\n# Needs {chosen.needs}. {chosen.paper}", highlight=False, soft_wrap=True)
+    console.print(yaml.safe_dump({key: preset[key] for key in fields}, sort_keys=False), highlight=False, soft_wrap=True)
+
+
+def _assignments(pairs: list[str]) -> dict[str, Any]:
+    import yaml
+
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise RecipeError(f"--set takes field=value, such as --set entropy=0.05; got '{pair}'.")
+        values[key.strip().replace("-", "_")] = yaml.safe_load(value)
+    return values
+
+
+def main() -> None:
+    """Run the command line; a SpanwiseError becomes one sentence and exit status 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    try:
+        app()
+    except SpanwiseError as error:
+        Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        sys.exit(f"Error: this command needs '{error.name}'. Install it with: pip install 'spanwise[train]'")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`Recipe`: one YAML, checked at the border, that says what to train, how credit is given and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from spanwise.credit import METHODS, method
+from spanwise.errors import RecipeError, unknown
+from spanwise.score import Objective, check_objectives
+from spanwise.segment import Layout
+
+
+class Recipe(BaseModel):
+    """Everything one run depends on. Fields left out take the embedded task's values; `resolved` fills in the preset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # What is trained on what.
+    task: Literal["digits", "confidence", "two_attempts"] = Field(
+        "digits", description="digits: the embedded task; confidence, two_attempts: a model and a dataset by name or folder"
+    )
+    start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
+    model: str | None = Field(None, description="hub name or folder of the model; not for the embedded task")
+    dataset: str | None = Field(None, description="hub name, folder or file of the prompts; not for the embedded task")
+    split: str = Field("train", description="split of the dataset")
+    question_column: str = Field("question", description="column of the dataset that holds the question")
+    answer_column: str = Field("answer", description="column of the dataset that holds the right answer")
+
+    # How credit is given.
+    method: str = Field("bae", description="named preset: see `spanwise methods`")
+    calibration: Literal["brier", "log_score"] = Field("brier", description="score of the confidence")
+    baseline: Literal["none", "batch", "group", "outcome", "blended"] = Field(
+        "outcome", description="what the confidence is compared with (bae)"
+    )
+    layout: dict[str, list[str]] | None = Field(None, description="block: tags, in order; default: the task's own")
+    prefilled: str | None = Field(None, description="tag that the prompt already opened")
+    objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
+    sum_first: bool | None = Field(None, description="add the rewards before the baseline; default: the preset's")
+    per: str | float | None = Field(None, description="'block', 'completion' or a number of tokens; default: the preset's")
+    leave_one_out: bool = Field(False, description="leave a completion out of its own baseline")
+    min_stratum: int = Field(2, ge=2, description="smaller strata get no credit")
+
+    # How long and how fast.
+    steps: int = Field(120, ge=1, description="generation batches")
+    prompts: int = Field(16, ge=1, description="prompts per step")
+    group_size: int = Field(16, ge=2, description="completions per prompt")
+    mini_batches: int = Field(1, ge=1, description="optimizer steps per generation batch")
+    micro_batch: int | None = Field(None, ge=1, description="completions per forward pass; default: a whole mini-batch")
+    learning_rate: float = Field(4e-4, gt=0)
+    warmup_steps: int = Field(10, ge=0)
+    clip: float = Field(0.2, gt=0, description="PPO clip range of the ratio")
+    entropy: float = Field(0.06, ge=0, description="coefficient of the entropy bonus")
+    temperature: float = Field(1.0, gt=0)
+    max_completion_length: int | None = Field(None, ge=2, description="tokens; default: the task's")
+    seed: int = 0
+    trainer: dict[str, Any] = Field(default_factory=dict, description="further SpanGRPOConfig options, as TRL names them")
+
+    # What is looked at and kept.
+    eval_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the end")
+    eval_prompts: int = Field(512, ge=1)
+    eval_samples: int = Field(8, ge=1, description="completions per prompt in the final evaluation; 2 while training")
+    output: str = Field("runs/train", description="folder of the run")
+    save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
+    keep_rollouts: int = Field(1, ge=0, description="write the rollouts of every k-th step; 0: none")
+    report_to: str = Field("none", description="none, trackio, wandb: as TRL takes it")
+    threads: int = Field(1, ge=1, description="torch threads on CPU; more than one is slower on a shared machine")
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, name: str) -> str:
+        if name not in METHODS:
+            raise ValueError(unknown("method", name, METHODS))
+        return name
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if self.task != "digits":
+            for field in ("model", "dataset"):
+                if getattr(self, field) is None:
+                    raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")
+        elif self.model or self.dataset:
+            raise ValueError(
+                "A model or dataset is given, but the task is 'digits'; add --task confidence to train on them."
+            )
+        batch = self.prompts * self.group_size
+        if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
+            raise ValueError(
+                f"{self.prompts} prompts x {self.group_size} completions = {batch} cannot be cut into {self.mini_batches} "
+                f"mini-batches of whole micro-batches of {self.micro_batch or batch // self.mini_batches}."
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a recipe gives credit, once its preset is filled in.
+
+    Attributes:
+        layout: blocks and tags.
+        objectives: rewards, what they pay, their baselines.
+        sum_first: add the rewards before the baseline.
+        per: what a token's share is counted in.
+    """
+
+    layout: Layout
+    objectives: tuple[Objective, ...]
+    sum_first: bool
+    per: str | float
+
+
+def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe file, apply overrides, check everything that can be checked before a model is loaded.
+
+    Args:
+        path: YAML file; None: the embedded default.
+        overrides: field -> value, from the command line; None values are left out.
+
+    Raises:
+        RecipeError: the file cannot be read, an unknown field (with a suggestion), a value of the wrong kind.
+
+    Example:
+        >>> load(None, {"method": "rlcr", "steps": 50}).steps
+        50
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        except yaml.YAMLError as error:
+            raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+        if read is not None and not isinstance(read, dict):
+            raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
+        values = dict(read or {})
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    for key in values:
+        if key not in Recipe.model_fields:
+            raise RecipeError(unknown("recipe field", str(key), Recipe.model_fields))
+    if "task" not in values and (values.get("model") or values.get("dataset")):
+        values["task"] = "confidence"
+    try:
+        return Recipe(**values)
+    except ValidationError as error:
+        raise RecipeError(_sentence(error)) from error
+
+
+def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Plan:
+    """Fill in the preset: layout, objectives and spreading as the recipe and its method say.
+
+    Raises:
+        RecipeError: an objective with an unknown field, reward, block or outcome; LayoutError: a layout that cannot work.
+    """
+    preset = method(recipe.method)
+    if recipe.layout is not None:
+        layout = Layout(recipe.layout, prefilled=recipe.prefilled)
+    else:
+        layout = preset.layout(Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled))
+    if recipe.objectives is not None:
+        objectives = tuple(_objective(entry, position) for position, entry in enumerate(recipe.objectives))
+    else:
+        objectives = preset.objectives(layout, calibration=recipe.calibration, baseline=recipe.baseline)
+    check_objectives(objectives, layout)
+    per = preset.per if recipe.per is None else recipe.per
+    sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first
+    return Plan(layout, objectives, sum_first, max_completion_length if per == "length" else per)
+
+
+def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:
+    """The recipe as plain data with its preset written out, ready for YAML; loading it again gives the same run."""
+    data = recipe.model_dump(mode="json")
+    data["layout"] = {name: list(tags) for name, tags in filled.layout.blocks}
+    data["prefilled"] = filled.layout.prefilled
+    data["objectives"] = [_plain(objective) for objective in filled.objectives]
+    data["sum_first"] = filled.sum_first
+    data["per"] = filled.per
+    return data
+
+
+def _plain(objective: Objective) -> dict[str, Any]:
+    reward = objective.reward if isinstance(objective.reward, str) else objective.name
+    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "options": dict(objective.options)}
+    return {key: value for key, value in entry.items() if value is not None and value != {}}
+
+
+def _objective(entry: Mapping[str, Any], position: int) -> Objective:
+    fields = tuple(Objective.__dataclass_fields__)
+    for key in entry:
+        if key not in fields:
+            raise RecipeError(f"Objective {position + 1}: {unknown('field', str(key), fields)}")
+    for key in ("reward", "pays"):
+        if key not in entry:
+            raise RecipeError(
+                f"Objective {position + 1} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
+            )
+    pays = entry["pays"]
+    return Objective(**{**entry, "pays": (pays,) if isinstance(pays, str) else tuple(pays)})
+
+
+def _sentence(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        message = item["msg"].removeprefix("Value error, ")
+        field = ".".join(str(part) for part in item["loc"])
+        parts.append(f"{field}: {message} (got {item['input']!r})" if field and item["type"] != "value_error" else message)
+    return "; ".join(parts)

@@ -1,0 +1,108 @@
+"""Evaluation on held-out prompts: sample, segment, score, figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from spanwise.engines.sample import sample
+from spanwise.errors import DataError
+from spanwise.measure import figures
+from spanwise.recipe import Recipe
+from spanwise.score import Objective, parse_confidence, score
+from spanwise.segment import Layout, Vocabulary, segment
+from spanwise.tasks import Task, is_refusal
+from spanwise.types import BlockText
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    *,
+    prompts: int,
+    samples: int,
+    temperature: float = 1.0,
+    max_new_tokens: int | None = None,
+    seed: int = 1,
+) -> dict[str, float | None]:
+    """Sample the first held-out prompts and measure accuracy, calibration, format and refusals.
+
+    Args:
+        model, tokenizer: as `from_pretrained` gives them.
+        task: prompts, answers and layout.
+        prompts: how many of the held-out prompts.
+        samples: completions of each.
+        temperature: of sampling; the protocol uses 1.
+        max_new_tokens: default: the task's.
+        seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
+    """
+    rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
+    ids_nt, mask_nt = sample(
+        model,
+        tokenizer,
+        rows["prompt"][:],
+        samples=samples,
+        max_new_tokens=max_new_tokens or task.max_completion_length,
+        temperature=temperature,
+        seed=seed,
+    )
+    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    solution, last = task.layout.names[0], task.layout.names[-1]
+    columns = {
+        name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
+    }
+    scores = score([Objective("correct", pays=(solution,))], text, columns=columns)
+    correct_n = scores.reward_nm[:, 0]
+    # A completion without its first block solved nothing.
+    correct_n = torch.where(spans.present_nk[:, 0], correct_n, 0.0)
+    refusal_n = torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None
+    values = figures(correct_n, _confidences(text, last, task.layout), well_formed_n=spans.fault_n == 0, refusal_n=refusal_n)
+    if "second" in task.layout.names:
+        values["second_accuracy"] = _second_accuracy(text, columns)
+    return values
+
+
+def _confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tensor:
+    """Stated confidences; NaN where none is stated, or it cannot be read."""
+    tags = dict(layout.blocks)[block]
+    read = []
+    for entry in text:
+        stated = (entry.get(block) or {}).get("confidence") if "confidence" in tags else None
+        value = None if stated is None else parse_confidence(stated)
+        read.append(float("nan") if value is None else value)
+    return torch.tensor(read, dtype=torch.float64)
+
+
+def _second_accuracy(text: list[BlockText], columns: dict[str, list[Any]]) -> float:
+    scores = score([Objective("correct", pays=("second",))], text, columns=columns)
+    return float(scores.reward_nm.nan_to_num(nan=0.0).mean())
+
+
+def evaluate_folder(
+    model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
+) -> dict[str, float | None]:
+    """Evaluate a saved model on the task of a recipe.
+
+    Raises:
+        DataError: the folder holds no readable model.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(recipe.threads)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(model_folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(model_folder), local_files_only=True)
+    except Exception as error:  # transformers, safetensors and json each raise their own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"'{model_folder}' holds no readable model and tokenizer: {reason}") from error
+    from spanwise.run.train import make_task
+
+    task = make_task(recipe, console)
+    return evaluate(
+        model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
+        max_new_tokens=recipe.max_completion_length,
+    )  # fmt: skip

@@ -1,0 +1,259 @@
+"""`train`: from a recipe to a trained model and its folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.errors import DataError
+from spanwise.measure import ece
+from spanwise.recipe import Plan, Recipe, plan, resolved
+from spanwise.run.display import Live, figure_table, warm_up_progress
+from spanwise.run.evaluate import evaluate
+from spanwise.run.folder import RunFolder
+from spanwise.tasks import Task, digits_task, load_task
+
+
+def make_task(recipe: Recipe, console: Console) -> Task:
+    """The task of a recipe: the embedded one (warm-started on first use) or a model and a dataset by name."""
+    if recipe.task == "digits":
+        return digits_task(
+            recipe.start,
+            seed=recipe.seed,
+            train_size=recipe.steps * recipe.prompts,
+            eval_size=recipe.eval_prompts,
+            progress=warm_up_progress(console),
+        )
+    return load_task(
+        str(recipe.model),
+        str(recipe.dataset),
+        prompt_format=recipe.task,
+        split=recipe.split,
+        question_column=recipe.question_column,
+        answer_column=recipe.answer_column,
+        eval_limit=recipe.eval_prompts,
+    )
+
+
+def train(
+    recipe: Recipe, *, console: Console | None = None, resume: str | None = None, title: str = "train"
+) -> dict[str, Any]:
+    """Train as the recipe says; write the run's folder; return what `summary.json` holds.
+
+    Args:
+        recipe: checked already.
+        console: where progress is shown.
+        resume: a checkpoint folder, or "last" for the newest one of the run.
+        title: name in the progress line.
+
+    Raises:
+        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, as one sentence.
+    """
+    console = console or Console()
+    torch.set_num_threads(recipe.threads)
+    started = time.perf_counter()
+    checkpoint = None if resume is None else find_checkpoint(recipe.output, resume)
+    task = make_task(recipe, console)
+    filled = plan(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
+    folder = RunFolder(recipe.output, keep=checkpoint is not None)
+    folder.write_recipe(resolved(recipe, filled))
+    recorder = Recorder(recipe, task, folder, console, title)
+    tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left")
+    trainer = SpanGRPOTrainer(
+        model=task.model,
+        args=trainer_config(recipe, task, filled),
+        train_dataset=task.train,
+        processing_class=tokenizer,
+        layout=filled.layout,
+        objectives=filled.objectives,
+        callbacks=[recorder],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    recorder.trainer = trainer
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        recorder.live.close()
+    summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
+    if trainer.accelerator.is_main_process:
+        folder.write_summary(summary)
+        console.print(figure_table(f"{title}: {recipe.output}", {"start": summary["start"], "end": summary["final"]}))
+        console.print(
+            f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
+            f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
+        )
+    trainer.save_model(str(folder.model))
+    return summary
+
+
+def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
+    """The TRL configuration a recipe stands for; `recipe.trainer` has the last word."""
+    on_cpu = not torch.cuda.is_available()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    mini = recipe.prompts * recipe.group_size // recipe.mini_batches
+    micro = recipe.micro_batch or mini // world
+    options = {
+        "output_dir": str(Path(recipe.output) / "checkpoints"),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": max(1, mini // (micro * world)),
+        "steps_per_generation": max(1, mini // (micro * world)) * recipe.mini_batches,
+        "num_generations": recipe.group_size,
+        "max_completion_length": recipe.max_completion_length or task.max_completion_length,
+        "max_steps": recipe.steps * recipe.mini_batches,
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": recipe.warmup_steps * recipe.mini_batches,
+        "epsilon": recipe.clip,
+        "entropy_coef": recipe.entropy,
+        "temperature": recipe.temperature,
+        "seed": recipe.seed,
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        "activation_checkpointing": not on_cpu,
+        "logging_steps": recipe.mini_batches,
+        "save_strategy": "steps" if recipe.save_every else "no",
+        "save_steps": recipe.save_every * recipe.mini_batches or 1,
+        "report_to": recipe.report_to,
+        "disable_tqdm": True,
+        "sum_first": filled.sum_first,
+        "per": str(filled.per),
+        "leave_one_out": recipe.leave_one_out,
+        "min_stratum": recipe.min_stratum,
+    }
+    return SpanGRPOConfig(**{**options, **recipe.trainer})
+
+
+def find_checkpoint(output: str, resume: str) -> str:
+    """The folder to resume from; a DataError if it is not a checkpoint."""
+    place = Path(resume)
+    if resume == "last":
+        found = sorted(Path(output).glob("checkpoints/checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+        if not found:
+            raise DataError(
+                f"There is no checkpoint under '{output}/checkpoints'; train with --save-every 10 to write some."
+            )
+        place = found[-1]
+    if not (place / "trainer_state.json").is_file():
+        raise DataError(
+            f"'{place}' is not a readable checkpoint: it holds no trainer_state.json. Give a checkpoint-<step> folder."
+        )
+    return str(place)
+
+
+class Recorder(TrainerCallback):
+    """Follows a run: progress line, metrics, rollouts, evaluations."""
+
+    def __init__(self, recipe: Recipe, task: Task, folder: RunFolder, console: Console, title: str) -> None:
+        self.recipe, self.task, self.folder = recipe, task, folder
+        self.live = Live(console, title, recipe.steps)
+        self.trainer: SpanGRPOTrainer | None = None
+        self.evaluations: list[dict[str, Any]] = []
+        self.batches: list[dict[str, Any]] = []
+        self.step_seconds = self.spanwise_seconds = 0.0
+        self.tokens = 0
+        self._step_started = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure where the run starts from."""
+        self._evaluate(state.global_step // self.recipe.mini_batches)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock."""
+        self._step_started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the step's clock; keep the rollouts of a generation batch that is used up."""
+        self.step_seconds += time.perf_counter() - self._step_started
+        if state.global_step % self.recipe.mini_batches:
+            return
+        step = state.global_step // self.recipe.mini_batches
+        rollouts = self._trainer().last_rollouts
+        if rollouts is not None:
+            self.tokens += int(rollouts.mask_nt.sum())
+            if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0 and state.is_world_process_zero:
+                self.folder.write_rollouts(rollouts, step=step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write the metrics of a step, show them, evaluate when it is time."""
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        step = state.global_step // self.recipe.mini_batches
+        self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
+        values = self._batch_figures(logs)
+        self.batches.append({"step": step, **values})
+        self.folder.add_metrics({"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}})
+        speed = self.tokens / max(self.step_seconds, 1e-9)
+        rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
+        self.live.step(step, {**rewards, **values, "tokens/s": float(round(speed))})
+        if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
+            self._evaluate(step)
+
+    def summary(self, trainer: SpanGRPOTrainer, *, seconds: float) -> dict[str, Any]:
+        """Evaluate the final model and put the run into one dictionary."""
+        final = self._measure(trainer, self.recipe.eval_samples)
+        self.evaluations.append({"step": self.recipe.steps, **final})
+        self.folder.add_metrics({"step": self.recipe.steps, "final": final})
+        return {
+            "method": self.recipe.method,
+            "task": self.recipe.task,
+            "seed": self.recipe.seed,
+            "steps": self.recipe.steps,
+            "start": {k: v for k, v in self.evaluations[0].items() if k != "step"},
+            "final": final,
+            "curve": self.evaluations,
+            "batches": self.batches,
+            "seconds": seconds,
+            "step_seconds": self.step_seconds,
+            "spanwise_seconds": self.spanwise_seconds,
+            "spanwise_share": self.spanwise_seconds / max(self.step_seconds, 1e-9),
+            "tokens_per_second": self.tokens / max(self.step_seconds, 1e-9),
+        }
+
+    def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Accuracy, ECE and malformed share of the generation batch just trained on."""
+        values: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
+        rollouts = self._trainer().last_rollouts
+        names = rollouts.scores.names if rollouts else ()
+        if rollouts and "correct" in names:
+            for name in ("brier", "log_score"):
+                if name in names:
+                    values["ece"] = _batch_ece(rollouts.scores, names.index("correct"), names.index(name), name)
+        return values
+
+    def _evaluate(self, step: int) -> None:
+        values = self._measure(self._trainer(), 2)
+        self.evaluations.append({"step": step, **values})
+        self.folder.add_metrics({"step": step, "evaluation": values})
+
+    def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> dict[str, Any]:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return evaluate(
+            model,
+            trainer.processing_class,
+            self.task,
+            prompts=self.recipe.eval_prompts,
+            samples=samples,
+            temperature=self.recipe.temperature,
+            max_new_tokens=self.recipe.max_completion_length,
+        )
+
+    def _trainer(self) -> SpanGRPOTrainer:
+        assert self.trainer is not None, "the recorder belongs to a trainer"
+        return self.trainer
+
+
+def _batch_ece(scores: Any, correct: int, report: int, name: str) -> float | None:
+    """ECE of a batch; the report is read back from what it would score under outcome 1."""
+    right_n = scores.reward_nm[:, correct]
+    if_right_n = scores.by_outcome_nmo[:, report, 1]
+    report_n = 1 - (-if_right_n).sqrt() if name == "brier" else if_right_n.exp()
+    known_n = ~(right_n.isnan() | report_n.isnan())
+    return ece(report_n[known_n].clamp(0, 1), right_n[known_n]) if bool(known_n.any()) else None
