@@ -284,22 +284,30 @@ def test_assign_summed_first_pays_every_block():
     assert credit.stop_n.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("status", "stop"), [(1, -1 + 0.64), (2, -1 + 0.64), (3, 0.0), (4, 0.0)])
-@pytest.mark.parametrize("sum_first", [False, True])
-def test_only_what_the_completion_left_out_costs_it(status, stop, sum_first):
-    # Absent and unparsable pay `if_missing`; a timeout or an error of the check costs nothing and joins nothing.
+@pytest.mark.parametrize(("status", "cost"), [(1, -1 + 0.64), (2, -1 + 0.64), (3, 0.0), (4, 0.0)])
+@pytest.mark.parametrize("block_is_there", [True, False])
+def test_only_what_the_completion_left_out_costs_it(status, cost, block_is_there):
+    # Absent and unparsable pay `if_missing`; a timeout or an error of the check costs nothing and joins nothing. A block that
+    # is there pays with its own tokens (it rambled, or said something unreadable), one that is not with the decision to stop.
     scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
     scores.status_nm[1, 1] = status
+    present = torch.ones(3, 2).bool()
+    present[1, 1] = block_is_there
+    objectives = (Objective("correct", pays=BLOCKS[:1]), Objective("brier", pays=BLOCKS[1:], if_missing=-1.0))
+    credit = assign(scores, torch.zeros(3, dtype=torch.long), present, objectives=objectives, block_names=BLOCKS)
+    assert credit.block_nk[1].tolist() == pytest.approx([0.0, cost if block_is_there else 0.0])
+    assert credit.stop_n.tolist() == pytest.approx([0.0, 0.0 if block_is_there else cost, 0.0])
+
+
+@pytest.mark.parametrize(("status", "left_out"), [(1, True), (2, True), (3, False), (4, False)])
+def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
+    scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
+    scores.status_nm[1, 1] = status
+    objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
     present, group = torch.ones(3, 2).bool(), torch.zeros(3, dtype=torch.long)
-    if sum_first:
-        objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
-        credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, sum_first=True)
-        expected = -1 + (0.64 * 2 + 1) / 3 if status in (1, 2) else 0.0
-        assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
-    else:
-        objectives = (Objective("correct", pays=BLOCKS[:1]), Objective("brier", pays=BLOCKS[1:], if_missing=-1.0))
-        credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS)
-        assert credit.stop_n.tolist() == pytest.approx([0.0, stop, 0.0])
+    credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, sum_first=True)
+    expected = -1 + (0.64 * 2 + 1) / 3 if left_out else 0.0
+    assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
 
 
 def test_sentences(unchecked_shapes):

@@ -14,7 +14,6 @@ from spanwise.segment import Layout
 from trl_small import (
     GROUP,
     LAYOUT,
-    OBJECTIVES,
     SAID,
     SAID_WITH_TOOLS,
     THIRD_PARTY,
@@ -327,21 +326,18 @@ def test_config_reads_yaml(tmp_path):
     assert (args.loss_type, args.beta) == ("dr_grpo", 0.0)
 
 
-def test_sum_first_pays_every_block_with_the_total(tmp_path):
-    objectives = [
-        Objective("correct", pays=("solution", "confidence")),
-        Objective("brier", pays=("solution", "confidence"), given="correct"),
-    ]
-    said = [say("a", "4", q, r) for q, r in [(0.9, 1.0), (0.5, 1.0)]] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
+@pytest.mark.parametrize("sum_first", [True, False])
+def test_options_of_the_credit_reach_it(tmp_path, sum_first):
+    objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
+    said = [say("a", "4", q, 1.0) for q in (0.9, 0.5)] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
     same = Dataset.from_dict({"prompt": ["2+2="] * 2, "answer": ["4"] * 2})
-    run = trainer(tmp_path, said=[*said, *said], sum_first=True, extra={"objectives": objectives, "train_dataset": same})
+    extra = {"objectives": objectives, "train_dataset": same}
+    run = trainer(tmp_path, said=[*said, *said], sum_first=sum_first, leave_one_out=True, extra=extra)
     run.train()
-    totals = [1 - 0.01, 1 - 0.25, -0.64, -0.01]
-    want = [[total - sum(totals) / 4] * 2 for total in totals]
-    found = run.last_rollouts.credit.block_nk
-    assert found[:4].flatten().tolist() == pytest.approx([x for pair in want for x in pair])
+    right, brier = [1, 1, 0, 0], [-0.01, -0.25, -0.64, -0.01]
+    if sum_first:  # every paid block gets the total
+        right = brier = [r + b for r, b in zip(right, brier, strict=True)]
+    # Left out of its own mean of four, a completion's deviation grows by 4/3.
+    want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
+    assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
     assert tokenizer().decode(run.last_rollouts.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
-
-
-def test_objectives_of_the_tests_are_those_of_the_paper():
-    assert [objective.baseline for objective in OBJECTIVES] == ["group", "outcome"]

@@ -169,7 +169,9 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
     check_objectives(objectives, layout)
     per = preset.per if recipe.per is None else recipe.per
     sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first
-    return Plan(layout, objectives, sum_first, max_completion_length if per == "length" else per)
+    if per == "length":
+        per = max_completion_length
+    return Plan(layout, objectives, sum_first, per if isinstance(per, str) else float(per))
 
 
 def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class Credit:
     """What every block of every completion is credited with, before it is spread over tokens.
 
     Attributes:
-        block_nk: float64 advantage of block k; 0 where the block is absent or its reward is.
-        stop_n: float64 advantage of the decision to stop: what the completion pays for blocks it left out
+        block_nk: float64 advantage of block k; 0 where the block is absent.
+        stop_n: float64 advantage of the decision to stop: what the completion pays for objectives none of whose blocks it has
             (`if_missing`), carried by its last trainable token.
         singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.

@@ -31,7 +31,8 @@ def assign(
 
     Equation
         credit[i, k] = sum over the objectives m that pay block k of  weight_m * A_m[i],   A_m from the baseline of m
-        stop[i]      = sum over m whose reward is left out at i of    weight_m * (if_missing_m - b_m[i])
+        where r_m is left out: A_m[i] = if_missing_m - b_m[i], credited to the paid blocks that i has; if it has none of them,
+        to stop[i], the decision to end the completion without them
         sum_first:     one reward sum_m weight_m r_m (what is left out stands for `if_missing`), one A, paid to every paid block
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
@@ -72,9 +73,10 @@ def assign(
     for m, objective in enumerate(objectives):
         outcome_n = None if objective.given is None else _outcome(scores, objective)
         result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_n, scores.by_outcome_nmo[:, m], options)
-        for name in objective.pays:
-            block_nk[:, _position(name, block_names, objective)] += objective.weight * result.advantage_n
-        stop_n += objective.weight * torch.where(_left_out(scores)[:, m], result.missing_n, 0.0)
+        paid = [_position(name, block_names, objective) for name in objective.pays]
+        missing_n = torch.where(_left_out(scores)[:, m], result.missing_n, 0.0)
+        block_nk[:, paid] += objective.weight * (result.advantage_n + missing_n)[:, None]
+        stop_n += objective.weight * torch.where(present_nk[:, paid].any(dim=1), 0.0, missing_n)
         alone_m.append(result.alone_n.sum())
     absent_m = scores.reward_nm.isnan().sum(dim=0)
     return Credit(torch.where(present_nk, block_nk, 0.0), stop_n, torch.stack(alone_m), absent_m)

@@ -26,8 +26,8 @@ class Objective:
             same outcome, or the blended estimate of it.
         scale: divide by the standard deviation of the same stratum, or not.
         weight: multiplies the credit.
-        if_missing: the reward of a completion that lacks every paid block; its credit lands on the last trainable token.
-            None: such a completion gets no credit from this objective.
+        if_missing: what a reward stands for that the completion left out (no confidence, or an unreadable one). Its credit goes
+            to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit.
         name: how metrics call it; defaults to the reward's name.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 

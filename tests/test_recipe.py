@@ -1,0 +1,115 @@
+"""Recipes: presets, round trips, and one sentence for everything that cannot work."""
+
+import pytest
+import yaml
+
+from spanwise.credit import METHODS
+from spanwise.errors import LayoutError, RecipeError
+from spanwise.recipe import load, plan, resolved
+from spanwise.segment import Layout
+
+LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+
+
+def filled(**fields):
+    return plan(load(None, fields), LAYOUT, 32)
+
+
+def test_default_is_blockwise_with_the_outcome_baseline():
+    made = filled()
+    correct, brier = made.objectives
+    assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
+    assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), "correct", "outcome")
+    assert brier.if_missing == -1.0
+    assert (made.per, made.sum_first) == ("block", False)
+
+
+def test_rlcr_sums_first_and_pays_every_block():
+    made = filled(method="rlcr", calibration="log_score")
+    assert made.sum_first
+    assert [o.pays for o in made.objectives] == [("solution", "confidence")] * 2
+    assert made.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
+
+
+def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
+    assert filled(method="grpo").layout.names == ("completion",)
+    assert filled(method="grpo").per == "completion"
+    assert filled(method="grpo").objectives[0].scale == "std"
+    assert filled(method="dr_grpo").per == 32
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_resolved_recipe_says_everything(name, tmp_path):
+    recipe = load(None, {"method": name, "baseline": "blended", "steps": 7})
+    first = plan(recipe, LAYOUT, 32)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(resolved(recipe, first), sort_keys=False))
+    again = load(path)
+    assert again.steps == 7
+    assert plan(again, LAYOUT, 32) == first
+
+
+def test_command_line_wins_over_the_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("steps: 5\nmethod: rlcr\n")
+    recipe = load(path, {"steps": 9, "method": None})
+    assert (recipe.steps, recipe.method) == (9, "rlcr")
+
+
+def test_a_model_name_means_the_real_task():
+    assert load(None, {"model": "m", "dataset": "d"}).task == "confidence"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"methd": "bae"}, "There is no recipe field 'methd'. Did you mean 'method'?"),
+        ({"method": "bea"}, "There is no method 'bea'. Did you mean 'bae'?"),
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1 (got 0)"),
+        ({"steps": "many"}, "steps: Input should be a valid integer"),
+        ({"group_size": 1}, "group_size: Input should be greater than or equal to 2 (got 1)"),
+        ({"task": "confidence", "model": "m"}, "Task 'confidence' needs a dataset; add --dataset"),
+        ({"task": "digits", "model": "m"}, "A model or dataset is given, but the task is 'digits'"),
+        ({"mini_batches": 3}, "16 prompts x 16 completions = 256 cannot be cut into 3 mini-batches"),
+        ({"baseline": "outcom"}, "baseline: Input should be"),
+    ],
+)
+def test_sentences_before_anything_is_loaded(fields, sentence):
+    with pytest.raises(RecipeError) as error:
+        load(None, fields)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"objectives": [{"reward": "corect", "pays": ["solution"]}]}, "'corect'. Did you mean 'correct'?"),
+        ({"objectives": [{"reward": "correct", "pays": ["solutoin"]}]}, "solutoin"),
+        ({"objectives": [{"reward": "correct", "pay": ["solution"]}]}, "no field 'pay'. Did you mean 'pays'?"),
+        ({"objectives": [{"reward": "correct"}]}, "Objective 1 has no 'pays'"),
+        ({"objectives": [{"reward": "correct", "pays": []}]}, "pays no block"),
+        ({"objectives": [{"reward": "brier", "pays": ["confidence"], "given": "correct"}]}, "correct"),
+        ({"objectives": [{"reward": "brier", "pays": ["confidence"], "baseline": "outcome"}]}, "no outcome to condition on"),
+        ({"layout": {"solution": ["answer"], "confidence": []}}, "No tag opens block 'confidence'"),
+        ({"layout": {"solution": ["answer"]}}, "confidence"),
+        ({"prefilled": "answer"}, "must be the first tag of the first block"),
+        ({"layout": {"solution": ["<answer>"]}}, "must be a bare name"),
+    ],
+)
+def test_sentences_when_the_preset_is_filled_in(fields, sentence):
+    with pytest.raises((RecipeError, LayoutError)) as error:
+        filled(**fields)
+    assert sentence in str(error.value)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("steps: [1")
+    with pytest.raises(RecipeError, match="is not valid YAML"):
+        load(broken)
+    broken.write_text("- steps")
+    with pytest.raises(RecipeError, match="must hold 'field: value' lines, not a list"):
+        load(broken)
