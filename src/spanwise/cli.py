@@ -117,13 +117,20 @@ def evaluate(
 
 
 @app.command
-def demo(*, output: str = "runs/demo", seeds: str = "0", steps: int | None = None) -> None:
+def demo(
+    *,
+    output: str = "runs/demo",
+    seeds: str = "0",
+    steps: int | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
     """Show the point: one number for the whole completion against one per block, from the same hard warm start.
 
     Args:
         output: folder for the summary and the runs.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.
+        set_: any other recipe field of both arms, as field=value; may be repeated.
     """
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -133,7 +140,8 @@ def demo(*, output: str = "runs/demo", seeds: str = "0", steps: int | None = Non
     from spanwise.run.display import quiet
 
     quiet()
-    run(output=output, seeds=numbers, steps=steps, console=Console())
+    choices = _assignments(set_ or []) | ({} if steps is None else {"steps": steps})
+    run(output=output, seeds=numbers, choices=choices, console=Console())
 
 
 @app.command
@@ -146,22 +154,28 @@ def methods(name: str | None = None, /) -> None:
     import yaml
     from rich.table import Table
 
-    from spanwise.credit import METHODS, method
+    from spanwise.credit import METHODS, load_plugins, method
     from spanwise.recipe import load, plan, resolved
     from spanwise.tasks.digits import DIGITS_LAYOUT
 
     console = Console()
     if name is None:
-        table = Table("method", "what it does", "needs", "paper")
+        load_plugins()
+        table = Table("method", "credits", "what it does", "needs", "paper")
         for entry in METHODS.values():
-            table.add_row(entry.name, entry.summary, entry.needs, entry.paper)
+            table.add_row(entry.name, f"{entry.kind}s", entry.summary, ", ".join(entry.needs), entry.paper)
         console.print(table)
         return
     chosen = method(name)
+    needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""
+    console.print(f"# {chosen.summary}\n# {needs}{chosen.paper}", highlight=False, soft_wrap=True)
+    console.print(f"# spanwise.credit.{chosen.estimator.__name__}: {dict(chosen.settings)}", highlight=False, soft_wrap=True)
+    if chosen.preset is None:
+        console.print("# Called from Python only: no trainer here has what it needs.", highlight=False, soft_wrap=True)
+        return
     recipe = load(None, {"method": name})
     preset = resolved(recipe, plan(recipe, DIGITS_LAYOUT, 32))
     fields = ("method", "layout", "objectives", "sum_first", "per", "leave_one_out", "min_stratum")
-    console.print(f"# {chosen.summary}\n# Needs {chosen.needs}. {chosen.paper}", highlight=False, soft_wrap=True)
     console.print(yaml.safe_dump({key: preset[key] for key in fields}, sort_keys=False), highlight=False, soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from spanwise.credit import METHODS, method
+from spanwise.credit import method, preset_layout, preset_objectives
 from spanwise.errors import RecipeError, unknown
 from spanwise.score import Objective, check_objectives
 from spanwise.segment import Layout
@@ -26,6 +26,10 @@ class Recipe(BaseModel):
         "digits", description="digits: the embedded task; confidence, two_attempts: a model and a dataset by name or folder"
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
+    start_seed: int = Field(0, description="embedded task: seed of the warm start, shared by runs of every seed")
+    start_steps: int | None = Field(
+        None, ge=1, description="embedded task: shorten each phase of the warm start, for a quick look"
+    )
     model: str | None = Field(None, description="hub name or folder of the model; not for the embedded task")
     dataset: str | None = Field(None, description="hub name, folder or file of the prompts; not for the embedded task")
     split: str = Field("train", description="split of the dataset")
@@ -55,7 +59,12 @@ class Recipe(BaseModel):
     learning_rate: float = Field(4e-4, gt=0)
     warmup_steps: int = Field(10, ge=0)
     clip: float = Field(0.2, gt=0, description="PPO clip range of the ratio")
-    entropy: float = Field(0.06, ge=0, description="coefficient of the entropy bonus")
+    entropy: float = Field(0.04, ge=0, description="coefficient of the entropy bonus; where it starts, if there is a target")
+    entropy_target: float | None = Field(
+        0.2,
+        ge=0,
+        description="nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant",
+    )
     temperature: float = Field(1.0, gt=0)
     max_completion_length: int | None = Field(None, ge=2, description="tokens; default: the task's")
     seed: int = 0
@@ -74,9 +83,10 @@ class Recipe(BaseModel):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        if name not in METHODS:
-            raise ValueError(unknown("method", name, METHODS))
-        return name
+        try:
+            return method(name).name
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -157,15 +167,20 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
     Raises:
         RecipeError: an objective with an unknown field, reward, block or outcome; LayoutError: a layout that cannot work.
     """
-    preset = method(recipe.method)
+    preset = method(recipe.method).preset
+    if preset is None:
+        raise RecipeError(
+            f"Method '{recipe.method}' is a function to call from Python (spanwise.credit.{recipe.method}): no trainer here has "
+            f"what it needs ({', '.join(method(recipe.method).needs)}). Use 'bae' or another method of `spanwise methods`."
+        )
     if recipe.layout is not None:
         layout = Layout(recipe.layout, prefilled=recipe.prefilled)
     else:
-        layout = preset.layout(Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled))
+        layout = preset_layout(preset, Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled))
     if recipe.objectives is not None:
         objectives = tuple(_objective(entry, position) for position, entry in enumerate(recipe.objectives))
     else:
-        objectives = preset.objectives(layout, calibration=recipe.calibration, baseline=recipe.baseline)
+        objectives = preset_objectives(preset, layout, calibration=recipe.calibration, baseline=recipe.baseline)
     check_objectives(objectives, layout)
     per = preset.per if recipe.per is None else recipe.per
     sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first

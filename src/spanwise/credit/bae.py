@@ -7,9 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import BaselineName, advantage
+from spanwise.credit.registry import Preset, register
 from spanwise.errors import AlignmentError
 
 
+@register("bae", kind="block", paper="Blockwise Advantage Estimation, arXiv 2602.10231", preset=Preset())
 def bae(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],

@@ -5,9 +5,16 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.registry import Preset, register
 from spanwise.credit.strata import centred, group_index
 
 
+@register(
+    "dr_grpo",
+    kind="completion",
+    paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
+    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+)
 def dr_grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, leave_one_out: bool = False, min_stratum: int = 2
 ) -> Float[Tensor, " n"]:

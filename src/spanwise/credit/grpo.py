@@ -5,9 +5,16 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.registry import Preset, register
 from spanwise.credit.strata import centred, group_index
 
 
+@register(
+    "grpo",
+    kind="completion",
+    paper="DeepSeekMath, arXiv 2402.03300",
+    preset=Preset(whole=True, sum_first=True, per="completion", calibrated=False, scale="std"),
+)
 def grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, ddof: int = 1, eps: float = 1e-6, min_stratum: int = 2
 ) -> Float[Tensor, " n"]:

@@ -6,8 +6,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.dr_grpo import dr_grpo
+from spanwise.credit.registry import Preset, register
 
 
+@register(
+    "rlcr",
+    kind="completion",
+    paper="Beyond Binary Rewards, arXiv 2507.16806",
+    preset=Preset(sum_first=True, baseline="group"),
+)
 def rlcr(
     correct_n: Float[Tensor, " n"],
     calibration_n: Float[Tensor, " n"],

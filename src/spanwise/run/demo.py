@@ -22,25 +22,32 @@ ARMS: dict[str, dict[str, Any]] = {
 COMMON = {"start": "hard", "calibration": "log_score", "steps": 80, "eval_every": 5, "keep_rollouts": 5}
 
 
-def demo(*, output: str, seeds: Sequence[int], steps: int | None = None, console: Console | None = None) -> dict[str, Any]:
+def demo(
+    *,
+    output: str,
+    seeds: Sequence[int],
+    choices: Mapping[str, Any] | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
     """Train both arms for every seed and write `summary.json`.
 
     Args:
         output: folder; one run folder per arm (and seed, if there are several) inside.
         seeds: one seed fills `arms` with its figures, several with their means, and `seeds` with each.
-        steps: generation batches of each arm.
+        choices: recipe fields that both arms change.
         console: where progress is shown.
     """
     console = console or Console()
     started = time.perf_counter()
+    common = {**COMMON, **(choices or {})}
     folder = RunFolder(output)
     by_seed: dict[int, dict[str, dict[str, Any]]] = {}
     curves: dict[str, dict[str, list[Any]]] = {}
     for seed in seeds:
         by_seed[seed] = {}
-        for arm, choices in ARMS.items():
+        for arm, own in ARMS.items():
             place = Path(output) / (arm if len(seeds) == 1 else f"{arm}-{seed}")
-            recipe = load(None, {**COMMON, **choices, "seed": seed, "steps": steps or COMMON["steps"], "output": str(place)})
+            recipe = load(None, {**common, **own, "seed": seed, "output": str(place)})
             title = arm if len(seeds) == 1 else f"{arm}, seed {seed}"
             summary = train(recipe, console=console, title=title)
             by_seed[seed][arm] = arm_figures(summary)
@@ -49,11 +56,11 @@ def demo(*, output: str, seeds: Sequence[int], steps: int | None = None, console
     result = {
         "arms": arms,
         "seeds": {str(seed): figures for seed, figures in by_seed.items()},
-        "recipe": _shared(load(None, {**COMMON, "output": output})),
+        "recipe": _shared(load(None, common)),
         "seconds": time.perf_counter() - started,
     }
     folder.write_summary(result)
-    _show(console, by_seed, curves, float(COMMON["eval_every"]))
+    _show(console, by_seed, curves, int(common["eval_every"]))
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {output}: summary.json, and a folder for each run.")
     return result
 
@@ -99,7 +106,7 @@ def _show(
             table.add_row(str(seed), arm, *cells, verdict(figures))
     console.print(table)
     for title, series in curves.items():
-        console.print(f"\n{title}, every {every:.0f} steps", highlight=False)
+        console.print(f"\n{title}, every {every} steps", highlight=False)
         console.print(text_plot({"refusals": series["refusal_rate"], "accuracy": series["accuracy"]}), highlight=False)
 
 

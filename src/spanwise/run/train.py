@@ -19,6 +19,7 @@ from spanwise.run.display import Live, figure_table, warm_up_progress
 from spanwise.run.evaluate import evaluate
 from spanwise.run.folder import RunFolder
 from spanwise.tasks import Task, digits_task, load_task
+from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console) -> Task:
@@ -27,6 +28,8 @@ def make_task(recipe: Recipe, console: Console) -> Task:
         return digits_task(
             recipe.start,
             seed=recipe.seed,
+            start_seed=recipe.start_seed,
+            settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
             train_size=recipe.steps * recipe.prompts,
             eval_size=recipe.eval_prompts,
             progress=warm_up_progress(console),
@@ -113,6 +116,9 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         "warmup_steps": recipe.warmup_steps * recipe.mini_batches,
         "epsilon": recipe.clip,
         "entropy_coef": recipe.entropy,
+        "use_adaptive_entropy": recipe.entropy_target is not None,
+        "entropy_target": recipe.entropy_target or 0.0,
+        "entropy_coef_delta": 5e-4,
         "temperature": recipe.temperature,
         "seed": recipe.seed,
         "use_cpu": on_cpu,

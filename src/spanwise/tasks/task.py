@@ -55,6 +55,7 @@ def digits_task(
     difficulty: Difficulty,
     *,
     seed: int = 0,
+    start_seed: int = 0,
     train_size: int,
     eval_size: int = HELD_OUT,
     cache_folder: str | Path | None = None,
@@ -67,7 +68,8 @@ def digits_task(
 
     Args:
         difficulty: how good the warm start is; see `warm_start`.
-        seed: of the warm start and of the training prompts.
+        seed: of the training prompts.
+        start_seed: of the warm start; runs that differ only in `seed` share it.
         train_size: how many training prompts.
         eval_size: how many of the 512 evaluation prompts, from the first.
         cache_folder, progress, settings: see `warm_start`.
@@ -80,7 +82,7 @@ def digits_task(
     evaluation = held_out_problems(eval_size)
     rng = np.random.default_rng([seed, 1])
     train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
-    model = warm_start(difficulty, seed=seed, cache_folder=cache_folder, progress=progress, settings=settings)
+    model = warm_start(difficulty, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
     return Task(
         name=f"digits-{difficulty}",
         model=str(model),

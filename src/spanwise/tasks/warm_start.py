@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,12 @@ class WarmStartSettings:
     floor: float = 0.02
     clip: float = 1.0
     version: int = 1
+
+
+def shortened(steps: int) -> WarmStartSettings:
+    """The default settings with both phases cut to `steps`: a model that has learned little, in little time."""
+    full = WarmStartSettings()
+    return replace(full, easy=replace(full.easy, steps=steps), hard=replace(full.hard, steps=steps))
 
 
 def default_cache_folder() -> Path:

@@ -1,0 +1,169 @@
+"""The command line as a user meets it: real processes, their output and exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from spanwise.cli import app
+from spanwise.errors import DataError, RecipeError
+
+SMALL = [
+    "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
+    "--set", "eval_samples=2",
+]  # fmt: skip
+
+
+def spanwise(*arguments, cache, expect=0):
+    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    done = subprocess.run(
+        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def run(cache, tmp_path_factory):
+    """One real run of two steps, with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("run") / "first"
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
+    return folder, done
+
+
+def test_train_leaves_everything_behind(run):
+    folder, done = run
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert list(recipe["layout"]) == ["solution", "confidence"]
+    assert recipe["objectives"][1]["baseline"] == "outcome"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert {"rewards/correct/mean", "credit/solution/mean_abs", "credit/malformed", "spanwise/seconds"} <= set(steps[0])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"accuracy", "refusal_rate", "format_rate", "ece"} <= set(summary["final"])
+    assert 0 < summary["spanwise_share"] < 1
+    assert (folder / "model" / "config.json").is_file()
+    assert "segment + score + credit took" in done.stdout
+
+
+def test_rollouts_can_be_read_and_add_up(run):
+    folder, _ = run
+    table = pq.read_table(folder / "rollouts" / "step_000001.parquet")
+    assert table.num_rows == 8
+    for row in table.to_pylist():
+        assert len(row["completion_ids"]) == len(row["advantages"]) == len(row["trainable"])
+        assert row["status/correct"] in ("ok", "absent")
+        assert (row["reward/correct"] is None) == (row["status/correct"] != "ok")
+        blocks = [(row[f"start/{name}"], row[f"end/{name}"], row[f"credit/{name}"]) for name in ("solution", "confidence")]
+        total = sum(credit for start, end, credit in blocks if end > start) + row["credit/stop"]
+        assert sum(row["advantages"]) == pytest.approx(total, abs=1e-5)  # 1/|T_k| over |T_k| tokens
+
+
+def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
+    folder, _ = run
+    spanwise("train", folder / "recipe.yaml", "--output", tmp_path / "again", cache=cache)
+    first, second = (json.loads((path / "summary.json").read_text()) for path in (folder, tmp_path / "again"))
+    assert first["final"] == second["final"]
+
+
+def test_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
+    folder, _ = run
+    checkpoint = folder / "checkpoints" / "checkpoint-1"
+    spanwise("train", *SMALL, "--output", tmp_path / "resumed", "--resume", checkpoint, cache=cache)
+    first, second = (json.loads((path / "summary.json").read_text()) for path in (folder, tmp_path / "resumed"))
+    assert first["final"] == second["final"]
+
+
+def test_eval_reads_a_run_folder(run, cache):
+    folder, _ = run
+    done = spanwise("eval", folder, "--prompts", "4", "--samples", "2", cache=cache)
+    assert "accuracy" in done.stdout
+
+
+def test_demo_has_both_arms(cache, tmp_path):
+    done = spanwise(
+        "demo", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
+        "--set", "eval_samples=2", cache=cache,
+    )  # fmt: skip
+    arms = json.loads((tmp_path / "demo" / "summary.json").read_text())["arms"]
+    assert set(arms) == {"scalar", "blockwise"}
+    expected = {
+        "accuracy",
+        "refusal_rate",
+        "peak_refusal_rate",
+        "mean_accuracy",
+        "ece",
+        "brier",
+        "auroc",
+        "format_rate",
+        "seconds",
+    }
+    assert expected <= set(arms["scalar"])
+    assert "refusals" in done.stdout
+
+
+def test_methods(cache):
+    assert "arXiv 2602.10231" in " ".join(spanwise("methods", cache=cache).stdout.split())
+    preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
+    assert preset["sum_first"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--method", "bea"], "There is no method 'bea'. Did you mean 'bae'?"),
+        (["train", "--set", "stepz=3"], "There is no recipe field 'stepz'. Did you mean 'steps'?"),
+        (["train", "missing.yaml"], "The recipe 'missing.yaml' cannot be read: No such file"),
+        (["train", "--resume", "nowhere"], "'nowhere' is not a readable checkpoint"),
+        (["train", "--resume", "last", "--output", "nowhere"], "There is no checkpoint under 'nowhere/checkpoints'"),
+        (
+            ["train", "--model", "nowhere", "--dataset", "nothing.jsonl"],
+            "The model 'nowhere' is neither a local folder nor a hub model",
+        ),
+        (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
+        (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
+        (["demo", "--seeds", "a"], "--seeds takes whole numbers"),
+        (["train", "--set", "steps"], "--set takes field=value"),
+    ],
+)
+def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((RecipeError, DataError)) as error:
+        app(arguments)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_process_itself_prints_the_sentence(cache):
+    done = spanwise("train", "--method", "bea", cache=cache, expect=2)
+    assert done.stderr.startswith("Error: There is no method 'bea'.")
+
+
+def test_import_loads_no_trainer():
+    code = (
+        "import time, torch; started = time.perf_counter(); import spanwise, sys; seconds = time.perf_counter() - started;"
+        "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'pydantic', 'rich', 'math_verify', 'ray'} & set(sys.modules);"
+        "print(sorted(heavy), seconds)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
+    heavy, seconds = done.stdout.rsplit(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 1.5
