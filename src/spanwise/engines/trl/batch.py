@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -83,17 +84,19 @@ def pad_tokens(
         >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
         [[True, False, True], [True, False, False]]
     """
-    width = max((len(row) for row in ids), default=0)
-    ids_nt = torch.zeros(len(ids), width, dtype=torch.long)
-    mask_nt = torch.zeros(len(ids), width, dtype=torch.bool)
-    for n, row in enumerate(ids):
-        ids_nt[n, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-        sampled = [1] * len(row) if tool_mask is None else tool_mask[n]
-        if len(sampled) != len(row):
+    lengths = [len(row) for row in ids]
+    for n, (length, sampled) in enumerate(zip(lengths, tool_mask or (), strict=bool(tool_mask))):
+        if length != len(sampled):
             raise AlignmentError(
-                f"Completion {n} has {len(row)} tokens and a tool mask of {len(sampled)}; give one mask value to each token."
+                f"Completion {n} has {length} tokens and a tool mask of {len(sampled)}; give one mask value to each token."
             )
-        mask_nt[n, : len(row)] = torch.as_tensor(sampled, dtype=torch.bool)
+    filled_nt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.long)[:, None]
+    ids_nt = torch.zeros(filled_nt.shape, dtype=torch.long)
+    ids_nt[filled_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
+    if tool_mask is None:
+        return ids_nt, filled_nt
+    mask_nt = torch.zeros_like(filled_nt)
+    mask_nt[filled_nt] = torch.tensor(list(chain.from_iterable(tool_mask)), dtype=torch.long) != 0
     return ids_nt, mask_nt
 
 
