@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import app
 from spanwise.errors import DataError, RecipeError
+from tokenizers_small import byte_level
 
 SMALL = [
     "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
@@ -19,8 +22,14 @@ SMALL = [
 ]  # fmt: skip
 
 
-def spanwise(*arguments, cache, expect=0):
-    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+def spanwise(*arguments, cache, expect=0, path=""):
+    environment = {
+        **os.environ,
+        "SPANWISE_CACHE": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "160",
+        "PYTHONPATH": str(path),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
         capture_output=True,
@@ -90,6 +99,48 @@ def test_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
     assert first["final"] == second["final"]
 
 
+def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
+    folder, _ = run
+    broken = tmp_path / "checkpoint-1"
+    shutil.copytree(folder / "checkpoints" / "checkpoint-1", broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
+    assert "is not a readable checkpoint: a file in it is damaged" in done.stderr
+
+
+def test_a_model_and_a_dataset_by_name(cache, tmp_path):
+    """The real path with a random model: the paper's prompt, a reward function of the user's own, LoRA-free, one step."""
+    tokenizer = byte_level(special=("<|end|>",))
+    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(blocks, **columns):\n    return [-len(str(b)) / 100 for b in blocks]\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(
+        "objectives:\n- {reward: correct, pays: [solution], if_missing: 0.0}\n"
+        "- {reward: 'my_rewards:short', pays: [solution]}\n"
+        "- {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}\n"
+    )
+    done = spanwise(
+        "train", tmp_path / "recipe.yaml", "--model", tmp_path / "model", "--dataset", tmp_path / "sums.jsonl", "--steps", "1",
+        "--prompts", "2", "--group-size", "2", "--set", "max_completion_length=12", "--set", "eval_prompts=2",
+        "--set", "eval_samples=1", "--output", tmp_path / "out", cache=cache, path=tmp_path,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["task"] == "confidence"
+    assert summary["final"]["refusal_rate"] is None
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["objectives"][1]["reward"] == "my_rewards:short"
+    assert "short" in done.stdout
+
+
 def test_eval_reads_a_run_folder(run, cache):
     folder, _ = run
     done = spanwise("eval", folder, "--prompts", "4", "--samples", "2", cache=cache)
@@ -140,6 +191,14 @@ def test_methods(cache):
         (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
         (["demo", "--seeds", "a"], "--seeds takes whole numbers"),
         (["train", "--set", "steps"], "--set takes field=value"),
+        (
+            ["train", "--set", "start_steps=1", "--set", "trainer={betta: 1}"],
+            "There is no trainer option 'betta'. Did you mean 'beta'",
+        ),
+        (
+            ["train", "--set", "objectives=[{reward: 'nowhere:f', pays: [solution]}]", "--set", "start_steps=1"],
+            "cannot be imported",
+        ),
     ],
 )
 def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatch):

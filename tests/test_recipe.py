@@ -38,7 +38,14 @@ def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
     assert filled(method="dr_grpo").per == 32
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+def test_two_attempts_reward_the_second_one():
+    attempts = Layout({"first": ["reasoning", "answer"], "second": ["reasoning", "answer"]})
+    correct, second = plan(load(None, {}), attempts, 64).objectives
+    assert (correct.pays, second.pays, second.reward) == (("first",), ("second",), "second_attempt")
+    assert second.options == {"first": "first"}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.preset))
 def test_a_resolved_recipe_says_everything(name, tmp_path):
     recipe = load(None, {"method": name, "baseline": "blended", "steps": 7})
     first = plan(recipe, LAYOUT, 32)

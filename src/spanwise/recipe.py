@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,7 +202,9 @@ def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:
 
 
 def _plain(objective: Objective) -> dict[str, Any]:
-    reward = objective.reward if isinstance(objective.reward, str) else objective.name
+    reward = objective.reward
+    if not isinstance(reward, str):
+        reward = f"{reward.__module__}:{reward.__qualname__}"
     entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "options": dict(objective.options)}
     return {key: value for key, value in entry.items() if value is not None and value != {}}
 
@@ -216,8 +219,19 @@ def _objective(entry: Mapping[str, Any], position: int) -> Objective:
             raise RecipeError(
                 f"Objective {position + 1} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
-    pays = entry["pays"]
-    return Objective(**{**entry, "pays": (pays,) if isinstance(pays, str) else tuple(pays)})
+    pays, reward = entry["pays"], entry["reward"]
+    if isinstance(reward, str) and ":" in reward:
+        reward = _imported(reward, position)
+    return Objective(**{**entry, "reward": reward, "pays": (pays,) if isinstance(pays, str) else tuple(pays)})
+
+
+def _imported(path: str, position: int) -> Any:
+    """A reward function of the user's own, written as `module:function` in a recipe."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(f"Objective {position + 1}: the reward '{path}' cannot be imported: {error}.") from error
 
 
 def _sentence(error: ValidationError) -> str:

@@ -27,7 +27,9 @@ def preset_layout(preset: Preset, task: Layout) -> Layout:
 def preset_objectives(
     preset: Preset, layout: Layout, *, calibration: str = "brier", baseline: BaselineName = "outcome"
 ) -> tuple[Objective, ...]:
-    """The objectives of a preset: correctness pays the first block, a calibration score the last one.
+    """The objectives of a preset: correctness pays the first block, a second objective the last one.
+
+    The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt.
 
     Args:
         preset: of the method.
@@ -36,6 +38,9 @@ def preset_objectives(
         baseline: of the confidence, where the preset leaves it open.
 
     Example:
+        >>> attempts = Layout({"first": ["answer"], "second": ["answer"]})
+        >>> preset_objectives(Preset(), attempts)[1].name
+        'second_attempt'
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(Preset(), layout)]
         [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
@@ -43,17 +48,19 @@ def preset_objectives(
     if calibration not in WORST_SCORE:
         raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))
     correct = Objective("correct", pays=(layout.names[0],), scale=preset.scale, if_missing=0.0)
-    score = Objective(
-        calibration,
+    confident = "confidence" in dict(layout.blocks)[layout.names[-1]]
+    second = Objective(
+        calibration if confident else "second_attempt",
         pays=(layout.names[-1],),
         given="correct",
         baseline=preset.baseline or baseline,
         scale=preset.scale,
         weight=preset.weight,
-        if_missing=WORST_SCORE[calibration],
+        if_missing=WORST_SCORE[calibration] if confident else 0.0,
+        options={} if confident else {"first": layout.names[0]},
     )
     if not preset.calibrated:
         return (correct,)
     if preset.sum_first:
-        return replace(correct, pays=layout.names), replace(score, pays=layout.names)
-    return correct, score
+        return replace(correct, pays=layout.names), replace(second, pays=layout.names)
+    return correct, second

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from spanwise.recipe import Recipe, load
-from spanwise.run.display import text_plot
+from spanwise.run.display import figure_table, text_plot
 from spanwise.run.folder import RunFolder
 from spanwise.run.train import train
 
@@ -94,17 +93,13 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 
 def _show(
-    console: Console, by_seed: Mapping[int, Mapping[str, Mapping[str, Any]]], curves: Mapping[str, Any], every: float
+    console: Console, by_seed: Mapping[int, Mapping[str, Mapping[str, Any]]], curves: Mapping[str, Any], every: int
 ) -> None:
-    shown = ("accuracy", "refusal_rate", "peak_refusal_rate", "mean_accuracy", "ece", "brier", "auroc", "format_rate")
-    table = Table(title="correctness + log score from the same hard warm start", title_justify="left")
-    for name in ("seed", "arm", *(name.replace("_", " ") for name in shown), "the arm"):
-        table.add_column(name, justify="left" if name in ("arm", "the arm") else "right")
     for seed, arms in by_seed.items():
+        shown = {arm: {k: v for k, v in figures.items() if k != "spanwise_share"} for arm, figures in arms.items()}
+        console.print(figure_table(f"correctness + log score from the same hard warm start, seed {seed}", shown))
         for arm, figures in arms.items():
-            cells = ("-" if figures[name] is None else f"{figures[name]:.3f}" for name in shown)
-            table.add_row(str(seed), arm, *cells, verdict(figures))
-    console.print(table)
+            console.print(f"{arm}: {verdict(figures)}", highlight=False)
     for title, series in curves.items():
         console.print(f"\n{title}, every {every} steps", highlight=False)
         console.print(text_plot({"refusals": series["refusal_rate"], "accuracy": series["accuracy"]}), highlight=False)

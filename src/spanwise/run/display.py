@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -76,15 +77,14 @@ def warm_up_progress(console: Console) -> Any:
     return show
 
 
-def figure_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A table with a row per run and a column per figure."""
-    names = list(dict.fromkeys(name for figures in rows.values() for name in figures))
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
+def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters."""
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    table = Table("", *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
     for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
-    for label, figures in rows.items():
-        table.add_row(label, *(_short(figures.get(name)) for name in names))
+        table.add_row(name.replace("_", " "), *(_short(figures.get(name)) for figures in columns.values()))
     return table
 
 

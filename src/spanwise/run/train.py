@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.errors import DataError
+from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import ece
 from spanwise.recipe import Plan, Recipe, plan, resolved
 from spanwise.run.display import Live, figure_table, warm_up_progress
@@ -134,6 +137,9 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         "leave_one_out": recipe.leave_one_out,
         "min_stratum": recipe.min_stratum,
     }
+    for name in recipe.trainer:
+        if name not in SpanGRPOConfig.__dataclass_fields__:
+            raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
     return SpanGRPOConfig(**{**options, **recipe.trainer})
 
 
@@ -147,11 +153,24 @@ def find_checkpoint(output: str, resume: str) -> str:
                 f"There is no checkpoint under '{output}/checkpoints'; train with --save-every 10 to write some."
             )
         place = found[-1]
-    if not (place / "trainer_state.json").is_file():
-        raise DataError(
-            f"'{place}' is not a readable checkpoint: it holds no trainer_state.json. Give a checkpoint-<step> folder."
-        )
+    if fault := _checkpoint_fault(place):
+        raise DataError(f"'{place}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
     return str(place)
+
+
+def _checkpoint_fault(place: Path) -> str | None:
+    """What is wrong with a checkpoint folder, found before a model is loaded."""
+    try:
+        json.loads((place / "trainer_state.json").read_text())
+        for file in place.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                weights.keys()
+    except FileNotFoundError:
+        return "it holds no trainer_state.json"
+    except (OSError, ValueError, SafetensorError) as error:
+        return f"a file in it is damaged ({str(error).splitlines()[0]})"
+    damaged = [file.name for file in (*place.glob("*.pt"), *place.glob("*.pth")) if not zipfile.is_zipfile(file)]
+    return f"{damaged[0]} is damaged" if damaged else None
 
 
 class Recorder(TrainerCallback):
