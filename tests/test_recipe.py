@@ -27,7 +27,7 @@ def test_default_is_blockwise_with_the_outcome_baseline():
 def test_rlcr_sums_first_and_pays_every_block():
     made = filled(method="rlcr", calibration="log_score")
     assert made.sum_first
-    assert [o.pays for o in made.objectives] == [("solution", "confidence")] * 2
+    assert [o.pays for o in made.objectives] == [("solution", "confidence"), ("confidence", "solution")]
     assert made.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
 
 

@@ -48,7 +48,7 @@ def preset_objectives(
     if calibration not in WORST_SCORE:
         raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))
     correct = Objective("correct", pays=(layout.names[0],), scale=preset.scale, if_missing=0.0)
-    confident = "confidence" in dict(layout.blocks)[layout.names[-1]]
+    confident = len(layout.names) == 1 or "confidence" in dict(layout.blocks)[layout.names[-1]]
     second = Objective(
         calibration if confident else "second_attempt",
         pays=(layout.names[-1],),
@@ -62,5 +62,8 @@ def preset_objectives(
     if not preset.calibrated:
         return (correct,)
     if preset.sum_first:
-        return replace(correct, pays=layout.names), replace(second, pays=layout.names)
+        # A reward reads the first block it pays; every other block comes after its own.
+        return replace(correct, pays=layout.names), replace(
+            second, pays=tuple(dict.fromkeys((layout.names[-1], *layout.names)))
+        )
     return correct, second
