@@ -170,7 +170,10 @@ def test_demo_has_both_arms(cache, tmp_path):
 
 
 def test_methods(cache):
-    assert "arXiv 2602.10231" in " ".join(spanwise("methods", cache=cache).stdout.split())
+    listed = spanwise("methods", cache=cache).stdout
+    assert "arXiv 2602.10231" in listed
+    assert "gigpo" in listed
+    assert "from Python only" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
     assert preset["sum_first"] is True
 
@@ -189,6 +192,7 @@ def test_methods(cache):
         ),
         (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
+        (["train", "--report-to", "wandbb", "--set", "start_steps=1"], "report_to is 'wandbb', which is not installed"),
         (["demo", "--seeds", "a"], "--seeds takes whole numbers"),
         (["train", "--set", "steps"], "--set takes field=value"),
         (

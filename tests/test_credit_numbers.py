@@ -333,3 +333,10 @@ def test_sentences(unchecked_shapes):
     with pytest.raises(RecipeError, match="share one baseline"):
         assign(scores_of([[1, 0]], ("correct", "brier")), torch.tensor([0]), torch.ones(1, 2).bool(),
                objectives=BAE, block_names=BLOCKS, sum_first=True)  # fmt: skip
+
+
+def test_credit_that_is_not_finite_is_refused():
+    broken = Credit(CREDIT.block_nk.clone(), CREDIT.stop_n, CREDIT.singleton_m, CREDIT.absent_m)
+    broken.block_nk[1, 1] = NAN
+    with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
+        spread(broken, layout_spans())

@@ -1,5 +1,7 @@
 """Literal cases: the tokens of every completion are written out, spans and texts are worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -288,3 +290,13 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
 def test_a_layout_that_cannot_work_is_refused(blocks, prefilled, said):
     with pytest.raises(LayoutError, match=said):
         Layout(blocks, prefilled=prefilled)
+
+
+def test_lengths_come_with_the_spans():
+    # `segment` knows the lengths and hands them over; they must be those of the tokens.
+    vocabulary = Vocabulary((b"<a>", b"x", b"</a>", b"<c>", b"</c>"))
+    ids = torch.tensor([[0, 1, 1, 2, 3, 1, 4], [0, 1, 2, 3, 4, 9, 9], [9, 9, 9, 9, 9, 9, 9]])
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0]])
+    spans, _ = segment(ids, mask, layout=Layout({"solution": ["a"], "confidence": ["c"]}), vocabulary=vocabulary)
+    assert spans.length_nk.tolist() == [[3, 3], [3, 2], [0, 0]]
+    assert replace(spans).length_nk.tolist() == spans.length_nk.tolist()  # counted anew

@@ -125,11 +125,11 @@ def test_a_table_of_all_ranks_reads_back_as_it_was_written():
         torch.tensor([[-0.81, -0.01], [nan, nan]]).double(),
     )
     table = pack([first, second], spans([[0, 0, 1], [0, 0, -1]]))
-    scores, present, fault = unpack(torch.cat([table, table]), ["c", "q"], 2)
+    scores, length, fault = unpack(torch.cat([table, table]), ["c", "q"], 2)
     assert scores.reward_nm[:2].flatten().tolist() == pytest.approx([1.0, -0.01, nan, nan], nan_ok=True)
     assert scores.status_nm[:2].tolist() == [[0, 0], [1, 2]]
     assert scores.by_outcome_nmo[2, 1].tolist() == pytest.approx([-0.81, -0.01])
-    assert present.tolist() == [[True, True], [True, False]] * 2
+    assert length.tolist() == [[2, 1], [2, 0]] * 2
     assert fault.tolist() == [0, 1, 0, 1]
 
 

@@ -152,6 +152,7 @@ def methods(name: str | None = None, /) -> None:
         name: a method.
     """
     import yaml
+    from rich import box
     from rich.table import Table
 
     from spanwise.credit import METHODS, load_plugins, method
@@ -161,9 +162,11 @@ def methods(name: str | None = None, /) -> None:
     console = Console()
     if name is None:
         load_plugins()
-        table = Table("method", "credits", "what it does", "needs", "paper")
-        for entry in METHODS.values():
-            table.add_row(entry.name, f"{entry.kind}s", entry.summary, ", ".join(entry.needs), entry.paper)
+        table = Table("method", "credits", "what it does", box=box.SIMPLE_HEAD, show_lines=False)
+        for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
+            facts = [entry.paper, f"needs {', '.join(entry.needs)}" if entry.needs else "needs rewards only"]
+            facts += [] if entry.preset else ["from Python only"]
+            table.add_row(f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]")
         console.print(table)
         return
     chosen = method(name)

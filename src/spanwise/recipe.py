@@ -117,12 +117,16 @@ class Plan:
         objectives: rewards, what they pay, their baselines.
         sum_first: add the rewards before the baseline.
         per: what a token's share is counted in.
+        estimator: what turns the sum of the rewards into advantages; None: the objectives' baselines.
+        whiten: scale the credit of each block to a standard deviation of 1 over the batch.
     """
 
     layout: Layout
     objectives: tuple[Objective, ...]
     sum_first: bool
     per: str | float
+    estimator: str | None = None
+    whiten: bool = False
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -168,11 +172,12 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
     Raises:
         RecipeError: an objective with an unknown field, reward, block or outcome; LayoutError: a layout that cannot work.
     """
-    preset = method(recipe.method).preset
+    chosen = method(recipe.method)
+    preset = chosen.preset
     if preset is None:
         raise RecipeError(
             f"Method '{recipe.method}' is a function to call from Python (spanwise.credit.{recipe.method}): no trainer here has "
-            f"what it needs ({', '.join(method(recipe.method).needs)}). Use 'bae' or another method of `spanwise methods`."
+            f"what it needs ({', '.join(chosen.needs)}). Use 'bae' or another method of `spanwise methods`."
         )
     if recipe.layout is not None:
         layout = Layout(recipe.layout, prefilled=recipe.prefilled)
@@ -187,7 +192,16 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
     sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first
     if per == "length":
         per = max_completion_length
-    return Plan(layout, objectives, sum_first, per if isinstance(per, str) else float(per))
+    # The sum of several rewards (rlcr) is compared by its objectives' baseline; a single one by the method's own function.
+    own = chosen.kind == "completion" and preset.sum_first and not preset.calibrated and sum_first
+    return Plan(
+        layout,
+        objectives,
+        sum_first,
+        per if isinstance(per, str) else float(per),
+        recipe.method if own else None,
+        preset.whiten,
+    )
 
 
 def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:

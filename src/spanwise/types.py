@@ -61,7 +61,12 @@ class Spans:
     @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
         """|T_k|: the number of trainable tokens of each block."""
-        return torch.stack([(self.block_nt == k).sum(dim=1) for k in range(len(self.names))], dim=1)
+        length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
+        for first in range(0, len(length_nk), 64):  # a few rows at a time stay in the cache
+            rows = slice(first, first + 64)
+            for k in range(len(self.names)):
+                length_nk[rows, k] = (self.block_nt[rows] == k).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()
+        return length_nk
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
@@ -13,6 +13,24 @@ from spanwise.score.objective import BaselineName
 
 Kind = Literal["completion", "block", "token", "step"]
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
+
+#: What `spanwise.testing.check_estimator` asks of every method, as far as it applies to its kind. A method whose nature breaks one
+#: of them says so where it registers: `exceptions={"shift": "the reward is divided by the mean reward"}`.
+PROPERTIES: Mapping[str, str] = {
+    "result": "one finite number for every completion, block, token or step, in the promised dtype",
+    "pure": "its inputs stay as they are and a second call gives the same numbers",
+    "precision": "rewards in float32 and float64 give the same numbers",
+    "negative": "rewards may be negative",
+    "absent": "a NaN reward gets exactly 0 and is left out: the others get what they get without it",
+    "permutation": "another order of the rows, or other group ids, only reorders the result",
+    "shift": "adding a constant to all rewards of a group changes nothing",
+    "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
+    "split": "groups computed in separate batches get what they get in one batch",
+    "masking": "masked tokens, wherever they stand, change nothing at the others and get exactly 0",
+    "poison": "what stands at a masked token (NaN, 1e9, any id) is never read",
+    "padding": "padding on the left and on the right give the same numbers",
+    "conservation": "spread over the tokens of its block, credit adds up to itself and is exactly 0 elsewhere",
+}
 
 #: Distributions announce methods of their own under this entry point group; loading the entry point must register them.
 ENTRY_POINT_GROUP = "spanwise.methods"
@@ -54,6 +72,7 @@ class Method:
             of trajectories (`reward_s`).
         paper: where it comes from.
         preset: how a recipe runs it; None: it is called from Python only.
+        exceptions: which of `PROPERTIES` it does not have by its nature -> why.
     """
 
     name: str
@@ -61,6 +80,7 @@ class Method:
     kind: Kind
     paper: str
     preset: Preset | None
+    exceptions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -84,11 +104,13 @@ class Method:
 METHODS: dict[str, Method] = {}
 
 
-def register(name: str, *, kind: Kind, paper: str, preset: Preset | None = None) -> Callable[[Estimator], Estimator]:
+def register(
+    name: str, *, kind: Kind, paper: str, preset: Preset | None = None, exceptions: Mapping[str, str] | None = None
+) -> Callable[[Estimator], Estimator]:
     """Register an estimator under a name; the function itself stays as it is.
 
     Raises:
-        RecipeError: another function has the name already.
+        RecipeError: another function has the name already, or an exception to a property that does not exist.
 
     Example:
         >>> @register("mean_of_two", kind="completion", paper="none")
@@ -98,13 +120,16 @@ def register(name: str, *, kind: Kind, paper: str, preset: Preset | None = None)
         >>> METHODS.pop("mean_of_two").summary
         'Halve every reward.'
     """
+    for property_name in exceptions or {}:
+        if property_name not in PROPERTIES:
+            raise RecipeError(f"Method '{name}': {unknown('property', property_name, PROPERTIES)}")
 
     def decorate(estimator: Estimator) -> Estimator:
         known = METHODS.get(name)
         if known is not None and known.estimator is not estimator:
             place = f"{known.estimator.__module__}.{known.estimator.__qualname__}"
             raise RecipeError(f"There is a method '{name}' already ({place}); register yours under another name.")
-        METHODS[name] = Method(name, estimator, kind, paper, preset)
+        METHODS[name] = Method(name, estimator, kind, paper, preset, dict(exceptions or {}))
         return estimator
 
     return decorate

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spanwise.errors import AlignmentError, RecipeError
+from spanwise.credit.memory import fresh
+from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 
-_ROWS = 32
+_ROWS = 16
 
 
 def spread(
@@ -56,20 +57,52 @@ def spread(
         raise AlignmentError(
             f"Credit is for {tuple(credit.block_nk.shape)} completions and blocks, spans are for {tuple(spans.start_nk.shape)}."
         )
+    if not bool(credit.block_nk.isfinite().all() and credit.stop_n.isfinite().all()):
+        wrong_n = ~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())
+        raise RewardError(
+            f"The credit of completion {int(wrong_n.nonzero()[0])} is not finite; absent rewards get credit 0."
+        )
     length_nk = spans.length_nk
     total_n = length_nk.sum(dim=1)
     share_nk = torch.where(length_nk > 0, credit.block_nk / _size(length_nk, per), 0.0)
-    # Column 0 serves the tokens of no block (block -1).
-    table_nk = torch.cat([torch.zeros_like(share_nk[:, :1]), share_nk], dim=1).to(dtype)
-    advantage_nt = torch.empty(spans.block_nt.shape, dtype=dtype, device=table_nk.device)
-    for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time, so that the wide index stays in the cache
+    # The last column serves the tokens of no block.
+    table_nk = torch.cat([share_nk, torch.zeros_like(share_nk[:, :1])], dim=1).to(dtype)
+    advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
+    for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time stay in the cache
         rows = slice(first, first + _ROWS)
-        torch.gather(table_nk[rows], 1, spans.block_nt[rows].long() + 1, out=advantage_nt[rows])
+        torch.gather(table_nk[rows], 1, _columns(spans.block_nt[rows], share_nk.shape[1]), out=advantage_nt[rows])
     row_n = torch.nonzero((total_n > 0) & (credit.stop_n != 0)).squeeze(1)
     if len(row_n):
         last_n = spans.end_nk[row_n].amax(dim=1) - 1
         advantage_nt[row_n, last_n] += credit.stop_n[row_n].to(dtype)
     return advantage_nt
+
+
+def to_tokens(
+    advantage_n: Float[Tensor, " n"], mask_nt: Shaped[Tensor, "n t"], *, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "n t"]:
+    """Give every trainable token the advantage of its completion, as the trainers' own estimators do; exactly 0 elsewhere.
+
+    Args:
+        advantage_n: one advantage per completion.
+        mask_nt: bool or 0/1 integers.
+        dtype: of the result.
+
+    Example:
+        >>> to_tokens(torch.tensor([.5, -1.]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
+        tensor([[ 0.5000,  0.5000,  0.0000],
+                [ 0.0000, -1.0000,  0.0000]])
+    """
+    advantage_nt = fresh(mask_nt.shape, dtype=dtype, device=advantage_n.device)
+    nothing = torch.zeros((), dtype=dtype, device=advantage_n.device)
+    return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], nothing, out=advantage_nt)
+
+
+def _columns(block_nt: Tensor, blocks: int) -> Tensor:
+    """The column of each token in a table of `blocks` + 1 columns: its block, or the last one for -1."""
+    if block_nt.dtype == torch.int8:
+        return block_nt.view(torch.uint8).clamp(max=blocks).long()  # without a sign, -1 is 255
+    return torch.where(block_nt < 0, blocks, block_nt).long()
 
 
 def _size(length_nk: Tensor, per: str | int | float) -> Tensor:

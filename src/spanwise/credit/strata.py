@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
+
+#: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
+EpsAt = Literal["std", "variance", "floor"]
+
+_ROWS = 32
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
@@ -60,17 +66,21 @@ class Moments:
 
     def count_n(self) -> Float[Tensor, " n"]:
         """Members of each completion's stratum; 0 where it has none."""
-        return torch.where(self.stratum_n >= 0, self.count_s[self.stratum_n], 0.0)
+        return self._look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
         """Mean of each completion's stratum, itself included; NaN where the stratum has no member."""
-        return torch.where(self.stratum_n >= 0, self.mean_s[self.stratum_n], torch.nan)
+        return self._look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int) -> Float[Tensor, " n"]:
         """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined."""
         free_s = self.count_s - ddof
         std_s = torch.where(free_s > 0, self.square_s / free_s.clamp(min=1.0), 0.0).sqrt()
-        return torch.where(self.stratum_n >= 0, std_s[self.stratum_n], 0.0)
+        return self._look_up(std_s, 0.0)
+
+    def _look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
+        """The value of each completion's stratum; `nowhere`, appended as the last one, where it has none (-1)."""
+        return torch.cat([value_s, value_s.new_full((1,), nowhere)])[self.stratum_n]
 
     def pooled_variance(self) -> float:
         """Variance inside strata, sum of squares over sum of (count - 1); NaN if every stratum has at most one member."""
@@ -97,19 +107,17 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
     ids, dense_n[placed_n] = torch.unique(stratum_n[placed_n], return_inverse=True)
     member_n = placed_n & ~value_n.isnan()
     value_i, stratum_i = value_n[member_n].double(), dense_n[member_n]
-
-    def total_s(value_i: Tensor) -> Tensor:
-        return torch.zeros(len(ids), dtype=torch.float64, device=value_n.device).index_add_(0, stratum_i, value_i)
-
-    count_s = total_s(torch.ones_like(value_i))
-    low_s = torch.zeros_like(count_s).scatter_reduce_(0, stratum_i, value_i, "amin", include_self=False)
+    nothing_s = torch.zeros(len(ids), dtype=torch.float64, device=value_n.device)
+    count_s = nothing_s.index_add(0, stratum_i, torch.ones_like(value_i))
+    low_s = nothing_s.scatter_reduce(0, stratum_i, value_i, "amin", include_self=False)
     above_i = value_i - low_s[stratum_i]
-    mean_above_s = total_s(above_i) / count_s.clamp(min=1.0)
+    mean_above_s = nothing_s.index_add(0, stratum_i, above_i) / count_s.clamp(min=1.0)
     deviation_i = above_i - mean_above_s[stratum_i]
     deviation_n = torch.zeros(len(value_n), dtype=torch.float64, device=value_n.device)
     deviation_n[member_n] = deviation_i
     mean_s = torch.where(count_s > 0, low_s + mean_above_s, torch.nan)
-    return Moments(dense_n, member_n, deviation_n, count_s, mean_s, total_s(deviation_i.square()))
+    square_s = nothing_s.index_add(0, stratum_i, deviation_i.square())
+    return Moments(dense_n, member_n, deviation_n, count_s, mean_s, square_s)
 
 
 def centred(
@@ -122,13 +130,14 @@ def centred(
     ddof: int = 1,
     eps: float = 0.0,
 ) -> Float[Tensor, " n"]:
-    r"""Subtract the stratum mean, and divide by the stratum's standard deviation if asked.
+    r"""Subtract the stratum mean, and divide by the stratum's standard deviation or mean if asked.
 
     Equation
-        A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / (std_S + eps if scale == "std" else 1)
+        A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
+        divisor = 1 (scale "none"), std_S + eps ("std") or mean_S + eps ("mean")
 
     n/(n-1) times the deviation is exactly v[i] minus the mean of the *other* members. Absent values, strata with fewer than
-    `min_stratum` (at least 2) members and constant strata give exactly 0.
+    `min_stratum` (at least 2) members, constant strata and strata whose divisor is not positive give exactly 0.
 
     Example:
         >>> centred(torch.tensor([1., 0., 0., 5.]), torch.tensor([0, 0, 0, 1]), leave_one_out=True)
@@ -138,8 +147,8 @@ def centred(
     count_n, advantage_n = within.count_n(), within.deviation_n
     if leave_one_out:
         advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
-    if scale == "std":
-        spread_n = within.std_n(ddof=ddof) + eps
+    if scale != "none":
+        spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof)) + eps
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
     return torch.where(within.member_n & (count_n >= max(min_stratum, 2)), advantage_n, 0.0)
 
@@ -156,3 +165,124 @@ def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor,
     total_n = weight_en.sum(dim=0)
     mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
     return torch.where(total_n > 0, mixed_n, torch.nan)
+
+
+def weighted_mean(
+    value_n: Float[Tensor, " n"], weight_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """Weighted mean of each completion's stratum; absent values take no part, NaN where no weight is left.
+
+    Values are shifted by their stratum's minimum first, so the mean of a constant stratum is exactly its value.
+
+    >>> weighted_mean(torch.tensor([1., 0., 5.]), torch.tensor([3., 1., 2.]), torch.tensor([0, 0, 1]))
+    tensor([0.7500, 0.7500, 5.0000], dtype=torch.float64)
+    """
+    within = moments(value_n, stratum_n)
+    member_n = within.member_n
+    value_i, weight_i, stratum_i = value_n[member_n].double(), weight_n[member_n].double(), within.stratum_n[member_n]
+    zero_s = torch.zeros_like(within.count_s)
+    low_s = zero_s.scatter_reduce(0, stratum_i, value_i, "amin", include_self=False)
+    total_s = zero_s.index_add(0, stratum_i, weight_i)
+    above_s = zero_s.index_add(0, stratum_i, weight_i * (value_i - low_s[stratum_i]))
+    mean_s = torch.where(total_s > 0, low_s + above_s / torch.where(total_s > 0, total_s, 1.0), torch.nan)
+    return within._look_up(mean_s, torch.nan)
+
+
+def standardised(
+    value_n: Float[Tensor, " n"],
+    *,
+    weight_n: Float[Tensor, " n"] | None = None,
+    shift: bool = True,
+    ddof: int = 1,
+    eps: float = 0.0,
+    eps_at: EpsAt = "std",
+) -> Float[Tensor, " n"]:
+    r"""Standardise values over the whole batch, each counted `weight_n` times.
+
+    Equation
+        A[i] = (v[i] - mean v if shift else v[i]) / divisor,  var = sum w (v - mean)^2 / (sum w - ddof)
+        divisor = std + eps (eps_at "std"), sqrt(var + eps) ("variance") or sqrt(max(var, eps)) ("floor")
+
+    Absent values and values without weight take no part and give 0; so does a constant batch.
+
+    >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)
+    tensor([-0.5774,  1.7321], dtype=torch.float64)
+    """
+    weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
+    member_n = ~value_n.isnan() & (weight_n > 0)
+    value_n = torch.where(member_n, value_n.double(), torch.nan)
+    weight_n = torch.where(member_n, weight_n.double(), 0.0)
+    everyone_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
+    deviation_n = (value_n - weighted_mean(value_n, weight_n, everyone_n)).nan_to_num(nan=0.0)
+    divisor = _divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
+    shifted_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
+    return shifted_n / divisor if divisor > 0 else torch.zeros_like(value_n)
+
+
+def unit_scale(value_n: Float[Tensor, " n"], *, ddof: int = 1, eps: float = 0.0) -> float:
+    """What to multiply values by to give them a standard deviation of 1: 1 / (std + eps); 0 where they are constant.
+
+    >>> round(unit_scale(torch.tensor([1., -1., float("nan")])), 4)
+    0.7071
+    """
+    within = moments(value_n, torch.zeros(len(value_n), dtype=torch.long, device=value_n.device))
+    divisor = _divisor(float(within.square_s.sum()), float(within.count_s.sum()), ddof, eps, "std")
+    return 1 / divisor if divisor > 0 else 0.0
+
+
+def standardised_tokens(
+    value_nt: Float[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    eps_at: EpsAt = "variance",
+    in_place: bool = False,
+) -> Float[Tensor, "n t"]:
+    """Standardise the values of all tokens of the mask together; exactly 0 elsewhere, where no value is read.
+
+    As `standardised`, with every token counted once. Moments in float64, the result in the dtype of `value_nt`, and in its
+    memory if `in_place`.
+
+    >>> standardised_tokens(torch.tensor([[1., 9.], [0., 0.]]), torch.tensor([[True, False], [True, True]]), ddof=0)
+    tensor([[ 1.4142,  0.0000],
+            [-0.7071, -0.7071]])
+    """
+    mean, square, total = _token_moments(value_nt, mask_nt)
+    divisor = _divisor(square, total, ddof, eps, eps_at)
+    whitened_nt = value_nt if in_place else value_nt.clone()
+    if divisor == 0:
+        return whitened_nt.zero_()
+    for first in range(0, len(value_nt), _ROWS):
+        rows = slice(first, first + _ROWS)
+        whitened_nt[rows].sub_(mean).div_(divisor).masked_fill_(~mask_nt[rows], 0.0)
+    return whitened_nt
+
+
+def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
+    """Mean, sum of squared deviations and number of the values inside the mask."""
+    mean, square, total = 0.0, 0.0, 0
+    zero = value_nt.new_zeros(())
+    for first in range(0, len(value_nt), _ROWS):  # a few rows at a time, so that the float64 copies stay in the cache
+        mask = mask_nt[first : first + _ROWS]
+        count = int(torch.count_nonzero(mask))
+        if count == 0:
+            continue
+        value = value_nt[first : first + _ROWS]
+        if total == 0:  # from the first value on: the deviations of a constant batch are exactly 0
+            mean = float(value.flatten()[mask.flatten().int().argmax()])
+        above = torch.where(mask, value, zero).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
+        sum_above = float(above.sum())
+        square += float(above.dot(above)) - sum_above**2 / (total + count)
+        mean, total = mean + sum_above / (total + count), total + count
+    return mean, max(square, 0.0), total
+
+
+def _divisor(square: float, total: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
+    """What deviations are divided by; 0 where there is no deviation or no degree of freedom."""
+    if square <= 0 or total <= max(ddof, 1):
+        return 0.0
+    variance = square / (total - ddof)
+    if eps_at == "std":
+        return variance**0.5 + eps
+    return (max(variance, eps) if eps_at == "floor" else variance + eps) ** 0.5

@@ -6,6 +6,7 @@ import json
 import os
 import time
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def train(
         processing_class=tokenizer,
         layout=filled.layout,
         objectives=filled.objectives,
+        estimator=filled.estimator,
+        whiten=filled.whiten,
         callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)
@@ -137,6 +140,10 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         "leave_one_out": recipe.leave_one_out,
         "min_stratum": recipe.min_stratum,
     }
+    if recipe.report_to not in ("none", "all") and find_spec(recipe.report_to) is None:
+        raise RecipeError(
+            f"report_to is '{recipe.report_to}', which is not installed: pip install {recipe.report_to}, or none."
+        )
     for name in recipe.trainer:
         if name not in SpanGRPOConfig.__dataclass_fields__:
             raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))

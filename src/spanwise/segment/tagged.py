@@ -60,6 +60,7 @@ def segment(
         end=np.zeros((n, count), dtype=np.int64),
         block=np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16),
         fault=np.zeros(n, dtype=np.int64),
+        length=np.zeros((n, count), dtype=np.int64),
     )
     texts: list[BlockText] = []
     parser = TagParser(layout)
@@ -67,8 +68,10 @@ def segment(
     for first in range(0, n, rows):
         texts += _segment_rows(slice(first, min(first + rows, n)), ids, valid_nt, parser, vocabulary, found)
     found.block[~valid_nt] = -1
-    columns = (torch.from_numpy(column).to(ids_nt.device) for column in found)
-    return Spans(layout.names, *columns), texts
+    *columns, length_nk = (torch.from_numpy(column).to(ids_nt.device) for column in found)
+    spans = Spans(layout.names, *columns)
+    vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
+    return spans, texts
 
 
 _TOKENS_AT_A_TIME = 1_000_000
@@ -79,6 +82,7 @@ class _Found(NamedTuple):
     end: np.ndarray
     block: np.ndarray
     fault: np.ndarray
+    length: np.ndarray
 
 
 def _segment_rows(
@@ -103,7 +107,7 @@ def _segment_rows(
             if begin < stop:
                 present.add(k)
                 start, end = int(column_of[begin]), int(column_of[stop - 1]) + 1
-                found.start[i, k], found.end[i, k] = start, end
+                found.start[i, k], found.end[i, k], found.length[i, k] = start, end, stop - begin
                 found.block[i, start:end] = k
         texts.append(_text(data, one, present, byte_edge[offset + 1], parser.layout))
     return texts

@@ -155,7 +155,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 def pack(rewards: Sequence[Reward], spans: Spans) -> Float[Tensor, "n c"]:
     """Put all that other ranks must know of these completions into one float64 table: one gather per batch.
 
-    Columns: M rewards, M statuses, 2 M rewards by outcome, K block presences, 1 fault.
+    Columns: M rewards, M statuses, 2 M rewards by outcome, K block lengths, 1 fault.
 
     Args:
         rewards: the result of each objective, in order.
@@ -167,13 +167,13 @@ def pack(rewards: Sequence[Reward], spans: Spans) -> Float[Tensor, "n c"]:
     value_nm = torch.stack([torch.as_tensor(r.value_n, dtype=torch.float64) for r in rewards], dim=1)
     status_nm = torch.stack([torch.as_tensor(r.status_n).double() for r in rewards], dim=1)
     by_outcome = torch.stack([torch.as_tensor(r.by_outcome_n2, dtype=torch.float64) for r in rewards], dim=1)
-    parts = [value_nm, status_nm, by_outcome.flatten(1), spans.present_nk.double(), spans.fault_n.double()[:, None]]
+    parts = [value_nm, status_nm, by_outcome.flatten(1), spans.length_nk.double(), spans.fault_n.double()[:, None]]
     return torch.cat(parts, dim=1)
 
 
 def unpack(
     table_nc: Float[Tensor, "n c"], names: Sequence[str], blocks: int
-) -> tuple[Scores, Bool[Tensor, "n k"], Int[Tensor, " n"]]:
+) -> tuple[Scores, Int[Tensor, "n k"], Int[Tensor, " n"]]:
     """Read the table of `pack`, usually after a gather.
 
     Args:
@@ -182,12 +182,12 @@ def unpack(
         blocks: K.
 
     Returns:
-        scores, block presence and fault bits.
+        scores, trainable tokens of each block (0 where it is absent) and fault bits.
     """
     m = len(names)
-    value_nm, status_nm, by_outcome, present_nk, fault = table_nc.split([m, m, 2 * m, blocks, 1], dim=1)
+    value_nm, status_nm, by_outcome, length_nk, fault = table_nc.split([m, m, 2 * m, blocks, 1], dim=1)
     scores = Scores(tuple(names), value_nm, status_nm.to(torch.int8), by_outcome.reshape(-1, m, 2))
-    return scores, present_nk > 0, fault.squeeze(1).long()
+    return scores, length_nk.long(), fault.squeeze(1).long()
 
 
 def rows(credit: Credit, scores: Scores, here: slice) -> tuple[Credit, Scores]:

@@ -43,6 +43,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
         layout: the blocks of a completion and the tags each is made of.
         objectives: the rewards, the blocks each pays and its baseline, in an order in which `given` looks back.
+        estimator: with `sum_first`, what turns the sum of the rewards into one advantage per completion: a function (reward_n,
+            group_n, ...) or the name of a registered one; it may ask for `length_n`. None: the objectives' baseline.
+        whiten: scale the credit of each block to a standard deviation of 1 over the batch (GDPO).
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
@@ -74,6 +77,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         *,
         layout: Layout,
         objectives: Sequence[Objective],
+        estimator: str | Callable[..., Tensor] | None = None,
+        whiten: bool = False,
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
@@ -88,6 +93,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
         self.layout = layout
         self.objectives = tuple(objectives)
+        self.estimator = checks.check_estimator(estimator, sum_first=getattr(args, "sum_first", False))
+        self.whiten = whiten
         self.last_rollouts: Rollouts | None = None
         self.zero_batches = 0
         self._credit_options = credit_options(args)
@@ -166,7 +173,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         table = self._gather(pack([batch.rewards[o.name] for o in self.objectives], batch.spans))
         names = [o.name for o in self.objectives]
-        scores, present_nk, fault_n = unpack(table, names, len(self.layout.names))
+        scores, length_nk, fault_n = unpack(table, names, len(self.layout.names))
+        present_nk = length_nk > 0
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         credit = assign(
             scores,
@@ -174,6 +182,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             present_nk,
             objectives=self.objectives,
             block_names=self.layout.names,
+            estimator=self.estimator,
+            inputs={"length_n": length_nk.sum(dim=1)},
+            whiten=self.whiten,
             **self._credit_options,
         )
         first = self.accelerator.process_index * len(batch.text)

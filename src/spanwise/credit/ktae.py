@@ -1,0 +1,165 @@
+"""KTAE: tokens that go with correct completions of their prompt get more, tokens that go with wrong ones less."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.credit.registry import register
+from spanwise.credit.strata import group_index
+from spanwise.errors import AlignmentError, RecipeError, unknown
+
+
+@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826")
+def ktae(
+    adv_nt: Float[Tensor, "n t"],
+    ids_nt: Int[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    correct_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    form: Literal["paper", "code"] = "paper",
+    h1: float = 1.0,
+    h2: float = 1.0,
+    h3: float = 1.0,
+    top: float = 1.0,
+    k1: float = 2.0,
+    b: float = 0.5,
+    floor: float = 1e-5,
+) -> Float[Tensor, "n t"]:
+    r"""Add to any method's advantages how strongly each token's presence goes with correctness inside the prompt's group.
+
+    Equation
+        over the completions of a group, with T correct and F wrong ones, for each token id w:
+        Fi = exp(-2 p), p of Fisher's exact test of "holds w" against "is correct", 0 where p = 1;  IG = information gain in bits
+        D = asin sqrt(share of T with w) - asin sqrt(share of F with w) + h3 (tf_T / (tf_F + floor) - tf_F / (tf_T + floor))
+        tf = f (k1 + 1) / (f + k1 (1 - b + b len / avg)), f the share of w among the tokens of T or F, len their number
+        A[t] <- A[t] + sigmoid((h1 Fi + h2 IG) D) - 1/2                             (form "paper"; p of the table itself)
+        A[t] <- A[t] + 2 top (sigmoid((h1 Fi + h2 IG) D / (h1 + h2)) - 1/2)         (form "code"; two-sided p)
+
+    Args:
+        adv_nt: advantages of any method.
+        ids_nt: token ids.
+        mask_nt: the trainable tokens; ids elsewhere are not read.
+        correct_n: above 0 is correct; NaN where unknown (joins no table, its advantages stay as they are).
+        group_n: prompt ids, in any order.
+        form: the paper's term, in (-1/2, 1/2), or the authors' code's, in (-top, top).
+        h1, h2, h3: weights of Fisher's test, information gain and term frequency.
+        top: size of the code's term.
+        k1, b: saturation and length correction of the term frequency.
+        floor: keeps the ratio of term frequencies finite.
+
+    Returns:
+        (N, T) in the dtype of `adv_nt`; exactly 0 at masked tokens.
+
+    Edge cases:
+        A group that is all correct, all wrong or of one adds exactly 0; so does a token that every completion holds.
+        The term does not average to 0: it biases the gradient.
+
+    Example:
+        >>> ids_nt = torch.tensor([[7, 8], [7, 8], [7, 9], [7, 9]])
+        >>> correct_n, one_prompt = torch.tensor([1., 1., 0., 0.]), torch.zeros(4, dtype=torch.long)
+        >>> ktae(torch.zeros(4, 2), ids_nt, torch.ones(4, 2, dtype=torch.bool), correct_n, one_prompt)[0]
+        tensor([0.0000, 0.5000])
+
+    Reference:
+        "KTAE" 2025 (arXiv 2505.16826). That the paper's p is the probability of the table itself is taken from its print.
+    """
+    if not adv_nt.shape == ids_nt.shape == mask_nt.shape or not len(adv_nt) == len(correct_n) == len(group_n):
+        raise AlignmentError(
+            f"adv_nt is {tuple(adv_nt.shape)}, ids_nt {tuple(ids_nt.shape)}, mask_nt {tuple(mask_nt.shape)}, with "
+            f"{len(correct_n)} outcomes and {len(group_n)} group ids."
+        )
+    if form not in ("paper", "code"):
+        raise RecipeError(unknown("form of KTAE", form, ("paper", "code")))
+    reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
+    dense_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
+    for g in dense_n[dense_n >= 0].unique():
+        row_i = (dense_n == g).nonzero().squeeze(1)
+        mask_it, right_i = mask_nt[row_i], correct_n[row_i] > 0
+        if bool(right_i.all()) or not bool(right_i.any()) or not bool(mask_it.any()):
+            continue
+        words = _words(ids_nt[row_i][mask_it], mask_it.nonzero()[:, 0], right_i, k1=k1, b=b)
+        key_u = (_evidence(words, form, h1, h2) * _direction(words, h3, floor))[words.word_u]
+        term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
+        term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid(key_u) - 0.5)
+        reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
+    return reshaped_nt
+
+
+class _Words(NamedTuple):
+    """The W token ids of a group of T correct and F wrong completions, and where its U trainable tokens find them."""
+
+    word_u: Int[Tensor, " u"]
+    right: int  # T
+    wrong: int  # F
+    right_w: Int[Tensor, " w"]  # correct completions that hold it
+    wrong_w: Int[Tensor, " w"]
+    right_tf_w: Float[Tensor, " w"]  # term frequency among the tokens of the correct completions
+    wrong_tf_w: Float[Tensor, " w"]
+
+
+def _words(ids_u: Tensor, member_u: Tensor, right_i: Tensor, *, k1: float, b: float) -> _Words:
+    id_w, word_u = torch.unique(ids_u, return_inverse=True)
+    held_wi = torch.zeros(len(id_w), len(right_i), dtype=torch.bool, device=ids_u.device)
+    held_wi[word_u, member_u] = True
+    right_u = right_i[member_u]
+
+    def frequency(side_u: Tensor) -> Tensor:
+        share_w = torch.bincount(word_u[side_u], minlength=len(id_w)).double() / side_u.sum().clamp(min=1)
+        length = float(side_u.sum()) / (len(side_u) / 2)
+        return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
+
+    right = int(right_i.sum())
+    held = held_wi[:, right_i].sum(dim=1), held_wi[:, ~right_i].sum(dim=1)
+    return _Words(word_u, right, len(right_i) - right, *held, frequency(right_u), frequency(~right_u))
+
+
+def _evidence(words: _Words, form: str, h1: float, h2: float) -> Float[Tensor, " w"]:
+    """h1 Fi + h2 IG of each token id, over h1 + h2 in the code's form."""
+    fisher, gain = _tables(words.right, words.wrong, form == "code")
+    table = (h1 * fisher + h2 * gain).to(words.right_w.device)
+    return table[words.right_w, words.wrong_w] / (1.0 if form == "paper" else h1 + h2)
+
+
+def _direction(words: _Words, h3: float, floor: float) -> Float[Tensor, " w"]:
+    right_w, wrong_w = words.right_w.double() / words.right, words.wrong_w.double() / words.wrong
+    ratio_w = words.right_tf_w / (words.wrong_tf_w + floor) - words.wrong_tf_w / (words.right_tf_w + floor)
+    return right_w.sqrt().asin() - wrong_w.sqrt().asin() + h3 * ratio_w
+
+
+@lru_cache(maxsize=256)
+def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
+    """exp(-2 p) of Fisher's test and the information gain, where `a` of the right and `b` of the wrong completions hold a token."""
+    a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
+    b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
+    probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
+    p_ab = probability_ab
+    if two_sided:  # all tables with the same margins that are no more probable, equal ones up to rounding
+        p_ab = torch.zeros_like(probability_ab)
+        for a in range(right + 1):
+            b = (a_ab + b_ab).long() - a  # the table with `a` right ones and the same number of holders
+            other_ab = torch.where((b >= 0) & (b <= wrong), probability_ab[a][b.clamp(0, wrong)], 0.0)
+            p_ab += torch.where(other_ab <= probability_ab * (1 + 1e-7), other_ab, 0.0)
+    fisher_ab = torch.where(p_ab > 1 - 1e-9, 0.0, (-2 * p_ab).exp())
+    total = right + wrong
+    held = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
+    free = (total - a_ab - b_ab) / total * _entropy(right - a_ab, wrong - b_ab)
+    prior = _entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
+    return fisher_ab, (prior - held - free).clamp(min=0.0)
+
+
+def _log_choose(n: int, k: Tensor) -> Tensor:
+    n_all = torch.full_like(k, n)
+    return (n_all + 1).lgamma() - (k + 1).lgamma() - (n_all - k + 1).lgamma()
+
+
+def _entropy(x: Tensor, y: Tensor) -> Tensor:
+    """Entropy, in bits, of two counts; 0 where both are 0."""
+    share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
+    return -(torch.xlogy(share[0], share[0]) + torch.xlogy(share[1], share[1])) / math.log(2)

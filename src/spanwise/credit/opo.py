@@ -1,0 +1,52 @@
+"""OPO: the group's mean weighted by length, the baseline of least variance when gradients grow with length."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.registry import Preset, register
+from spanwise.credit.strata import group_index, moments, weighted_mean
+
+
+@register(
+    "opo",
+    kind="completion",
+    paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+)
+def opo(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
+    min_stratum: int = 2,
+) -> Float[Tensor, " n"]:
+    r"""Compare a completion with the mean of its group in which each completion counts as often as it has tokens.
+
+    Equation
+        A[i] = r[i] - (sum_g L r) / (sum_g L)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        length_n: trainable tokens of each completion.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one, a constant group and a group without any token give exactly 0 (verl returns the raw reward for a group
+        of one).
+
+    Example:
+        >>> import torch
+        >>> opo(torch.tensor([1., 0.]), torch.tensor([0, 0]), length_n=torch.tensor([30, 10]))
+        tensor([ 0.2500, -0.7500], dtype=torch.float64)
+
+    Reference:
+        Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
+    """
+    stratum_n = group_index(group_n)
+    count_n = moments(reward_n, stratum_n).count_n()
+    advantage_n = reward_n.double() - weighted_mean(reward_n, length_n.double(), stratum_n)
+    return torch.where(count_n >= max(min_stratum, 2), advantage_n, 0.0).nan_to_num(nan=0.0)

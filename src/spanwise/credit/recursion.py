@@ -1,0 +1,225 @@
+"""The backward recursion behind every temporal estimator: masked tokens are carried over, their values are never read.
+
+Fast because it works on blocks of tokens that stay in the cache, laid out time first, with one in-place operation per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from spanwise.credit.memory import fresh
+from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
+
+_ROWS = 1024
+_BLOCK = 1 << 18  # elements of a block: one megabyte of float32
+
+
+def discounted_returns(
+    reward_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, gamma: float = 1.0
+) -> Float[Tensor, "n t"]:
+    r"""Sum the rewards from each token on, discounted once per trainable token.
+
+    Equation
+        G[k] = r[k] + gamma G[k+1] over the trainable tokens k; a reward on a masked token counts for the last trainable one
+        before it
+
+    Args:
+        reward_nt: one reward per token, mostly 0; NaN at a trainable token: the completion's reward is absent.
+        mask_nt: the trainable tokens.
+        gamma: discount in [0, 1] between one trainable token and the next.
+
+    Returns:
+        (N, T) in the dtype of `reward_nt`; exactly 0 at masked tokens.
+
+    Edge cases:
+        Masked tokens cost no discount: deleting them changes nothing else. A reward before the first trainable token is dropped,
+        for nothing that was chosen can have caused it. NaN at a masked token is no reward.
+
+    Example:
+        >>> reward_nt = torch.tensor([[0., 0., 0., 1.]])
+        >>> discounted_returns(reward_nt, torch.tensor([[True, False, True, True]]), gamma=0.5)
+        tensor([[0.2500, 0.0000, 0.5000, 1.0000]])
+
+    Reference:
+        Hu 2025, "REINFORCE++" (arXiv 2501.03262); carried across masked tokens as verl does.
+    """
+    return lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
+
+
+@torch.no_grad()
+def lambda_advantage(
+    reward_nt: Float[Tensor, "n t"],
+    value_nt: Float[Tensor, "n t"] | None,
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    gamma: float,
+    lam: float | Float[Tensor, " n"],
+    boundary_nt: Bool[Tensor, "n t"] | None = None,
+    bootstrap_n: Float[Tensor, " n"] | None = None,
+) -> Float[Tensor, "n t"]:
+    r"""Run the recursion that GAE (every token a boundary) and SAE (some are) share.
+
+    Equation
+        A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
+
+        One number is carried backwards, Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
+        Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1].
+        At a masked token Q[t] = r[t] + Q[t+1]: its reward moves to the trainable token before it.
+
+    Args:
+        reward_nt: one reward per token; NaN at a trainable token: absent, the completion gets 0.
+        value_nt: the critic's value before each token; not read at masked tokens. None: 0 everywhere.
+        mask_nt: the trainable tokens.
+        gamma, lam: in [0, 1]; `lam` may be one number per completion.
+        boundary_nt: the tokens that open a segment; None: all.
+        bootstrap_n: the value of the state after the last token, 0 where the completion ended; NaN: unknown, gets 0.
+
+    Returns:
+        (N, T) in the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens.
+
+    Raises:
+        AlignmentError: sizes or dtypes do not fit.
+        RewardError: an infinite reward, a value that is not finite at a trainable token.
+        RecipeError: gamma or lam outside [0, 1].
+    """
+    _check(reward_nt, value_nt, mask_nt, boundary_nt, gamma, lam)
+    dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
+    advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
+    exact = torch.promote_types(dtype, torch.float32)
+    absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
+    ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
+    if bootstrap_n is not None:
+        absent_n |= bootstrap_n.isnan()
+        ahead_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
+    cut_n = gamma * (1 - torch.as_tensor(lam, dtype=exact, device=reward_nt.device).expand(len(reward_nt)))
+    room = _Room(*reward_nt.shape, like=ahead_n)
+    for rows, cols in room.blocks():
+        live, share, factor, term, value = room.views(rows, cols)
+        mask, reward = mask_nt[rows, cols], _rewards(reward_nt, mask_nt, rows, cols, absent_n).to(exact)
+        live.copy_(mask)
+        share.copy_(live if boundary_nt is None else mask & boundary_nt[rows, cols]).mul_(cut_n[rows, None])
+        torch.mul(live, gamma - 1, out=factor).sub_(share).add_(1.0)
+        torch.mul(factor, reward, out=term)
+        if value_nt is not None:
+            torch.where(mask, value_nt[rows, cols].to(exact), term.new_zeros(()), out=value)
+            term.addcmul_(share, value)
+        room.carry(term, factor, ahead_n[rows]).add_(reward)
+        if value_nt is not None:
+            term.sub_(value)
+        torch.add(term.mul_(live), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
+        _check_values(term, value_nt, mask, rows, cols)
+    return advantage_nt.masked_fill_(absent_n[:, None], 0.0) if bool(absent_n.any()) else advantage_nt
+
+
+def bootstrap_values(
+    truncated_n: Bool[Tensor, " n"],
+    *,
+    truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
+    value_end_n: Float[Tensor, " n"] | None = None,
+) -> Float[Tensor, " n"]:
+    """What stands behind the last token of each completion, for `bootstrap_n` of `gae` and `sae`.
+
+    Args:
+        truncated_n: the completions that ran out of tokens.
+        truncated: what they are taken for: an end like any other (0), a state worth the critic's value (`value_end_n`), or
+            something to learn nothing from (NaN).
+        value_end_n: the critic's value after the last token; read where truncated and for "bootstrap" only.
+
+    Example:
+        >>> bootstrap_values(torch.tensor([True, False]), truncated="bootstrap", value_end_n=torch.tensor([.7, 9.]))
+        tensor([0.7000, 0.0000])
+    """
+    if truncated == "bootstrap":
+        if value_end_n is None:
+            raise RecipeError("truncated='bootstrap' needs value_end_n, the value after the last token of each completion.")
+        return torch.where(truncated_n, value_end_n, 0.0)
+    if truncated not in ("terminal", "mask"):
+        raise RecipeError(unknown("way to take truncation", truncated, ("terminal", "bootstrap", "mask")))
+    return torch.where(truncated_n, torch.nan if truncated == "mask" else 0.0, 0.0)
+
+
+class _Room:
+    """The memory of one block, used again for every block."""
+
+    def __init__(self, n: int, t: int, *, like: Tensor) -> None:
+        self.size, self.rows = (n, t), max(1, min(n, _ROWS))
+        self.width = max(1, min(t, max(_BLOCK // self.rows, 32)))
+        self.flat = like.new_empty(7, self.rows * (self.width + 1))
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Blocks of completions and tokens, the last tokens first."""
+        n, t = self.size
+        for first in range(0, n, self.rows):
+            for last in range(t, 0, -self.width):
+                yield slice(first, min(first + self.rows, n)), slice(max(0, last - self.width), last)
+
+    def views(self, rows: slice, cols: slice) -> list[Tensor]:
+        """Five contiguous (n, b) scratch tensors for a block."""
+        n, width = rows.stop - rows.start, cols.stop - cols.start
+        return [flat[: n * width].view(n, width) for flat in self.flat[:5]]
+
+    def carry(self, term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
+        """Q[t] = term[t] + factor[t] Q[t+1] inside a block; Q[t+1] takes the place of `term`, the first Q that of `ahead_n`."""
+        n, width = term.shape
+        factor_bn = self.flat[5][: width * n].view(width, n).copy_(factor.t())
+        carried_bn = self.flat[6][: (width + 1) * n].view(width + 1, n)
+        carried_bn[:width].copy_(term.t())
+        carried_bn[width].copy_(ahead_n)
+        carried, factors = carried_bn.unbind(0), factor_bn.unbind(0)
+        for t in range(width - 1, -1, -1):
+            carried[t].addcmul_(factors[t], carried[t + 1])
+        ahead_n.copy_(carried[0])
+        return term.copy_(carried_bn[1:].t())
+
+
+def _rewards(reward_nt: Tensor, mask_nt: Tensor, rows: slice, cols: slice, absent_n: Tensor) -> Tensor:
+    """Rewards of a block with 0 for NaN; a NaN at a trainable token makes the completion absent."""
+    reward = reward_nt[rows, cols]
+    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
+        return reward
+    absent_n[rows] |= (reward.isnan() & mask_nt[rows, cols]).any(dim=1)
+    reward = torch.where(reward.isnan(), 0.0, reward)
+    if bool(reward.isinf().any()):
+        i, t = (int(x) for x in torch.nonzero(reward.isinf())[0])
+        raise RewardError(
+            f"The reward of completion {rows.start + i} is {float(reward[i, t])} at token {cols.start + t}; "
+            f"a reward must be finite, or NaN where it is absent."
+        )
+    return reward
+
+
+def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows: slice, cols: slice) -> None:
+    if value_nt is None or bool(advantage.sum().isfinite()):
+        return
+    bad = mask & ~value_nt[rows, cols].isfinite()
+    if bool(bad.any()):
+        i, t = (int(x) for x in torch.nonzero(bad)[0])
+        raise RewardError(
+            f"The value of completion {rows.start + i} is {float(value_nt[rows, cols][i, t])} at trainable token "
+            f"{cols.start + t}; the critic must give a finite value to every token of the mask."
+        )
+
+
+def _check(
+    reward_nt: Tensor,
+    value_nt: Tensor | None,
+    mask_nt: Tensor,
+    boundary_nt: Tensor | None,
+    gamma: float,
+    lam: float | Tensor,
+) -> None:
+    for name, other in (("value_nt", value_nt), ("mask_nt", mask_nt), ("boundary_nt", boundary_nt)):
+        if other is not None and other.shape != reward_nt.shape:
+            raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but {name} is {tuple(other.shape)}.")
+    if mask_nt.dtype != torch.bool:
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+    for name, number in (("gamma", gamma), ("lam", lam)):
+        number = torch.as_tensor(number, dtype=torch.float64)
+        bad = number[~((number >= 0) & (number <= 1))]  # NaN as well
+        if len(bad):
+            raise RecipeError(f"{name} is {float(bad[0]):g}; it must lie between 0 and 1.")

@@ -1,0 +1,58 @@
+"""VinePPO: the value at the start of each span, measured by running on from there."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.registry import register
+from spanwise.errors import AlignmentError
+
+
+@register("vineppo", kind="token", paper="VinePPO, arXiv 2410.01679")
+def vineppo(
+    value_nk: Float[Tensor, "n k"], reward_n: Float[Tensor, " n"], block_nt: Int[Tensor, "n t"]
+) -> Float[Tensor, "n t"]:
+    r"""Credit each span with what it did to the expected reward, as measured by Monte Carlo at its two ends.
+
+    Equation
+        A[i, k] = V[i, k+1] - V[i, k] over the spans k that i has; V after the last one is the reward
+        A[i, t] = A[i, k] at every token of span k, so that the spans of a completion add up to r[i] - V[i, first]
+
+    Args:
+        value_nk: mean reward of the completions sampled from the start of each span; NaN where none was. Not read where the
+            completion lacks the span.
+        reward_n: the reward at the end; NaN where absent (the completion gets 0).
+        block_nt: the span of each trainable token, -1 elsewhere; spans lie in order.
+
+    Returns:
+        (N, T) in the dtype of values and rewards; exactly 0 at tokens of no span.
+
+    Edge cases:
+        A span without a value takes the value at its end, and so gets exactly 0.
+
+    Example:
+        >>> value_nk = torch.tensor([[.5, .25, .75]])
+        >>> vineppo(value_nk, torch.tensor([1.]), torch.tensor([[0, 0, 1, -1, 2]]))
+        tensor([[-0.2500, -0.2500,  0.5000,  0.0000,  0.2500]])
+
+    Reference:
+        Kazemnejad et al. 2024, "VinePPO" (arXiv 2410.01679). Its code takes a span from which nothing was sampled to be worth 0.
+    """
+    if len(value_nk) != len(reward_n) or len(value_nk) != len(block_nt):
+        raise AlignmentError(
+            f"There are {len(value_nk)} rows of values, {len(reward_n)} rewards and {len(block_nt)} rows of tokens."
+        )
+    k = value_nk.shape[1]
+    if block_nt.numel() and int(block_nt.max()) >= k:
+        raise AlignmentError(f"block_nt names span {int(block_nt.max())}, but value_nk has {k} columns, 0 to {k - 1}.")
+    absent_n = reward_n.isnan()
+    after_n = torch.where(absent_n, 0.0, reward_n.to(torch.promote_types(value_nk.dtype, reward_n.dtype)))
+    # Column 0 serves the tokens of no span (block -1).
+    advantage_nk = after_n.new_zeros(len(value_nk), k + 1)
+    for j in reversed(range(k)):
+        known_n = (block_nt == j).any(dim=1) & ~value_nk[:, j].isnan() & ~absent_n
+        advantage_nk[:, j + 1] = torch.where(known_n, after_n - value_nk[:, j], 0.0)
+        after_n = torch.where(known_n, value_nk[:, j].to(after_n), after_n)
+    return advantage_nk.gather(1, block_nt.clamp(min=-1).long() + 1)

@@ -1,0 +1,41 @@
+"""What the losses share: reading without the masked tokens, the clipped surrogate, a weighted log-likelihood."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spanwise.errors import AlignmentError
+
+
+def read(logp_nt: Tensor, logp_old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three inputs with 0 at masked tokens, so that neither values nor gradients there can be NaN."""
+    inputs = {"logp_nt": logp_nt, "logp_old_nt": logp_old_nt, "adv_nt": adv_nt}
+    for name, value in inputs.items():
+        if value.shape != mask_nt.shape:
+            raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
+    if mask_nt.dtype != torch.bool:
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+    return (
+        torch.where(mask_nt, logp_nt, 0.0),
+        torch.where(mask_nt, logp_old_nt.detach(), 0.0),
+        torch.where(mask_nt, adv_nt.detach(), 0.0),
+    )
+
+
+def keep(loss_nt: Tensor, mask_nt: Tensor) -> Tensor:
+    """The loss inside the mask, exactly 0 (and without gradient) elsewhere."""
+    return torch.where(mask_nt, loss_nt, 0.0)
+
+
+def clipped(ratio_nt: Tensor, adv_nt: Tensor, eps_low: float, eps_high: float, dual_clip: float | None) -> Tensor:
+    """PPO's clipped surrogate, as a loss."""
+    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - eps_low, 1 + eps_high))
+    if dual_clip is None:
+        return loss_nt
+    return torch.where(adv_nt < 0, torch.minimum(loss_nt, -adv_nt * dual_clip), loss_nt)
+
+
+def weighted(weight_nt: Tensor, logp_nt: Tensor) -> Tensor:
+    """Has the value `weight_nt` and the gradient `weight_nt` times that of `logp_nt`."""
+    return weight_nt * (logp_nt - logp_nt.detach()).exp()

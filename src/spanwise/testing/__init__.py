@@ -1,0 +1,35 @@
+"""The conformance suite: what every estimator, segmenter and reward must do, ours and yours alike.
+
+`check_estimator`, `check_segmenter` and `check_reward` look for counter-examples and say in one sentence what they found. Needs
+`pip install 'spanwise[testing]'`.
+"""
+
+try:
+    import hypothesis as _hypothesis  # noqa: F401
+except ModuleNotFoundError as error:  # the core installs without it
+    raise ModuleNotFoundError(
+        "spanwise.testing needs hypothesis. Install it with: pip install 'spanwise[testing]'"
+    ) from error
+
+from spanwise.testing.batches import ENTRIES, batches, masked_batches
+from spanwise.testing.estimators import BY_KIND, check_estimator
+from spanwise.testing.rewards import HOSTILE, REWARD_PROPERTIES, check_reward
+from spanwise.testing.search import ConformanceError
+from spanwise.testing.segmenters import SEGMENTER_PROPERTIES, check_segmenter, small_vocabulary, texts, token_rows
+
+__all__ = [
+    "BY_KIND",
+    "ENTRIES",
+    "HOSTILE",
+    "REWARD_PROPERTIES",
+    "SEGMENTER_PROPERTIES",
+    "ConformanceError",
+    "batches",
+    "check_estimator",
+    "check_reward",
+    "check_segmenter",
+    "masked_batches",
+    "small_vocabulary",
+    "texts",
+    "token_rows",
+]

@@ -1,0 +1,237 @@
+"""`check_segmenter`: the properties of whatever turns token ids into spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor
+
+from spanwise.segment.vocabulary import Vocabulary
+from spanwise.testing.batches import NAN, Batch, Input, batches_of, left_padded, read_inputs, rearranged
+from spanwise.testing.search import ConformanceError, chosen_properties, search, show, unchanged
+from spanwise.types import BlockText, Spans
+
+SEGMENTER_PROPERTIES: Mapping[str, str] = {
+    "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
+    "text": "the texts of the blocks, one after the other, are the bytes of the trainable tokens",
+    "pure": "its inputs stay as they are and a second call gives the same spans",
+    "permutation": "another order of the completions only reorders the result",
+    "split": "a completion alone is segmented as in a batch",
+    "masking": "masked tokens, wherever they stand, change nothing at the others",
+    "poison": "what stands at a masked token (an impossible id, NaN, 1e9) is never read",
+    "padding": "padding on the left and on the right give the same spans",
+}
+_NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
+
+
+def small_vocabulary(tags: Sequence[str] = ("answer", "confidence")) -> Vocabulary:
+    """A vocabulary for tests: all bytes, whole tags, and pieces that straddle a tag or cut a character.
+
+    >>> b"></" in small_vocabulary().pieces
+    True
+    """
+    whole = [f"<{end}{tag}>".encode() for tag in tags for end in ("", "/")]
+    straddling = [piece for tag in whole for piece in (tag + b"4", b"." + tag[:3], tag[-2:] + b"<")]
+    parts = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole, *straddling]
+    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(parts), b""))
+
+
+def texts(tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8) -> SearchStrategy[str]:
+    """Strategy: completions as a policy may write them: tags in any order, whole and broken, between noise."""
+    signs = [f"<{end}{tag}>" for tag in tags for end in ("", "/")]
+    return st.lists(st.sampled_from([*signs, *signs, *_NOISE]), max_size=most).map("".join)
+
+
+def token_rows(vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence")) -> SearchStrategy[tuple[int, ...]]:
+    """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary."""
+    by_first: dict[int, list[int]] = {}
+    for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
+        if vocabulary.pieces[index]:
+            by_first.setdefault(vocabulary.pieces[index][0], []).append(index)
+
+    def cut(drawn: tuple[str, list[int]]) -> tuple[int, ...]:
+        data, choices = drawn[0].encode(), drawn[1]
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            fitting = [i for i in by_first.get(data[at], ()) if data.startswith(vocabulary.pieces[i], at)]
+            if not fitting:  # the vocabulary has no piece for this byte
+                at += 1
+                continue
+            ids.append(fitting[min(choices[len(ids) % len(choices)], len(fitting) - 1)])
+            at += len(vocabulary.pieces[ids[-1]])
+        return tuple(ids)
+
+    return st.tuples(texts(tags), st.lists(st.integers(0, 6), min_size=1, max_size=5)).map(cut)
+
+
+def check_segmenter(
+    segmenter: Callable[..., Any],
+    *,
+    vocabulary: Vocabulary | None = None,
+    tags: Sequence[str] = ("answer", "confidence"),
+    exceptions: Mapping[str, str] | None = None,
+    properties: Sequence[str] | None = None,
+    inputs: Mapping[str, SearchStrategy[Any]] | None = None,
+    examples: int = 60,
+) -> None:
+    """Check a segmenter `(ids_nt, mask_nt, ...) -> Spans` or `-> (Spans, texts)` against `SEGMENTER_PROPERTIES`.
+
+    Args:
+        segmenter: called by name; fix what it needs beside tensors with `functools.partial`. Further tensors without a default
+            (`logp_nt`) are made up from their names.
+        vocabulary: the bytes of every token id; None: `small_vocabulary(tags)`.
+        tags: the tags that completions are made of.
+        exceptions: property -> why it does not have it.
+        properties: check these only.
+        inputs: name of an input -> strategy of one entry.
+        examples: how many examples each property sees.
+
+    Raises:
+        ConformanceError: a property does not hold; with the smallest example found.
+
+    Example:
+        >>> from functools import partial
+        >>> from spanwise.segment import Layout, segment
+        >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+        >>> check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=5)
+    """
+    words = vocabulary or small_vocabulary(tags)
+    spec = read_inputs(segmenter, entries=inputs)
+    suite = _Suite(segmenter, words, spec)
+    plain = batches_of(spec, most=3, ids=token_rows(words, tags))
+    moved = plain.flatmap(lambda batch: st.tuples(st.just(batch), rearranged(batch)))
+    order = plain.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch.group_n)))))
+    strategies = {"masking": moved, "poison": moved, "permutation": order}
+    names = None if properties is None else tuple(properties)
+    for name in chosen_properties(names, tuple(SEGMENTER_PROPERTIES), dict(exceptions or {})):
+        search(getattr(suite, name), strategies.get(name, plain), examples=examples)
+
+
+@dataclass(frozen=True)
+class _Suite:
+    segmenter: Callable[..., Any]
+    vocabulary: Vocabulary
+    spec: tuple[Input, ...]
+
+    def call(self, inputs: dict[str, Any]) -> tuple[Spans, Sequence[BlockText] | None]:
+        try:
+            result = self.segmenter(**inputs)
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ConformanceError(f"{self.name()} raises {type(error).__name__}: {text[:300]} {show(inputs)}.") from error
+        spans, blocks = result if isinstance(result, tuple) else (result, None)
+        if not isinstance(spans, Spans):
+            raise ConformanceError(f"{self.name()} returns {type(spans).__name__}; return Spans, or Spans and texts.")
+        return spans, blocks
+
+    def name(self) -> str:
+        function = getattr(self.segmenter, "func", self.segmenter)
+        return f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
+
+    def fail(self, name: str, batch: Batch, detail: str, fill: float = 0.0) -> None:
+        pieces = [[self.vocabulary.pieces[i] for i in row] for row in batch.tokens["ids_nt"]]
+        raise ConformanceError(
+            f"{self.name()} breaks '{name}': {SEGMENTER_PROPERTIES[name]}. {detail} Smallest example, as pieces: {pieces}; "
+            f"{show(batch.inputs(fill=fill))}."
+        )
+
+    def partition(self, batch: Batch) -> None:
+        spans, _ = self.call(batch.inputs())
+        block_nt, masked_nt = spans.block_nt, batch.place_nt < 0
+        if block_nt.shape != masked_nt.shape:
+            self.fail("partition", batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
+        if bool((block_nt[masked_nt] != -1).any()):
+            self.fail("partition", batch, f"A masked token has a block: {show(block_nt)}.")
+        owned = block_nt[~masked_nt]
+        if bool(((owned < 0) | (owned >= len(spans.names))).any()):
+            self.fail("partition", batch, f"A trainable token has none of the {len(spans.names)} blocks: {show(block_nt)}.")
+        for row, (starts, ends) in enumerate(zip(spans.start_nk.tolist(), spans.end_nk.tolist(), strict=True)):
+            for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                mine = (block_nt[row] == k).nonzero().flatten().tolist()
+                if (start != end) if not mine else (start, end) != (mine[0], mine[-1] + 1):
+                    self.fail("partition", batch, f"Block {k} of completion {row} says [{start}, {end}) and holds {mine}.")
+            used = sorted(span for span in zip(starts, ends, strict=True) if span[0] < span[1])
+            if any(before[1] > after[0] for before, after in pairwise(used)):
+                self.fail("partition", batch, f"Blocks of completion {row} overlap: {used}.")
+
+    def text(self, batch: Batch) -> None:
+        spans, blocks = self.call(batch.inputs())
+        if blocks is None:
+            return
+        for row, ids in enumerate(batch.tokens["ids_nt"]):
+            data = b"".join(self.vocabulary.pieces[i] for i in ids).decode(errors="replace")
+            order = sorted(range(len(spans.names)), key=lambda k, row=row: int(spans.start_nk[row, k]))
+            held = [blocks[row][spans.names[k]] for k in order]
+            there = [bool(spans.present_nk[row, k]) for k in order]
+            if [block is not None for block in held] != there:
+                self.fail("text", batch, f"Completion {row} has text {held} for blocks that are there: {there}.")
+            joined = "".join(str(block[""]) for block in held if block is not None)
+            if joined != data:
+                self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
+
+    def pure(self, batch: Batch) -> None:
+        inputs = batch.inputs()
+        before = {name: value.clone() for name, value in inputs.items()}
+        first, again = self.call(inputs), self.call(inputs)
+        if not all(unchanged(inputs[name], before[name]) for name in before):
+            self.fail("pure", batch, "An input was changed.")
+        self._same("pure", batch, first, again)
+
+    def permutation(self, example: tuple[Batch, list[int]]) -> None:
+        batch, order = example
+        spans, blocks = self.call(batch.inputs())
+        moved = batch.take(order)
+        expected = _rows(spans, torch.tensor(order)), None if blocks is None else [blocks[i] for i in order]
+        self._same("permutation", moved, self.call(moved.inputs()), expected)
+
+    def split(self, batch: Batch) -> None:
+        spans, blocks = self.call(batch.inputs())
+        for row in range(len(batch.group_n)):
+            alone = batch.take([row])
+            expected = _rows(spans, torch.tensor([row])), None if blocks is None else [blocks[row]]
+            self._same("split", alone, self.call(alone.inputs()), expected)
+
+    def masking(self, example: tuple[Batch, Tensor]) -> None:
+        self._moved("masking", *example, fill=0.0)
+
+    def poison(self, example: tuple[Batch, Tensor]) -> None:
+        for fill in (NAN, 1e9):
+            self._moved("poison", *example, fill=fill)
+
+    def padding(self, batch: Batch) -> None:
+        self._moved("padding", batch, left_padded(batch), fill=0.0)
+
+    def _moved(self, name: str, batch: Batch, place_nt: Tensor, *, fill: float) -> None:
+        """The same trainable tokens at other places must have the same blocks there."""
+        spans, blocks = self.call(batch.inputs())
+        moved = replace(batch, place_nt=place_nt)
+        there, there_blocks = self.call(moved.inputs(fill=fill))
+        block_nt = torch.full(place_nt.shape, -1)
+        for row in range(len(place_nt)):
+            here = place_nt[row] >= 0
+            block_nt[row, here] = spans.block_nt[row, batch.place_nt[row] >= 0].long()[place_nt[row, here]]
+        if there.block_nt.shape != block_nt.shape or bool((there.block_nt.long() != block_nt).any()):
+            self.fail(name, moved, f"Got blocks {show(there.block_nt)}, expected {show(block_nt)}.", fill)
+        if there_blocks != blocks:
+            self.fail(name, moved, f"Got texts {there_blocks}, expected {blocks}.", fill)
+        if not torch.equal(there.fault_n, spans.fault_n):
+            self.fail(name, moved, f"Got faults {show(there.fault_n)}, expected {show(spans.fault_n)}.", fill)
+
+    def _same(self, name: str, batch: Batch, got: tuple[Spans, Any], expected: tuple[Spans, Any]) -> None:
+        for field in ("block_nt", "start_nk", "end_nk", "fault_n"):
+            one, other = getattr(got[0], field), getattr(expected[0], field)
+            if not torch.equal(one, other):
+                self.fail(name, batch, f"Got {field} {show(one)}, expected {show(other)}.")
+        if got[1] != expected[1]:
+            self.fail(name, batch, f"Got texts {got[1]}, expected {expected[1]}.")
+
+
+def _rows(spans: Spans, index: Tensor) -> Spans:
+    return Spans(spans.names, spans.start_nk[index], spans.end_nk[index], spans.block_nt[index], spans.fault_n[index])

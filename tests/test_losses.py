@@ -1,0 +1,323 @@
+"""Policy losses and their aggregation: worked numbers, slow oracles, masking as deletion, relations."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.losses import aggregate, aspo, cispo, dppo, gspo, ppo_clip
+
+NAN = float("nan")
+LOSSES = {
+    "ppo_clip": ppo_clip,
+    "dual_clip": lambda *a: ppo_clip(*a, eps_high=0.28, dual_clip=3.0),
+    "gspo": lambda *a: gspo(*a, eps_low=0.1, eps_high=0.2),
+    "cispo": lambda *a: cispo(*a, weight_low=0.5, weight_high=1.5),
+    "dppo_tv": lambda *a: dppo(*a, delta_low=0.1, delta_high=0.15),
+    "dppo_kl": lambda *a: dppo(*a, divergence="kl", delta_low=0.05, delta_high=0.03, cap=2.0),
+    "aspo": lambda *a: aspo(*a, cap=1.6),
+}
+MODES = [
+    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm", "token-sum",
+    "prompt-mean",
+]  # fmt: skip
+
+
+def double(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def close(actual, expected, tolerance=1e-6):
+    expected = expected if isinstance(expected, torch.Tensor) else double(expected)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+def of_ratio(loss, ratio, adv, **options):
+    ratio = double([ratio])
+    return loss(ratio.log(), torch.zeros_like(ratio), double([adv]), torch.ones_like(ratio).bool(), **options)
+
+
+def test_ppo_clip():
+    ratio, adv = [1.5, 0.5, 1.5, 0.5, 4], [1, 1, -1, -1, -1]
+    close(of_ratio(ppo_clip, ratio, adv), [[-1.2, -0.5, 1.5, 0.8, 4.0]], 1e-12)
+    close(of_ratio(ppo_clip, ratio, adv, dual_clip=3.0), [[-1.2, -0.5, 1.5, 0.8, 3.0]], 1e-12)
+    close(of_ratio(ppo_clip, ratio, adv, eps_high=0.28, dual_clip=3.0), [[-1.28, -0.5, 1.5, 0.8, 3.0]], 1e-12)
+
+
+def test_aspo_weights():
+    close(-of_ratio(aspo, [0.5, 1.1, 1.5, 0.1], [1, 1, 1, 1]), [[2, 0.909091, 0, 3]])
+    close(of_ratio(aspo, [0.5, 0.9, 1.5, 4], [-1, -1, -1, -1]), [[0, 0.9, 1.5, 3]])
+
+
+P_OLD, P, DPPO_ADV = [0.01, 0.01, 0.9, 0.5], [0.05, 0.2, 0.6, 0.36], [1, 1, -1, -1]
+
+
+def dppo_of(p_old, p, adv, **options):
+    return dppo(double([p]).log(), double([p_old]).log(), double([adv]), torch.ones(1, len(p)).bool(), **options)
+
+
+def test_dppo_masks():
+    tv = dppo_of(P_OLD, P, DPPO_ADV, delta_low=0.15, delta_high=0.15)
+    close(tv, [[-5, 0, 0, 0.72]])
+    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=0.05, delta_high=0.05, divergence="kl"), [[-5, 0, 0, 0.72]])
+    # every token kept: ratios 5, 20, 2/3, .72
+    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0), [[-5, -20, 2 / 3, 0.72]])
+    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0, cap=4.0), [[-4, -4, 2 / 3, 0.72]])
+    kl = [0.024736, 0.181005, 0.226289, 0.040822]
+    for delta in (0.0247, 0.0248, 0.0408, 0.0409, 0.1810, 0.1811, 0.2262, 0.2263):
+        kept = dppo_of(P_OLD, P, DPPO_ADV, divergence="kl", delta_low=delta, delta_high=delta)[0] != 0
+        assert kept.tolist() == [d <= delta for d in kl]
+
+
+def test_dppo_lets_tokens_come_back():
+    # Far from the old policy, but each step leads towards it.
+    for divergence in ("tv", "kl"):
+        loss = dppo_of([0.9, 0.1], [0.2, 0.8], [1, -1], divergence=divergence, delta_low=0.01, delta_high=0.01)
+        close(loss, [[-2 / 9, 8]])
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient():
+    logp = double([[1.5, 8.0, 0.1]]).log().requires_grad_()
+    loss = cispo(logp, torch.zeros(1, 3).double(), double([[1, 1, -2]]), torch.ones(1, 3).bool())
+    close(loss.detach(), [[-1.5, -5, 0.2]])
+    close(torch.autograd.grad(loss.sum(), logp)[0], [[-1.5, -5, 0.2]])
+
+
+# Slow oracles ------------------------------------------------------------------------------------------------------------
+
+
+def slow_loss(name, logp, old, adv, drift):
+    """The loss of one token; `drift` is the mean log ratio of its completion."""
+    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
+    if name in ("ppo_clip", "dual_clip", "gspo"):
+        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
+        r = math.exp(drift) if name == "gspo" else r
+        loss = max(-adv * r, -adv * clip(r, low, high))
+        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
+    if name == "cispo":
+        return -adv * clip(r, 0.5, 1.5)
+    if name == "aspo":
+        if adv > 0:
+            return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
+        return 0.0 if r < 0.8 else -adv * min(r, 1.6)
+    p, q = math.exp(logp), math.exp(old)
+    if name == "dppo_tv":
+        return -adv * min(r, 20) * ((p - q <= 0.15) if adv > 0 else (q - p <= 0.1))
+    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    back = (p < q) if adv > 0 else (p > q)
+    return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
+
+
+@st.composite
+def token_batches(draw):
+    n, t = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+
+    def rand():
+        return torch.rand(n, t, generator=generator).double()
+
+    mask = rand() < draw(st.sampled_from([0.3, 0.7, 1.0]))
+    old = (0.02 + 0.96 * rand()).log()
+    logp = ((old.exp() * (0.4 + 1.6 * rand())).clamp(max=0.99)).log()
+    return logp, old, rand() - 0.5, mask, torch.randint(0, 3, (n,), generator=generator)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(batch=token_batches())
+@settings(max_examples=40, deadline=None)
+def test_equals_the_slow_oracle_and_never_reads_masked_tokens(name, batch):
+    logp, old, adv, mask, _ = batch
+    expected = torch.zeros_like(logp)
+    for i, t in mask.nonzero().tolist():
+        drift = float((logp - old)[i, mask[i]].mean())
+        expected[i, t] = slow_loss(name, float(logp[i, t]), float(old[i, t]), float(adv[i, t]), drift)
+    clean = logp.clone().requires_grad_()
+    loss = LOSSES[name](clean, old, adv, mask)
+    close(loss.detach(), expected, 1e-9)
+    gradient = torch.autograd.grad(loss.sum(), clean)[0]
+    for poison in (NAN, 1e9, -math.inf):
+        dirty = [torch.where(mask, value, poison) for value in (logp, old, adv)]
+        dirty[0].requires_grad_()
+        poisoned = LOSSES[name](*dirty, mask)
+        assert torch.equal(poisoned, loss)
+        assert torch.equal(torch.autograd.grad(poisoned.sum(), dirty[0])[0], gradient)
+    assert not bool(gradient[~mask].any())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(batch=token_batches())
+@settings(max_examples=25, deadline=None)
+def test_at_the_old_policy_every_loss_has_the_policy_gradient(name, batch):
+    _, old, adv, mask, _ = batch
+    logp = old.clone().requires_grad_()
+    loss = LOSSES[name](logp, old, adv, mask)
+    close(loss.detach(), torch.where(mask, -adv, 0.0), 1e-12)
+    close(torch.autograd.grad(loss.sum(), logp)[0], torch.where(mask, -adv, 0.0), 1e-12)
+
+
+def gradient_of(loss, batch, **options):
+    logp = batch[0].clone().requires_grad_()
+    return torch.autograd.grad(loss(logp, *batch[1:4], **options).sum(), logp)[0]
+
+
+@given(batch=token_batches())
+@settings(max_examples=40, deadline=None)
+def test_without_bounds_they_are_one_method(batch):
+    plain = gradient_of(ppo_clip, batch, eps_low=1.0, eps_high=math.inf)
+    close(gradient_of(cispo, batch, weight_high=math.inf), plain, 1e-9)
+    for divergence in ("tv", "kl"):
+        free = gradient_of(dppo, batch, divergence=divergence, delta_low=9.0, delta_high=9.0, cap=math.inf)
+        close(free, plain, 1e-9)
+
+
+@given(batch=token_batches())
+@settings(max_examples=40, deadline=None)
+def test_aspo_on_bad_tokens_is_ppo_with_dual_clip(batch):
+    bad = (batch[0], batch[1], -batch[2].abs(), batch[3])
+    close(gradient_of(aspo, bad, cap=1.5), gradient_of(ppo_clip, bad, dual_clip=1.5), 1e-9)
+
+
+@given(batch=token_batches())
+@settings(max_examples=40, deadline=None)
+def test_gspo_with_one_advantage_per_completion_is_the_sequence_surrogate(batch):
+    logp, old, adv, mask, _ = batch
+    adv, mask = adv[:, :1].expand_as(adv), mask.clone()
+    mask[:, 0] = True
+    token, sequence = logp.clone().requires_grad_(), logp.clone().requires_grad_()
+    by_token = aggregate(gspo(token, old, adv, mask, eps_low=0.1, eps_high=0.2), mask, mode="sequence-mean-token-mean")
+    ratio = (torch.where(mask, sequence - old, 0.0).sum(dim=1) / mask.sum(dim=1)).exp()
+    by_sequence = torch.maximum(-adv[:, 0] * ratio, -adv[:, 0] * ratio.clamp(0.9, 1.2)).mean()
+    close(by_token.detach(), by_sequence.detach(), 1e-12)
+    close(torch.autograd.grad(by_token, token)[0], torch.autograd.grad(by_sequence, sequence)[0], 1e-12)
+
+
+def test_gspo_of_completions_of_one_token_is_ppo():
+    logp, old, adv = double([[-1.0], [-2.0]]), double([[-1.3], [-1.9]]), double([[1.0], [-1.0]])
+    mask = torch.ones(2, 1).bool()
+    close(gspo(logp, old, adv, mask, eps_low=0.2, eps_high=0.2), ppo_clip(logp, old, adv, mask), 1e-12)
+
+
+def test_a_huge_ratio_stays_finite():
+    for loss in LOSSES.values():
+        logp = torch.tensor([[0.0, -200.0, 0.0, -200.0]]).requires_grad_()
+        old, adv = torch.tensor([[-200.0, 0.0, -200.0, 0.0]]), torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+        value = loss(logp, old, adv, torch.ones(1, 4).bool())
+        assert bool(value.isfinite().all())
+        assert bool(torch.autograd.grad(value.sum(), logp)[0].isfinite().all())
+
+
+# Aggregation ----------------------------------------------------------------------------------------------------------------
+
+LOSS = double([[1, 1, 0, 0, 0], [2, 2, 2, 2, 0]])
+LOSS_MASK = torch.tensor([[True, True, False, False, False], [True, True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 10 / 6),
+        ("sequence-mean-token-mean", 3 / 2),
+        ("sequence-mean-token-sum", 10 / 2),
+        ("sequence-mean-token-sum-norm", 10 / 2 / 5),
+        ("token-sum", 10),
+        ("prompt-mean", 3 / 2),
+    ],
+)
+def test_aggregate(mode, expected):
+    options = {"mode": mode, "group_n": torch.tensor([4, 2]), "length": 5}
+    assert aggregate(LOSS, LOSS_MASK, **options).item() == pytest.approx(expected, abs=1e-12)
+    # Poison, padding and a completion without any token change nothing.
+    poisoned = torch.where(LOSS_MASK, LOSS, NAN)
+    wide = torch.cat([poisoned, torch.full((2, 3), NAN).double()], dim=1)
+    wide = torch.cat([wide, torch.full((1, 8), NAN).double()]).requires_grad_()
+    mask = torch.zeros(3, 8, dtype=torch.bool)
+    mask[:2, :5] = LOSS_MASK
+    for group in ([4, 2, 7], [4, 2, 2]):
+        total = aggregate(wide, mask, mode=mode, group_n=torch.tensor(group), length=5)
+        assert total.item() == pytest.approx(expected, abs=1e-12)
+        gradient = torch.autograd.grad(total, wide)[0]
+        assert bool(gradient.isfinite().all())
+        assert not bool(gradient[~mask].any())
+
+
+def test_a_prompt_counts_once():
+    # Both completions of one prompt: its six tokens have the mean 10/6.
+    assert aggregate(LOSS, LOSS_MASK, mode="prompt-mean", group_n=torch.tensor([3, 3])).item() == pytest.approx(10 / 6)
+
+
+def slow_aggregate(loss, mask, mode, group):
+    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
+    if mode == "prompt-mean":
+        prompts = {}
+        for row, g in zip(rows, group.tolist(), strict=True):
+            prompts.setdefault(g, []).extend(row)
+        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
+    rows = [row for row in rows if row]
+    if not rows:
+        return 0.0
+    total = sum(sum(row) for row in rows)
+    return {
+        "token-mean": total / sum(len(row) for row in rows),
+        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
+        "sequence-mean-token-sum": total / len(rows),
+        "sequence-mean-token-sum-norm": total / len(rows) / 11,
+        "token-sum": total,
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=token_batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_aggregate_equals_deletion_and_its_parts(mode, batch, data):
+    loss, _, _, mask, group = batch
+    expected = slow_aggregate(loss, mask, mode, group)
+    poisoned = torch.where(mask, loss, NAN)
+    assert aggregate(poisoned, mask, mode=mode, group_n=group, length=11).item() == pytest.approx(expected, abs=1e-9)
+    # Split by prompt into two micro-batches, each divided by the whole.
+    first = group <= data.draw(st.integers(0, 2))
+    kept = mask.any(dim=1)
+    whole = {"token-mean": mask.sum(), "prompt-mean": len(group[kept].unique()), "token-sum": 1}.get(mode, kept.sum())
+    parts = [
+        aggregate(poisoned[part], mask[part], mode=mode, group_n=group[part], length=11, whole=max(float(whole), 1.0))
+        for part in (first, ~first)
+    ]
+    assert sum(part.item() for part in parts) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_left_is_zero_with_a_gradient(mode):
+    loss = torch.full((2, 3), NAN).requires_grad_()
+    total = aggregate(loss, torch.zeros(2, 3).bool(), mode=mode, group_n=torch.tensor([0, 0]), length=3)
+    assert total.item() == 0.0
+    assert not bool(torch.autograd.grad(total, loss)[0].any())
+
+
+def test_sequence_mean_token_mean_is_token_mean_of_equal_lengths():
+    loss, mask = LOSS[:, :2], torch.ones(2, 2).bool()
+    means = {aggregate(loss, mask, mode=mode, group_n=torch.tensor([0, 1])).item() for mode in MODES[:2] + MODES[5:]}
+    assert means == {1.5}
+
+
+def test_sentences(unchecked_shapes):
+    one, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
+    with pytest.raises(AlignmentError, match=r"mask_nt is \(1, 2\) but adv_nt is \(1, 3\)"):
+        ppo_clip(one, one, torch.zeros(1, 3), mask)
+    with pytest.raises(AlignmentError, match=r"mask_nt holds torch.float32"):
+        cispo(one, one, one, mask.float())
+    with pytest.raises(RecipeError, match=r"dual_clip is 0\.5"):
+        ppo_clip(one, one, one, mask, dual_clip=0.5)
+    with pytest.raises(RecipeError, match="no divergence 'js'"):
+        dppo(one, one, one, mask, divergence="js")
+    with pytest.raises(AlignmentError, match=r"loss_nt is \(1, 2\) but mask_nt is \(1, 3\)"):
+        aggregate(one, torch.ones(1, 3).bool())
+    with pytest.raises(RecipeError, match="Did you mean 'token-mean'"):
+        aggregate(one, mask, mode="token_mean")
+    with pytest.raises(RecipeError, match="needs group_n"):
+        aggregate(one, mask, mode="prompt-mean")
+    with pytest.raises(AlignmentError, match="1 completions for 2 group ids"):
+        aggregate(one, mask, mode="prompt-mean", group_n=torch.tensor([0, 1]))
+    with pytest.raises(RecipeError, match="divides by a constant"):
+        aggregate(one, mask, mode="sequence-mean-token-sum-norm")
