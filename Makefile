@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy test check bench clean
+.PHONY: demo demo-seeds easy test check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -27,6 +27,11 @@ check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road,
 
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py
+	$(BIN)/python benchmarks/estimators.py
+
+mutation: .venv/dev.stamp        ## mutation testing of credit/ and segment/, on a copy; resumes where it stopped
+	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
+	nice $(BIN)/python .ci/mutation.py
 
 .venv/pip.stamp:
 	$(PYTHON) -m venv .venv
