@@ -17,6 +17,7 @@ from spanwise.credit import (
     precision_mean,
     rlcr,
     spread,
+    vineppo,
 )
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.score.objective import Objective
@@ -340,3 +341,28 @@ def test_credit_that_is_not_finite_is_refused():
     broken.block_nk[1, 1] = NAN
     with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
         spread(broken, layout_spans())
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "sentence"),
+    [
+        ([3, 0], [5, 2], "'confidence' of completion 0 is [0, 2) and starts before token 5"),
+        ([0, 1], [2, 5], "'confidence' of completion 0 is [1, 5) and starts before token 2"),
+        ([0, 5], [2, 3], "'confidence' of completion 0 is [5, 3), which is no interval"),
+        ([0, 3], [2, 6], "'confidence' of completion 0 is [3, 6), but the completion has 5 tokens"),
+    ],
+)
+def test_unsorted_spans_are_refused(start, end, sentence):
+    spans = layout_spans()
+    broken = Spans(spans.names, torch.tensor([start, [0, 0]]), torch.tensor([end, [3, 0]]), spans.block_nt, spans.fault_n)
+    with pytest.raises(AlignmentError) as error:
+        spread(CREDIT, broken)
+    assert sentence in str(error.value)
+
+
+def test_span_numbers_out_of_order_are_refused():
+    values = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
+    with pytest.raises(AlignmentError, match="completion 1 are not in order: token 2 belongs to span 0 and stands behind"):
+        vineppo(values, torch.tensor([1.0, 0.0]), torch.tensor([[0, 1, -1], [1, -1, 0]]))
+    with pytest.raises(AlignmentError, match="Token 1 of completion 0 belongs to span 2, but there are 2 spans"):
+        vineppo(values, torch.tensor([1.0, 0.0]), torch.tensor([[0, 2, -1], [0, -1, 1]]))

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from spanwise.credit.checks import check_intervals
 from spanwise.credit.memory import fresh
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
@@ -57,6 +58,7 @@ def spread(
         raise AlignmentError(
             f"Credit is for {tuple(credit.block_nk.shape)} completions and blocks, spans are for {tuple(spans.start_nk.shape)}."
         )
+    check_intervals(spans)
     if not bool(credit.block_nk.isfinite().all() and credit.stop_n.isfinite().all()):
         wrong_n = ~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())
         raise RewardError(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_block_numbers
 from spanwise.credit.registry import register
 from spanwise.errors import AlignmentError
 
@@ -45,8 +46,7 @@ def vineppo(
             f"There are {len(value_nk)} rows of values, {len(reward_n)} rewards and {len(block_nt)} rows of tokens."
         )
     k = value_nk.shape[1]
-    if block_nt.numel() and int(block_nt.max()) >= k:
-        raise AlignmentError(f"block_nt names span {int(block_nt.max())}, but value_nk has {k} columns, 0 to {k - 1}.")
+    check_block_numbers(block_nt, k)
     absent_n = reward_n.isnan()
     after_n = torch.where(absent_n, 0.0, reward_n.to(torch.promote_types(value_nk.dtype, reward_n.dtype)))
     # Column 0 serves the tokens of no span (block -1).

@@ -1,0 +1,67 @@
+"""What every estimator refuses about spans, in one place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spanwise.errors import AlignmentError
+from spanwise.types import Spans
+
+
+def check_block_numbers(block_nt: Tensor, blocks: int) -> None:
+    """Refuse a token of a span that does not exist, and spans that do not lie in order.
+
+    Raises:
+        AlignmentError: the completion, the token and both numbers.
+
+    Example:
+        >>> check_block_numbers(torch.tensor([[0, 0, -1, 1]]), 2)
+    """
+    if not block_nt.numel():
+        return
+    wrong_nt = (block_nt >= blocks) | (block_nt < -1)
+    if bool(wrong_nt.any()):
+        n, t = (int(x) for x in wrong_nt.nonzero()[0])
+        raise AlignmentError(
+            f"Token {t} of completion {n} belongs to span {int(block_nt[n, t])}, but there are {blocks} spans, 0 to {blocks - 1} "
+            f"(-1: none)."
+        )
+    so_far_nt = block_nt.long().cummax(dim=1).values
+    back_nt = (block_nt >= 0) & (block_nt < so_far_nt)
+    if bool(back_nt.any()):
+        n, t = (int(x) for x in back_nt.nonzero()[0])
+        raise AlignmentError(
+            f"The spans of completion {n} are not in order: token {t} belongs to span {int(block_nt[n, t])} and stands behind a "
+            f"token of span {int(so_far_nt[n, t])}. Number spans in the order of their tokens."
+        )
+
+
+def check_intervals(spans: Spans) -> None:
+    """Refuse intervals that run backwards, overlap or leave the completion.
+
+    Raises:
+        AlignmentError: the completion, the block and the interval.
+
+    Example:
+        >>> spans = Spans(("a", "b"), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), torch.tensor([[0, 0, 1]]), torch.tensor([0]))
+        >>> check_intervals(spans)
+        Traceback (most recent call last):
+        spanwise.errors.AlignmentError: Block 'b' of completion 0 is [1, 3) and starts before token 2, ...
+    """
+    start_nk, end_nk = spans.start_nk, spans.end_nk
+    width = spans.block_nt.shape[1]
+    here_nk = end_nk != start_nk
+    behind_nk = torch.cat(
+        [torch.zeros_like(end_nk[:, :1]), torch.where(here_nk, end_nk, 0).cummax(dim=1).values[:, :-1]], dim=1
+    )
+    wrong_nk = here_nk & ((start_nk < behind_nk) | (end_nk < start_nk) | (end_nk > width) | (start_nk < 0))
+    if bool(wrong_nk.any()):
+        n, k = (int(x) for x in wrong_nk.nonzero()[0])
+        start, end, before = int(start_nk[n, k]), int(end_nk[n, k]), int(behind_nk[n, k])
+        name = f"Block '{spans.names[k]}' of completion {n} is [{start}, {end})"
+        if end < start or start < 0:
+            raise AlignmentError(f"{name}, which is no interval of tokens.")
+        if end > width:
+            raise AlignmentError(f"{name}, but the completion has {width} tokens.")
+        raise AlignmentError(f"{name} and starts before token {before}, where the block before it ends.")
