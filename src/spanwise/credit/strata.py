@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.errors import AlignmentError
+from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
@@ -143,6 +143,8 @@ def centred(
         >>> centred(torch.tensor([1., 0., 0., 5.]), torch.tensor([0, 0, 0, 1]), leave_one_out=True)
         tensor([ 1.0000, -0.5000, -0.5000,  0.0000], dtype=torch.float64)
     """
+    if scale not in ("none", "std", "mean"):
+        raise RecipeError(unknown("scale", scale, ("none", "std", "mean")))
     within = moments(value_n, stratum_n)
     count_n, advantage_n = within.count_n(), within.deviation_n
     if leave_one_out:

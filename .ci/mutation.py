@@ -1,0 +1,134 @@
+"""Mutation testing of `spanwise.credit` and `spanwise.segment` with mutmut, on a copy of the repository.
+
+    python .ci/mutation.py                        every file of both rooms
+    python .ci/mutation.py credit/strata credit/assign --minutes 5
+    python .ci/mutation.py --report               only the table of the last run
+
+Prints killed / made per file and writes the survivors, as diffs, to `survivors.txt` beside the copy. A second run goes on where the
+first one stopped; `--fresh` starts over. Run-time shape checks are off, so what kills a mutant is a test and not a type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = Path(os.environ.get("SPANWISE_MUTATION", tempfile.gettempdir() + "/spanwise-mutation"))
+ROOMS = ("credit", "segment")
+# Neither trainers, processes nor downloads: what can run a thousand times.
+SLOW = ("trl", "cli", "tasks", "score", "recipe", "conformance", "docs", "plugins", "merge", "losses", "measure", "fixed_point",
+        "fidelity", "engine", "launch", "verl", "skyrl")  # fmt: skip
+LEFT_OUT = ("registry", "methods", "__init__", "vocabulary", "merge")  # tables and tokenizer files
+CONFIG = """
+[tool.mutmut]
+source_paths = ["src/spanwise"]
+only_mutate = {files}
+also_copy = ["README.md", "docs"]
+pytest_add_cli_args = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
+pytest_add_cli_args_test_selection = {tests}
+use_git_change_detection = false
+"""
+
+
+def undecorate(path: Path) -> None:
+    """Mutmut leaves decorated functions alone: write `@register(...)` as a call after the function."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.split("\n")
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and len(node.decorator_list) == 1:
+            decorator = node.decorator_list[0]
+            if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "register":
+                lines.insert(int(node.end_lineno or 0), f"\n\n{ast.get_source_segment(text, decorator)}({node.name})")
+                del lines[decorator.lineno - 1 : node.lineno - 1]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def prepare(wanted: list[str]) -> None:
+    """Copy sources and tests and write the configuration."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("src", "tests", "docs"):
+        shutil.copytree(ROOT / name, COPY / name, ignore=ignore)
+    shutil.copy(ROOT / "README.md", COPY)
+    files = []
+    for room in ROOMS:
+        for path in sorted((COPY / "src/spanwise" / room).glob("*.py")):
+            undecorate(path)
+            label = f"{room}/{path.stem}"
+            if label in wanted or (not wanted and path.stem not in LEFT_OUT):
+                files.append(f"src/spanwise/{label}.py")
+    tests = [
+        f"tests/{p.name}" for p in sorted((COPY / "tests").glob("test_*.py")) if not any(word in p.name for word in SLOW)
+    ]
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    settings = ['addopts = "--strict-markers"' if line.startswith("addopts") else line for line in settings]
+    text = "\n".join(settings) + CONFIG.format(files=json.dumps(files), tests=json.dumps(tests))
+    (COPY / "pyproject.toml").write_text(text, encoding="utf-8")
+
+
+def report() -> None:
+    """The table per file, and the survivors as diffs."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "mutmut", "results", "--all", "True"], cwd=COPY, capture_output=True, text=True
+    )
+    table: dict[str, Counter[str]] = {}
+    survivors = []
+    for line in listed.stdout.splitlines():
+        name, found, status = line.strip().rpartition(": ")
+        if not found:
+            continue
+        table.setdefault(name.split(".x")[0], Counter())[status] += 1
+        if status in ("survived", "no tests"):
+            survivors.append(name)
+    total: Counter[str] = Counter()
+    for module, counts in sorted(table.items()):
+        total += counts
+        print(f"{module:45} {_score(counts)}")
+    print(f"{'all':45} {_score(total)}")
+    script = (
+        "import sys\nfrom mutmut.mutation.diff_apply import get_diff_for_mutant\n"
+        "for name in sys.argv[1:]:\n    print(name)\n    print(get_diff_for_mutant(name))\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", script, *survivors], cwd=COPY, capture_output=True, text=True)
+    (COPY / "survivors.txt").write_text(shown.stdout, encoding="utf-8")
+    print(f"Survivors: {COPY / 'survivors.txt'}")
+
+
+def _score(counts: Counter[str]) -> str:
+    killed = counts["killed"] + counts["timeout"]
+    checked = killed + counts["survived"] + counts["no tests"] + counts["suspicious"]
+    rest = counts["not checked"]
+    return f"{killed:5} / {checked:5}  {killed / max(checked, 1):6.1%}" + (f"   ({rest} not run)" if rest else "")
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="room/module, such as credit/strata")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    given = parser.parse_args()
+    if not given.report:
+        if given.fresh or not COPY.exists():
+            prepare(given.files)
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", "1"]
+        with (COPY / "mutmut.log").open("w") as log:
+            try:
+                subprocess.run(command, cwd=COPY, stdout=log, stderr=log, timeout=60 * given.minutes, check=False)
+            except subprocess.TimeoutExpired:
+                print(f"Stopped after {given.minutes:g} minutes; run again to go on.")
+    report()
+
+
+if __name__ == "__main__":
+    main()
