@@ -147,6 +147,12 @@ def test_eval_reads_a_run_folder(run, cache):
     assert "accuracy" in done.stdout
 
 
+def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
+    folder, _ = run  # two steps of training: it babbles
+    done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
+    assert "None of 16 completions has the block 'confidence'; there is nothing to re-roll." in done.stderr
+
+
 def test_demo_has_both_arms(cache, tmp_path):
     done = spanwise(
         "demo", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
@@ -191,6 +197,7 @@ def test_methods(cache):
             "The model 'nowhere' is neither a local folder nor a hub model",
         ),
         (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
+        (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
         (["train", "--report-to", "wandbb", "--set", "start_steps=1"], "report_to is 'wandbb', which is not installed"),
         (["demo", "--seeds", "a"], "--seeds takes whole numbers"),

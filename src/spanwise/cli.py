@@ -102,11 +102,7 @@ def evaluate(
         seed: of sampling.
         set_: any recipe field, as field=value; may be repeated.
     """
-    from spanwise.recipe import load
-
-    inside = model / "recipe.yaml"
-    loaded = load(recipe or (inside if inside.is_file() else None), {**_assignments(set_ or []), "eval_prompts": prompts})
-    place = model / "model" if (model / "model").is_dir() else model
+    place, loaded = _run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     from spanwise.run.display import figure_table, quiet
     from spanwise.run.evaluate import evaluate_folder
 
@@ -114,6 +110,37 @@ def evaluate(
     console = Console()
     figures = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
     console.print(figure_table(str(model), {f"{prompts} x {samples}": figures}))
+
+
+@app.command
+def fidelity(
+    checkpoint: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    prompts: int = 128,
+    samples: int = 32,
+    rerolls: int = 32,
+    seed: int = 0,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
+
+    Args:
+        checkpoint: a run folder or a model folder of the embedded task.
+        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        prompts: held-out prompts.
+        samples: completions per prompt.
+        rerolls: fresh last blocks per distinct prefix.
+        seed: of sampling.
+        set_: any recipe field, as field=value; may be repeated.
+    """
+    from spanwise.run.display import quiet
+    from spanwise.run.fidelity import show
+
+    quiet()
+    place, loaded = _run_or_model(checkpoint, recipe, _assignments(set_ or []))
+    show(place, loaded, prompts=prompts, samples=samples, rerolls=rerolls, seed=seed, console=Console())
 
 
 @app.command
@@ -180,6 +207,15 @@ def methods(name: str | None = None, /) -> None:
     preset = resolved(recipe, plan(recipe, DIGITS_LAYOUT, 32))
     fields = ("method", "layout", "objectives", "sum_first", "per", "leave_one_out", "min_stratum")
     console.print(yaml.safe_dump({key: preset[key] for key in fields}, sort_keys=False), highlight=False, soft_wrap=True)
+
+
+def _run_or_model(folder: Path, recipe: Path | None, overrides: dict[str, Any]) -> tuple[Path, Any]:
+    """The model inside a run folder, or the folder itself, and the recipe that says its task."""
+    from spanwise.recipe import load
+
+    inside = folder / "recipe.yaml"
+    loaded = load(recipe or (inside if inside.is_file() else None), overrides)
+    return folder / "model" if (folder / "model").is_dir() else folder, loaded
 
 
 def _assignments(pairs: list[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,51 @@ def sample(
     Returns:
         ids (right-padded) and a mask that ends with the first end-of-sequence token.
     """
+    batches = (_encode(tokenizer, batch) for batch in _batches(prompts, max(1, batch_size // samples)))
+    return _generate(model, tokenizer, batches, samples, max_new_tokens, temperature, seed)
+
+
+@torch.no_grad()
+def continue_ids(
+    model: Any,
+    tokenizer: Any,
+    prefixes: Sequence[Sequence[int]],
+    *,
+    samples: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 512,
+) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
+    """Sample continuations of token ids, `samples` of each prefix next to each other; for the rest as `sample`.
+
+    Args:
+        prefixes: token ids of everything before the continuation, the prompt included; any lengths, none of them empty.
+        model, tokenizer, samples, max_new_tokens, temperature, seed, batch_size: see `sample`.
+
+    Returns:
+        ids and mask of what was added, as in `sample`.
+    """
+    pad = int(tokenizer.pad_token_id)
+    batches = (_pad_left(batch, pad) for batch in _batches(prefixes, max(1, batch_size // samples)))
+    return _generate(model, tokenizer, batches, samples, max_new_tokens, temperature, seed)
+
+
+def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """The token ids `sample` starts from: those of each string, or of each message list in the tokenizer's chat template."""
+    encoded = [_encode(tokenizer, [prompt])["input_ids"][0] for prompt in prompts]
+    return [ids.tolist() for ids in encoded]
+
+
+def _generate(
+    model: Any,
+    tokenizer: Any,
+    batches: Iterator[Mapping[str, Tensor]],
+    samples: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
     training, side = model.training, tokenizer.padding_side
     ends = model.generation_config.eos_token_id
     end_ids = torch.tensor(ends if isinstance(ends, list) else [tokenizer.eos_token_id if ends is None else ends])
@@ -47,8 +92,8 @@ def sample(
         tokenizer.padding_side = "left"
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
-            for batch in _batches(prompts, max(1, batch_size // samples)):
-                inputs = _encode(tokenizer, batch).to(model.device)
+            for batch in batches:
+                inputs = {name: column.to(model.device) for name, column in batch.items()}
                 output = model.generate(
                     **inputs,
                     do_sample=True,
@@ -77,6 +122,13 @@ def sample(
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for first in range(0, len(items), size):
         yield items[first : first + size]
+
+
+def _pad_left(prefixes: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
+    width = max(len(prefix) for prefix in prefixes)
+    ids = [[pad] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
+    mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
 def _encode(tokenizer: Any, prompts: Sequence[Any]) -> Any:

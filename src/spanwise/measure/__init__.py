@@ -1,5 +1,69 @@
-"""From rollouts to figures: calibration, accuracy, refusals."""
+"""From rollouts to figures: calibration, accuracy, refusals, voting, and how much of a difference is noise."""
 
-from spanwise.measure.calibration import auroc, brier, ece, figures
+from spanwise.measure.bins import One, Scheme
+from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
+from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
+from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
+from spanwise.measure.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
+from spanwise.measure.fixed_point import SimulatedFixedPoint, fixed_point, gradient_shares, simulated_fixed_point
+from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, wilson
+from spanwise.measure.proper_score import ScoreName, proper_score
+from spanwise.measure.quantiles import t_cdf, t_power, t_quantile
+from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
+from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
+from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
 
-__all__ = ["auroc", "brier", "ece", "figures"]
+__all__ = [
+    "BASELINES",
+    "FIGURES",
+    "BrierParts",
+    "Cell",
+    "Comparison",
+    "Curve",
+    "Difference",
+    "Fidelity",
+    "Interval",
+    "Kind",
+    "One",
+    "Prompts",
+    "Reliability",
+    "Rerolls",
+    "Scheme",
+    "ScoreName",
+    "SimulatedFixedPoint",
+    "Weighted",
+    "auroc",
+    "bootstrap",
+    "brier",
+    "brier_parts",
+    "compare",
+    "curve_difference",
+    "ece",
+    "fidelity",
+    "figure_intervals",
+    "figures",
+    "fixed_point",
+    "gradient_shares",
+    "holm",
+    "mean_interval",
+    "on_rows",
+    "paired_bootstrap",
+    "pass_at_k",
+    "prompt_index",
+    "proper_score",
+    "reliability",
+    "seeds_needed",
+    "sem",
+    "sharpness",
+    "simulated_fixed_point",
+    "t_cdf",
+    "t_power",
+    "t_quantile",
+    "voting",
+    "weighted_auroc",
+    "weighted_brier",
+    "weighted_ece",
+    "weighted_mean",
+    "weighted_sharpness",
+    "wilson",
+]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
+from spanwise.measure.bins import One, Scheme, check_reports
+from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
+from spanwise.measure.intervals import Interval, Prompts
+from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
 
 
 def brier(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
@@ -15,41 +21,47 @@ def brier(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> 
     >>> round(brier(torch.tensor([.9, .2]), torch.tensor([1., 1.])), 4)  # (.01 + .64) / 2
     0.325
     """
-    _check(confidence_n, correct_n)
-    return float((confidence_n.double() - correct_n.double()).square().mean())
+    return float(weighted_brier(confidence_n, correct_n, _once(confidence_n)))
 
 
-def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Expected calibration error over equal-width bins, a confidence of exactly 1 in a bin of its own.
+def ece(
+    confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
+    *,
+    bins: int = 10,
+    scheme: Scheme = "width",
+    one: One | None = None,
+) -> float:
+    r"""Expected calibration error: how far accuracy is from confidence, bin by bin.
 
     Equation
-        ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|,
-        bins [0, .1), [.1, .2), ..., [.9, 1), [1, 1.1) for bins=10: the eleven bins of the BAE paper.
+        ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
+        width: [0, .1), [.1, .2), ..., [.9, 1), [1, 1.1) for bins=10: the eleven bins of the BAE paper; one="last" has [.9, 1].
+        mass: bin = floor(bins * rank / n), rank = completions below plus half of those at the same confidence.
 
     Args:
         confidence_n: reported probabilities in [0, 1].
         correct_n: 1 where right, else 0.
-        bins: bins of [0, 1), beside the one for exactly 1.
+        bins: bins of [0, 1), beside the one for exactly 1 if it has its own.
+        scheme: equal width or equal mass; equal confidences are never parted, so masses differ where many tie.
+        one: where a confidence of exactly 1 goes; default "own" for width; mass knows only "last".
 
-    Returns:
-        A number in [0, 1]; NaN without completions. A confidence on the border belongs to the upper bin.
+    Edge cases:
+        NaN without completions. A confidence on a border belongs to the upper bin, also where rounding puts it just below
+        (.7 in float32).
 
     Example:
         >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
         >>> ece(q, c)  # 2/4 |.5 - .75| + 1/4 |0 - .25| + 1/4 |1 - 1|
         0.1875
+        >>> ece(q, c, scheme="mass", bins=2)  # {.25, .75, .75}: 3/4 |1/3 - 1.75/3|, {1}: 0
+        0.1875
 
     Reference:
-        Pavlenko et al. 2026 (arXiv 2602.10231), evaluation protocol.
+        Pavlenko et al. 2026 (arXiv 2602.10231), evaluation protocol. Equal mass: Nguyen and O'Connor 2015 (arXiv 1508.05154), who
+        part ties by position.
     """
-    _check(confidence_n, correct_n)
-    if len(confidence_n) == 0:
-        return float("nan")
-    q, c = confidence_n.double(), correct_n.double()
-    # .29 * 100 must not fall below 29: nudge by less than any report is precise to.
-    bin_n = (q * bins + 1e-9).floor().long().clamp(0, bins)
-    gap_b = torch.zeros(bins + 1, dtype=torch.float64).index_add_(0, bin_n.cpu(), (c - q).cpu())
-    return float(gap_b.abs().sum() / len(q))
+    return float(weighted_ece(confidence_n, correct_n, _once(confidence_n), bins=bins, scheme=scheme, one=one))
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
@@ -58,15 +70,18 @@ def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
     """
-    _check(confidence_n, correct_n)
-    right = correct_n.double() > 0.5
-    positives, negatives = int(right.sum()), int((~right).sum())
-    if positives == 0 or negatives == 0:
-        return float("nan")
-    _, index_n, count_v = torch.unique(confidence_n.double(), return_inverse=True, return_counts=True)
-    below_v = count_v.cumsum(0) - count_v
-    rank_n = (below_v + (count_v + 1) / 2)[index_n]  # mean rank of tied values, from 1
-    return float((rank_n[right].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(weighted_auroc(confidence_n, correct_n, _once(confidence_n)))
+
+
+def sharpness(confidence_n: Float[Tensor, " n"], *, ddof: int = 0) -> float:
+    """Variance of the confidences: 0 if the policy always says the same, whatever the question; NaN with at most `ddof`.
+
+    >>> sharpness(torch.tensor([0., 1., .5, .5]))
+    0.125
+    """
+    check_reports(confidence_n, torch.zeros_like(confidence_n))
+    q = confidence_n.cpu().double()
+    return float((q - q.mean()).square().sum() / (len(q) - ddof)) if len(q) > ddof else float("nan")
 
 
 def figures(
@@ -86,26 +101,69 @@ def figures(
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
     """
-    known_n = ~correct_n.isnan()
-    both_n = known_n & ~confidence_n.isnan()
-    q, c = confidence_n[both_n], correct_n[both_n]
-    values: dict[str, float | None] = {
-        "accuracy": float(correct_n[known_n].double().mean()),
-        "refusal_rate": None if refusal_n is None else float(refusal_n.double().mean()),
-        "format_rate": float(well_formed_n.double().mean()),
-        "coverage": float((~confidence_n.isnan()).double().mean()),
-        "mean_confidence": float(q.double().mean()),
-        "ece": ece(q, c),
-        "brier": brier(q, c),
-        "auroc": auroc(q, c),
-    }
+    once = _once(correct_n)
+    weighted = _weighted(correct_n, confidence_n, well_formed_n, refusal_n)
+    values = {name: None if figure is None else float(figure(once)[0]) for name, figure in weighted.items()}
     return {name: None if value is None or value != value else value for name, value in values.items()}
 
 
-def _check(confidence_n: Tensor, correct_n: Tensor) -> None:
-    if confidence_n.shape != correct_n.shape:
-        raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
-    bad = (confidence_n < 0) | (confidence_n > 1) | confidence_n.isnan()
-    if bool(bad.any()):
-        where = int(bad.nonzero()[0])
-        raise AlignmentError(f"Confidence {float(confidence_n[where])} of completion {where} is not in [0, 1].")
+def figure_intervals(
+    correct_n: Float[Tensor, " n"],
+    confidence_n: Float[Tensor, " n"],
+    *,
+    prompts: Prompts,
+    well_formed_n: Bool[Tensor, " n"],
+    refusal_n: Bool[Tensor, " n"] | None = None,
+    resamples: int = 1000,
+    level: float = 0.95,
+    kind: Kind = "percentile",
+    seed: int = 0,
+) -> dict[str, Interval | None]:
+    """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
+
+    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`.
+
+    >>> every = torch.ones(4, dtype=torch.bool)
+    >>> right_n, stated_n = torch.tensor([1., 1., 0., 1.]), torch.tensor([.9, .8, .3, .9])
+    >>> print(figure_intervals(right_n, stated_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
+    0.750 [0.500, 1.000]
+    """
+    weighted = _weighted(correct_n, confidence_n, well_formed_n, refusal_n)
+    intervals = {
+        name: None if figure is None else bootstrap(figure, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
+        for name, figure in weighted.items()
+    }
+    return {name: None if i is None or i.value != i.value else i for name, i in intervals.items()}
+
+
+def _weighted(
+    correct_n: Tensor, confidence_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
+) -> dict[str, Weighted | None]:
+    """Every figure as a function of weights over all completions."""
+    sizes = [len(column) for column in (correct_n, confidence_n, well_formed_n, refusal_n) if column is not None]
+    if len(set(sizes)) > 1:
+        raise AlignmentError(
+            f"The columns of an evaluation have {', '.join(map(str, sizes))} entries; give one to each completion."
+        )
+    stated_n = ~confidence_n.isnan()
+    both_n = (~correct_n.isnan() & stated_n).cpu()
+    q, c = confidence_n.cpu()[both_n], correct_n.cpu()[both_n]
+
+    def judged(figure: Weighted) -> Weighted:
+        return lambda weight_rn: figure(weight_rn[:, both_n])
+
+    return {
+        "accuracy": partial(weighted_mean, correct_n),
+        "refusal_rate": None if refusal_n is None else partial(weighted_mean, refusal_n.double()),
+        "format_rate": partial(weighted_mean, well_formed_n.double()),
+        "coverage": partial(weighted_mean, stated_n.double()),
+        "mean_confidence": judged(partial(weighted_mean, q)),
+        "sharpness": judged(partial(weighted_sharpness, q)),
+        "ece": judged(partial(weighted_ece, q, c)),
+        "brier": judged(partial(weighted_brier, q, c)),
+        "auroc": judged(partial(weighted_auroc, q, c)),
+    }
+
+
+def _once(confidence_n: Tensor) -> Float[Tensor, "1 n"]:
+    return torch.ones(1, len(confidence_n), dtype=torch.float64)

@@ -90,15 +90,8 @@ def evaluate_folder(
     Raises:
         DataError: the folder holds no readable model.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     torch.set_num_threads(recipe.threads)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(model_folder), local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(str(model_folder), local_files_only=True)
-    except Exception as error:  # transformers, safetensors and json each raise their own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"'{model_folder}' holds no readable model and tokenizer: {reason}") from error
+    model, tokenizer = load_model(model_folder)
     from spanwise.run.train import make_task
 
     task = make_task(recipe, console)
@@ -106,3 +99,16 @@ def evaluate_folder(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
         max_new_tokens=recipe.max_completion_length,
     )  # fmt: skip
+
+
+def load_model(folder: Path) -> tuple[Any, Any]:
+    """Model and tokenizer of a local folder; a DataError if it holds none."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers, safetensors and json each raise their own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"'{folder}' holds no readable model and tokenizer: {reason}") from error
+    return model, tokenizer

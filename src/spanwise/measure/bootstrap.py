@@ -1,0 +1,162 @@
+"""Bootstrap by prompt: the noise of any figure, and of the difference of two runs on the same prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.measure.intervals import Interval, Prompts, check_level, plain_ids, prompt_index
+
+#: A figure of weighted completions: given how often each of them counts, one row per resample, it returns one value per row.
+Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
+#: How an interval is read off the resampled values.
+Kind = Literal["percentile", "basic", "normal"]
+
+_CHUNK = 4_000_000
+
+
+def bootstrap(
+    figure: Weighted,
+    prompts: Prompts,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    kind: Kind = "percentile",
+    seed: int = 0,
+) -> Interval:
+    r"""Bootstrap interval of any figure, by prompt: P prompts are drawn with replacement, each with all of its samples.
+
+    Args:
+        figure: from weights (R, N) to values (R): `partial(weighted_ece, confidence_n, correct_n)`, or any function of columns
+            through `on_rows(function, *columns)`.
+        prompts: the prompt of each completion.
+        resamples: how often to draw.
+        level: of the interval.
+        kind: "percentile" takes the quantiles of the resampled values; "basic" mirrors them at the figure (2 value - quantile),
+            which takes out the figure's bias; "normal" is value +- z * sem.
+        seed: of the draws; the same seed draws the same prompts for every figure.
+
+    Edge cases:
+        One prompt gives no bounds. Resamples in which the figure is NaN are left out and counted in `undefined`. An ECE is
+        biased upwards by noise, and resampling adds as much noise again: near 0 its percentile interval lies too high. With 100
+        prompts of 4 samples and a true ECE of .007, "percentile" held it in 0 of 60 trials and "basic" in 49; from .03 on either
+        does.
+
+    Example:
+        >>> from spanwise.measure import auroc
+        >>> confidence_n, correct_n = torch.tensor([.9, .8, .3, .4, .7, .2]), torch.tensor([1., 1., 0., 1., 0., 0.])
+        >>> bootstrap(on_rows(auroc, confidence_n, correct_n), [1, 1, 2, 2, 3, 3], seed=1).value  # 8 of 9 pairs
+        0.8888888888888888
+
+    Reference:
+        Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 and 14; by cluster as in Field and Welsh 2007.
+    """
+    prompt_n = prompt_index(prompts, len(prompts))
+    count = _count(prompt_n)
+    value = float(figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0])
+    draws = [figure(times_rp[:, prompt_n]) for times_rp in _draws(count, len(prompt_n), resamples, seed)]
+    return _interval(value, draws, count, level, kind)
+
+
+def paired_bootstrap(
+    figure_a: Weighted,
+    figure_b: Weighted,
+    prompts_a: Prompts,
+    prompts_b: Prompts,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    kind: Kind = "percentile",
+    seed: int = 0,
+) -> Interval:
+    """Interval of figure_a - figure_b for two runs on the same prompts: every resample draws the same prompts for both.
+
+    What is hard in a prompt is hard for both runs and leaves the difference, so this is tighter than two intervals side by side.
+    Numbers of samples may differ; arguments as in `bootstrap`.
+
+    Raises:
+        AlignmentError: a prompt is in one run only.
+
+    >>> from functools import partial
+    >>> from spanwise.measure import weighted_mean
+    >>> a, b = torch.tensor([1., 1., 0.]), torch.tensor([0., 1., 0.])
+    >>> paired_bootstrap(partial(weighted_mean, a), partial(weighted_mean, b), [7, 8, 9], [7, 8, 9]).value
+    0.3333333333333333
+    """
+    _same_prompts(prompts_a, prompts_b)
+    prompt_n = prompt_index([*plain_ids(prompts_a), *plain_ids(prompts_b)], len(prompts_a) + len(prompts_b))
+    a_n, b_n = prompt_n[: len(prompts_a)], prompt_n[len(prompts_a) :]
+    one_a, one_b = (torch.ones(1, len(part_n), dtype=torch.float64) for part_n in (a_n, b_n))
+    value = float((figure_a(one_a) - figure_b(one_b))[0])
+    count = _count(prompt_n)
+    chunks = _draws(count, len(prompt_n), resamples, seed)
+    draws = [figure_a(times_rp[:, a_n]) - figure_b(times_rp[:, b_n]) for times_rp in chunks]
+    return _interval(value, draws, count, level, kind)
+
+
+def on_rows(function: Callable[..., float], *columns: Tensor) -> Weighted:
+    """Make any function of columns a figure of weights: each row repeats every completion as often as its weight says.
+
+    >>> on_rows(lambda value_n: float(value_n.max()), torch.tensor([1., 5., 2.]))(torch.tensor([[1., 0., 2.], [0., 1., 0.]]))
+    tensor([2., 5.], dtype=torch.float64)
+    """
+
+    def figure(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+        rows = [torch.arange(weight_rn.shape[1]).repeat_interleave(weight_n.long()) for weight_n in weight_rn]
+        return torch.tensor([float(function(*(c[row_i] for c in columns))) for row_i in rows], dtype=torch.float64)
+
+    return figure
+
+
+def _count(prompt_n: Tensor) -> int:
+    return int(prompt_n.max()) + 1 if len(prompt_n) else 0
+
+
+def _same_prompts(prompts_a: Prompts, prompts_b: Prompts) -> None:
+    a, b = set(plain_ids(prompts_a)), set(plain_ids(prompts_b))
+    if a != b:
+        extra, run = (a - b, "second") if a - b else (b - a, "first")
+        raise AlignmentError(
+            f"A paired difference needs the same prompts in both runs: {len(a)} and {len(b)} prompts, {len(a & b)} of them shared; "
+            f"prompt {next(iter(extra))!r} is not in the {run}."
+        )
+
+
+def _draws(prompts: int, completions: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r p"]]:
+    """How often each prompt is drawn in each resample, some resamples at a time; the same numbers whatever the chunks."""
+    if resamples < 1:
+        raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, _CHUNK // max(completions, 1))
+    for first in range(0, resamples if prompts else 0, rows):
+        r = min(rows, resamples - first)
+        drawn_rp = torch.randint(prompts, (r, prompts), generator=generator)
+        yield torch.zeros(r, prompts, dtype=torch.float64).scatter_add_(
+            1, drawn_rp, torch.ones(r, prompts, dtype=torch.float64)
+        )
+
+
+def _interval(value: float, draws: list[Tensor], prompts: int, level: float, kind: Kind) -> Interval:
+    tail = (1 - check_level(level)) / 2
+    value_r = torch.cat([torch.zeros(0, dtype=torch.float64), *draws])
+    known_r = value_r[~value_r.isnan()]
+    undefined = len(value_r) - len(known_r)
+    if prompts < 2 or len(known_r) < 2 or math.isnan(value):
+        return Interval(value, math.nan, math.nan, math.nan, level, prompts, undefined)
+    error = float(known_r.std())
+    low, high = (float(known_r.quantile(q)) for q in (tail, 1 - tail))
+    if kind == "basic":
+        low, high = 2 * value - high, 2 * value - low
+    elif kind == "normal":
+        half = NormalDist().inv_cdf(1 - tail) * error
+        low, high = value - half, value + half
+    elif kind != "percentile":
+        raise RecipeError(f"There is no bootstrap interval '{kind}'; use 'percentile', 'basic' or 'normal'.")
+    return Interval(value, low, high, error, level, prompts, undefined)

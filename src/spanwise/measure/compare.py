@@ -1,0 +1,247 @@
+"""Several methods, several seeds each: means with intervals, paired differences, and which of them are noise.
+
+Nothing here ranks. A difference is a number with an interval and a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import torch
+
+from spanwise.errors import RecipeError, unknown
+from spanwise.measure.intervals import Interval, mean_interval, seeds_needed
+from spanwise.measure.quantiles import t_cdf
+
+#: method -> seed -> figure -> value (None or NaN where it does not exist)
+Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
+#: "clear": beyond the noise, all pairs considered; "borderline": its own interval excludes 0, the number of pairs explains it;
+#: "noise": the interval holds 0; "same": equal in every seed; "unknown": fewer than two common seeds.
+Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one method over its seeds.
+
+    Attributes:
+        interval: mean with Student's t interval; `count` seeds have the figure.
+        sd: standard deviation over seeds (ddof 1); NaN for one seed.
+        missing: seeds in which the figure does not exist.
+    """
+
+    interval: Interval
+    sd: float
+    missing: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of method `a` minus that of method `b`, seed by seed.
+
+    Attributes:
+        figure, a, b: what is compared.
+        interval: mean difference over the common seeds, with its own t interval.
+        sd: standard deviation of the differences by seed.
+        p: of the paired t test, two-sided.
+        p_adjusted: by Holm over the differences of this figure.
+        verdict: what may be said.
+        seeds_needed: to see a true difference of this size with the power asked for; None if it is 0 or unknown.
+    """
+
+    figure: str
+    a: str
+    b: str
+    interval: Interval
+    sd: float
+    p: float
+    p_adjusted: float
+    verdict: Verdict
+    seeds_needed: int | None
+
+    def sentence(self) -> str:
+        """What this difference says, and whether it says anything."""
+        i = self.interval
+        what = f"{self.figure} of {self.a} minus {self.b}"
+        if self.verdict == "unknown":
+            return f"{what}: {i.count} common seeds cannot tell a difference from noise."
+        if self.verdict == "same":
+            return f"{what}: the same in all {i.count} seeds."
+        size = f"{what}: {i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}] over {i.count} seeds"
+        if self.verdict == "clear":
+            return f"{size}, beyond the noise."
+        takes = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
+        if self.verdict == "borderline":
+            return f"{size}; 0 lies outside, but not once all pairs are considered (Holm p = {self.p_adjusted:.2f}){takes}."
+        return f"{size}, inside the noise{takes}."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The table of a comparison.
+
+    Attributes:
+        methods, figures: rows and columns, in the order given.
+        cells: by (method, figure).
+        differences: by figure, then pair.
+        level: of all intervals.
+    """
+
+    methods: tuple[str, ...]
+    figures: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    differences: tuple[Difference, ...]
+    level: float
+
+    def markdown(self) -> str:
+        """The table as Markdown: mean +- half the interval; n where seeds differ or are missing."""
+        most = max((cell.interval.count for cell in self.cells.values()), default=0)
+        lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
+        for method in self.methods:
+            shown = (_show(self.cells[method, figure], most) for figure in self.figures)
+            lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        lines.append("")
+        lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most} seeds.")
+        return "\n".join(lines)
+
+    def sentences(self, *verdicts: Verdict) -> list[str]:
+        """A sentence for each difference, of these verdicts only if any are given."""
+        return [d.sentence() for d in self.differences if not verdicts or d.verdict in verdicts]
+
+    def summary(self) -> str:
+        """How many differences are beyond the noise, and which."""
+        clear = [f"{d.figure} ({d.a} and {d.b})" for d in self.differences if d.verdict == "clear"]
+        total = len(self.differences)
+        if not clear:
+            return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
+        rest = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
+        return f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}."
+
+
+def compare(
+    runs: Runs,
+    *,
+    figures: Sequence[str] | None = None,
+    reference: str | None = None,
+    level: float = 0.95,
+    power: float = 0.8,
+) -> Comparison:
+    r"""Compare methods over seeds.
+
+    Equation
+        difference of a figure: d_s = a_s - b_s over the seeds both have; mean d +- t_{S-1} sd(d) / sqrt(S)
+
+    Args:
+        runs: method -> seed -> figure -> value; None and NaN are missing.
+        figures: which, in order; default: all, as they first appear.
+        reference: compare every other method with this one only; default: all pairs. Fewer pairs, more certain of each.
+        level: of the intervals; a difference is clear when its Holm-adjusted p is below 1 - level.
+        power: for `seeds_needed`.
+
+    Edge cases:
+        One seed has a mean and no interval. A figure that is missing in a seed leaves that seed out.
+        Differences equal in all seeds, and not 0, are clear: there is no noise to hide in.
+
+    Raises:
+        RecipeError: no runs, an unknown reference.
+
+    Example:
+        >>> ece = {"a": [.071, .066, .078, .069], "b": [.128, .121, .133, .130], "c": [.087, .060, .099, .071]}
+        >>> result = compare({method: {s: {"ece": v} for s, v in enumerate(values)} for method, values in ece.items()})
+        >>> for sentence in result.sentences():
+        ...     print(sentence)
+        ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
+        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise; a difference of this size would need 20 seeds.
+        ece of b minus c: +0.049 [+0.028, +0.070] over 4 seeds, beyond the noise.
+    """
+    if not runs or not any(runs.values()):
+        raise RecipeError("There is nothing to compare: give at least one method with one seed.")
+    if reference is not None and reference not in runs:
+        raise RecipeError(unknown("method", reference, runs))
+    found = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
+    chosen = tuple(found) if figures is None else tuple(figures)
+    for name in chosen:
+        if name not in found:
+            raise RecipeError(unknown("figure", name, found))
+    cells = {(method, figure): _cell(runs[method], figure, level) for method in runs for figure in chosen}
+    pairs = combinations(runs, 2) if reference is None else ((m, reference) for m in runs if m != reference)
+    listed = list(pairs)
+    differences = [d for figure in chosen for d in _differences(runs, figure, listed, level, power)]
+    return Comparison(tuple(runs), chosen, cells, tuple(differences), level)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjustment of p values for how many there are; NaN is left out of the count.
+
+    >>> holm([.01, .04, .03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, floor = [math.nan] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(order):
+        floor = max(floor, min(1.0, p * (len(order) - rank)))
+        adjusted[i] = floor
+    return adjusted
+
+
+def _values(seeds: Mapping[int, Mapping[str, float | None]], figure: str) -> dict[int, float]:
+    """The figure by seed, missing ones left out."""
+    found = {seed: values.get(figure) for seed, values in seeds.items()}
+    return {seed: float(value) for seed, value in found.items() if value is not None and not math.isnan(value)}
+
+
+def _cell(seeds: Mapping[int, Mapping[str, float | None]], figure: str, level: float) -> Cell:
+    values = list(_values(seeds, figure).values())
+    interval = mean_interval(torch.tensor(values, dtype=torch.float64), level=level)
+    return Cell(interval, interval.sem * math.sqrt(len(values)), len(seeds) - len(values))
+
+
+def _differences(runs: Runs, figure: str, pairs: Sequence[tuple[str, str]], level: float, power: float) -> list[Difference]:
+    intervals, p_values = [], []
+    for a, b in pairs:
+        a_s, b_s = _values(runs[a], figure), _values(runs[b], figure)
+        by_seed = [a_s[seed] - b_s[seed] for seed in a_s if seed in b_s]
+        intervals.append(mean_interval(torch.tensor(by_seed, dtype=torch.float64), level=level))
+        p_values.append(_p(intervals[-1]))
+    made = []
+    for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
+        verdict, sd = _verdict(interval, adjusted, level), interval.sem * math.sqrt(interval.count)
+        takes = None if verdict == "unknown" else seeds_needed(interval.value, sd, power=power, alpha=1 - level)
+        made.append(Difference(figure, a, b, interval, sd, p, adjusted, verdict, takes))
+    return made
+
+
+def _p(interval: Interval) -> float:
+    """Two-sided p of the mean being 0."""
+    if interval.count < 2:
+        return math.nan
+    if _flat(interval):
+        return 1.0 if interval.value == 0 else 0.0
+    return 2 * t_cdf(-abs(interval.value) / interval.sem, interval.count - 1)
+
+
+def _flat(interval: Interval) -> bool:
+    return interval.sem <= 1e-12 * abs(interval.value)
+
+
+def _verdict(interval: Interval, adjusted: float, level: float) -> Verdict:
+    if interval.count < 2:
+        return "unknown"
+    if interval.value == 0 and interval.sem == 0:
+        return "same"
+    if adjusted < 1 - level:
+        return "clear"
+    return "borderline" if interval.excludes(0.0) else "noise"
+
+
+def _show(cell: Cell, most: int) -> str:
+    i = cell.interval
+    if i.count == 0:
+        return "-"
+    half = "" if math.isnan(i.low) else f" ± {(i.high - i.low) / 2:.3f}"
+    seeds = "" if i.count == most else f" (n={i.count})"
+    return f"{i.value:.3f}{half}{seeds}"

@@ -1,0 +1,272 @@
+"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages, from re-rolled last blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit import advantage
+from spanwise.credit.strata import moments, refine
+from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
+from spanwise.measure.proper_score import ScoreName, proper_score
+
+#: The baselines compared by default: what they are called, and the options of `spanwise.credit.advantage`.
+BASELINES: Mapping[str, Mapping[str, Any]] = {
+    "none": {"baseline": "none"},
+    "batch": {"baseline": "batch"},
+    "group": {"baseline": "group"},
+    "outcome": {"baseline": "outcome"},
+    "outcome (LOO)": {"baseline": "outcome", "leave_one_out": True},
+    "blended": {"baseline": "blended"},
+}
+
+#: What is said of every baseline and group size, see `fidelity`.
+FIGURES = (
+    "rmse", "rmse_wrong", "rmse_right", "rmse_alone", "correlation", "ceiling", "rmse_scaled", "gradient_noise",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rerolls:
+    """S completions of each of X prompts, and M fresh last blocks from each of the D distinct prefixes among them.
+
+    Attributes:
+        confidence_xs: the stated confidence; NaN where none is stated.
+        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell.
+        prefix_xs: which prefix (everything before the last block) the completion has; -1 where it has no last block.
+        again_dm: the confidences of the fresh last blocks; NaN where none is stated.
+    """
+
+    confidence_xs: Float[Tensor, "x s"]
+    outcome_xs: Float[Tensor, "x s"]
+    prefix_xs: Int[Tensor, "x s"]
+    again_dm: Float[Tensor, "d m"]
+
+    def __post_init__(self) -> None:
+        sizes = {tuple(x.shape) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
+        if len(sizes) > 1:
+            raise AlignmentError(f"Confidences, outcomes and prefixes have the shapes {', '.join(map(str, sorted(sizes)))}.")
+        if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
+            raise AlignmentError(
+                f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
+            )
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Figures of every baseline (b) and group size (g).
+
+    Attributes:
+        baselines, group_sizes: what the first two axes stand for; the third is `FIGURES`.
+        value_bgf: the figures.
+        draw_rbgf: the figures of R bootstrap draws of prompts, the same draws for every baseline and group size.
+        share: of the completions that could be used: they state a confidence, and so do two of their re-rolls.
+    """
+
+    baselines: tuple[str, ...]
+    group_sizes: tuple[int, ...]
+    value_bgf: Float[Tensor, "b g f"]
+    draw_rbgf: Float[Tensor, "r b g f"]
+    share: float
+
+    def value(self, baseline: str, group_size: int, figure: str) -> float:
+        """One figure."""
+        return float(self.value_bgf[self._where(baseline, group_size, figure)])
+
+    def interval(self, baseline: str, group_size: int, figure: str, *, level: float = 0.95) -> tuple[float, float]:
+        """Percentile interval of one figure over prompts."""
+        return _interval(self.draw_rbgf[:, *self._where(baseline, group_size, figure)], level)
+
+    def difference(
+        self, baseline: str, other: str, group_size: int, figure: str, *, level: float = 0.95
+    ) -> tuple[float, float, float]:
+        """One baseline's figure minus another's, and the percentile interval of that difference over the same prompts."""
+        one, two = self._where(baseline, group_size, figure), self._where(other, group_size, figure)
+        low, high = _interval(self.draw_rbgf[:, *one] - self.draw_rbgf[:, *two], level)
+        return float(self.value_bgf[one] - self.value_bgf[two]), low, high
+
+    def _where(self, baseline: str, group_size: int, figure: str) -> tuple[int, int, int]:
+        axes = (
+            ("baseline", self.baselines, baseline),
+            ("group size", self.group_sizes, group_size),
+            ("figure", FIGURES, figure),
+        )
+        for kind, known, name in axes:
+            if name not in known:
+                raise RecipeError(unknown(kind, str(name), map(str, known)))
+        return self.baselines.index(baseline), self.group_sizes.index(group_size), FIGURES.index(figure)
+
+
+def fidelity(
+    rerolls: Rerolls,
+    *,
+    baselines: Mapping[str, Mapping[str, Any]] = BASELINES,
+    group_sizes: Sequence[int] = (4, 8, 16, 32),
+    rule: ScoreName = "brier",
+    batch: int = 512,
+    resamples: int = 40,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Fidelity:
+    r"""Compare baselines with Monte Carlo advantages at fixed prefixes.
+
+    Equation
+        A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
+        rmse            sqrt(mean e2); rmse_wrong and rmse_right over outcome 0 and 1, rmse_alone over completions that have the
+                        only reward of their prompt and outcome in their group
+        correlation     of A and A_MC;  ceiling = sqrt(1 - mean s2 / var A_MC): what the exact advantage would get
+        rmse_scaled     sqrt(min over a of mean (a A - A_MC)^2 - s2): rmse without the scale
+        gradient_noise  sqrt(min over a of mean phi^2 ((a A - A_MC)^2 - s2) / mean phi^2 (A_MC^2 - s2)),  phi = q - mean q':
+                        what a wrong baseline adds to a completion's gradient along "report higher", relative to the gradient
+                        of the exact advantage; 0 is exact, 1 no better than no gradient at all
+
+    r = f(q, c) is the score of the stated confidence. s2, the noise of V, is subtracted wherever V is squared. Batches are drawn
+    by prompt and then by completion, without replacement, the same for all baselines.
+
+    Args:
+        rerolls: what was sampled.
+        baselines: name -> options of `spanwise.credit.advantage`.
+        group_sizes: completions of a prompt in a batch, at least 2 and at most S.
+        rule: the score, brier or log_score.
+        batch: completions in a batch (fewer where the prompts do not suffice), as many prompts as fit.
+        resamples: batches per group size.
+        draws: of the bootstrap over prompts.
+        seed: of batches and draws.
+
+    Edge cases:
+        A completion without a confidence, or whose prefix has fewer than two re-rolls with one, has no A_MC and is in no figure;
+        its reward, if there is one, still counts in baselines. A figure over nothing is NaN; a square below 0 gives 0.
+
+    Raises:
+        DataError: the completions do not suffice for a group size, or none can be used.
+
+    Example:
+        >>> confidence_xs = 0.7 + 0.3 * torch.rand(64, 8, generator=torch.Generator().manual_seed(0))
+        >>> outcome_xs = (torch.arange(8) % 2).float().expand(64, 8)
+        >>> prefix_xs = 2 * torch.arange(64)[:, None] + outcome_xs.long()  # one first block per prompt and outcome
+        >>> again_dm = 0.7 + 0.3 * torch.rand(128, 32, generator=torch.Generator().manual_seed(1))
+        >>> rerolls = Rerolls(confidence_xs, outcome_xs, prefix_xs, again_dm)
+        >>> found = fidelity(rerolls, group_sizes=[4], resamples=4, draws=10)
+        >>> [round(found.value(name, 4, "rmse"), 2) for name in ("none", "batch", "group", "outcome", "blended")]
+        [0.51, 0.34, 0.32, 0.08, 0.02]
+
+    Reference:
+        Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
+        a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
+    """
+    data = _prepare(rerolls, rule)
+    _check(rerolls, group_sizes, batch, data)
+    generator = torch.Generator().manual_seed(seed)
+    sums = torch.zeros(len(baselines), len(group_sizes), len(rerolls.prefix_xs), _SUMS, dtype=torch.float64)
+    for g, size in enumerate(group_sizes):
+        for rows_pg in _batches(rerolls.prefix_xs.shape, size, batch, resamples, generator):
+            for b, options in enumerate(baselines.values()):
+                _add(sums[b, g], rows_pg, data, options)
+    weight_rx = torch.multinomial(torch.ones(len(sums[0, 0])), draws * sums.shape[2], True, generator=generator)
+    weight_rx = torch.nn.functional.one_hot(weight_rx.reshape(draws, -1), sums.shape[2]).sum(dim=1).double()
+    draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
+    value_bgf = _figures(sums.sum(dim=2))
+    return Fidelity(tuple(baselines), tuple(group_sizes), value_bgf, draw_rbgf, float(data.usable_n.double().mean()))
+
+
+class _Data(NamedTuple):
+    """Flat columns of X * S completions, prompt by prompt."""
+
+    prompt_n: Tensor
+    reward_n: Tensor
+    outcome_n: Tensor
+    by_outcome_n2: Tensor
+    advantage_n: Tensor  # A_MC; NaN where it is not known
+    noise_n: Tensor  # s2
+    square_n: Tensor  # phi^2
+    usable_n: Tensor
+
+
+def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
+    x, s = rerolls.prefix_xs.shape
+    report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
+    by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+    reward_n = proper_score(report_n, outcome_n, rule=rule)
+    again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
+    value_nm = proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule)
+    count_n = (~value_nm.isnan()).sum(dim=1)
+    value_n = value_nm.nanmean(dim=1)
+    noise_n = (value_nm - value_n[:, None]).square().nansum(dim=1) / (count_n - 1).clamp(min=1) / count_n.clamp(min=1)
+    usable_n = ~reward_n.isnan() & (count_n >= 2)
+    phi_n = report_n - again_nm.nanmean(dim=1)
+    prompt_n = torch.arange(x).repeat_interleave(s)
+    return _Data(prompt_n, reward_n, outcome_n, by_outcome_n2, reward_n - value_n, noise_n, phi_n.square(), usable_n)
+
+
+def _check(rerolls: Rerolls, group_sizes: Sequence[int], batch: int, data: _Data) -> None:
+    x, s = rerolls.prefix_xs.shape
+    for size in group_sizes:
+        if not 2 <= size <= s:
+            raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
+        if min(x, batch // size) < 1:
+            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}.")
+    if not bool(data.usable_n.any()):
+        raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
+
+
+def _batches(
+    shape: torch.Size, size: int, batch: int, resamples: int, generator: torch.Generator
+) -> Iterator[Int[Tensor, "p g"]]:
+    """Rows of `_Data`: some prompts, `size` completions of each."""
+    x, s = shape
+    for _ in range(resamples):
+        prompt_p = torch.randperm(x, generator=generator)[: batch // size]
+        member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
+        yield prompt_p[:, None] * s + member_pg
+
+
+_SUMS = 18
+
+
+def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data, options: Mapping[str, Any]) -> None:
+    """Add, by prompt, what the figures of one baseline on one batch are made of."""
+    batch = _Data(*(column[rows_pg.flatten()] for column in data))
+    a = advantage(
+        batch.reward_n, batch.prompt_n, outcome_n=batch.outcome_n, by_outcome_n2=batch.by_outcome_n2, **options
+    ).advantage_n
+    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_n)).count_n()
+    kinds = (batch.usable_n, batch.outcome_n == 0, batch.outcome_n == 1, count_n == 1)
+    m, noise, square = batch.advantage_n, batch.noise_n, batch.square_n
+    error = (a - m).square() - noise
+    terms = [term for kind in kinds for term in (kind.double(), kind * error)]
+    terms += [a, m, a * a, m * m, a * m, noise]
+    terms += [square * a * a, square * a * m, square * m * m, square * noise]
+    term_nk = torch.where(batch.usable_n[:, None], torch.stack(terms, dim=1), 0.0)
+    sums_xk.index_add_(0, batch.prompt_n, term_nk)
+
+
+def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
+    """The figures, in the order of `FIGURES`, from sums over completions."""
+    n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
+    rmses = [_root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
+    var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
+    return torch.stack([
+        *rmses,
+        torch.where((var_a > 0) & (var_m > 0), cov / (var_a * var_m).sqrt(), torch.nan),
+        _root(var_m - noise, var_m),
+        _root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
+        _root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise),
+    ], dim=-1)  # fmt: skip
+
+
+def _root(top: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)
+
+
+def _interval(draw_r: Float[Tensor, " r"], level: float) -> tuple[float, float]:
+    known_r = draw_r[~draw_r.isnan()]
+    if not len(known_r):
+        return float("nan"), float("nan")
+    low, high = torch.quantile(known_r, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    return low, high

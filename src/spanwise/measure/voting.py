@@ -1,0 +1,263 @@
+"""What n samples of a prompt are worth together: pass@k, majority, MaxConf, confidence-weighted majority, best of n.
+
+Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
+cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import combinations, pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.measure.bootstrap import bootstrap
+from spanwise.measure.intervals import Interval, Prompts, plain_ids, prompt_index
+from spanwise.measure.weighted import weighted_mean
+
+_MICRO = 1e6
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy of one way of choosing among n samples, by budget n.
+
+    Attributes:
+        budgets: the numbers of samples.
+        value_pb: expected correctness of each prompt at each budget; NaN where the prompt has fewer samples.
+        prompts: the ids of the prompts, in the order of `value_pb`.
+        intervals: mean over prompts at each budget, with its bootstrap interval; `count` is the number of prompts that have enough.
+    """
+
+    budgets: tuple[int, ...]
+    value_pb: Float[Tensor, "p b"]
+    prompts: tuple[object, ...]
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The samples of one prompt that have a verdict, in an order that does not depend on how they came."""
+
+    seed: int  # of random subsets; its own, so that their errors average out over prompts
+    correct_m: Float[Tensor, " m"]
+    confidence_m: Float[Tensor, " m"]  # NaN where absent
+    score_m: Float[Tensor, " m"]
+    vote_am: Float[Tensor, "a m"]  # 1 at the samples that gave the answer
+    value_a: Float[Tensor, " a"]  # correctness of each answer
+
+
+def voting(
+    answers: Sequence[str | None],
+    correct_n: Float[Tensor, " n"],
+    confidence_n: Float[Tensor, " n"],
+    *,
+    prompts: Prompts,
+    score_n: Float[Tensor, " n"] | None = None,
+    budgets: Sequence[int] | None = None,
+    subsets: int = 20_000,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Curve]:
+    r"""Accuracy against the number of samples, for every way of choosing among them.
+
+    Equation
+        pass@1     mean correctness, whatever the budget
+        pass@k     1 - C(m - c, n) / C(m, n): at least one of n is right, for c right ones of m
+        majority   argmax_a #{i: a(i) = a}
+        weighted   argmax_a sum_i q(i) 1{a(i) = a}
+        maxconf    the sample of highest confidence
+        best_of    the sample of highest `score_n` (a verifier, a reward model); only with `score_n`
+
+    Args:
+        answers: compared as strings after `strip`; None and blank cast no vote.
+        correct_n: 1 where right, else 0; a sample without a verdict (NaN) takes no part, as if it had not been drawn.
+        confidence_n: in [0, 1]; NaN where none was stated: it votes in `majority`, has no weight in `weighted`, and is chosen by
+            `maxconf` only where no sample of the subset stated one.
+        prompts: the prompt of each sample.
+        score_n: what `best_of` ranks by; NaN ranks lowest.
+        budgets: numbers of samples n; default 1 to 16, or to the size of the largest prompt.
+        subsets: up to so many subsets all are taken (16 samples have at most 12,870), else so many random ones are drawn.
+        resamples: of the bootstrap by prompt.
+        level: of the intervals.
+        seed: of random subsets and resamples.
+
+    Edge cases:
+        Ties give the expected value of a fair choice: among tied answers, or for maxconf and best_of among tied samples. A subset
+        in which nobody votes is wrong. If all weights are 0, all answers that were given tie. Prompts with fewer than n samples
+        are left out at n. An answer judged both ways counts with its mean. Weights are rounded to 1e-6, so that .3 + .6 ties
+        with .9.
+
+    Raises:
+        AlignmentError: columns of different lengths.
+        RecipeError: a budget that no prompt can pay.
+
+    Example:
+        Two of three samples agree on a wrong answer and are less sure of it than the third.
+
+        >>> curves = voting(["4", "4 ", "7"], torch.tensor([0., 0., 1.]), torch.tensor([.3, .4, .9]), prompts=[0, 0, 0])
+        >>> {name: [round(float(v), 3) for v in curve.value_pb[0]] for name, curve in curves.items()}
+        {'pass@1': [0.333, 0.333, 0.333],
+         'pass@k': [0.333, 0.667, 1.0],
+         'majority': [0.333, 0.333, 0.0],
+         'weighted': [0.333, 0.667, 1.0],
+         'maxconf': [0.333, 0.667, 1.0]}
+
+    Reference:
+        pass@k: Chen et al. 2021 (arXiv 2107.03374). Majority: Wang et al. 2022 (arXiv 2203.11171). MaxConf and weighted: as in
+        Pavlenko et al. 2026 (arXiv 2602.10231), which leaves ties open.
+    """
+    prompt_n = prompt_index(prompts, len(answers))
+    _check(answers, correct_n, confidence_n, score_n)
+    known_n = ~correct_n.isnan().cpu()
+    ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
+    largest = int(torch.bincount(prompt_n[known_n]).max()) if bool(known_n.any()) else 0
+    chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
+    for n in chosen:
+        if not 1 <= n <= largest:
+            raise RecipeError(f"A budget of {n} samples cannot be had: prompts have 1 to {largest} samples with a verdict.")
+    ways: dict[str, Callable[[_Pool, int], float]] = {
+        "pass@1": lambda pool, n: float(pool.correct_m.mean()),
+        "pass@k": lambda pool, n: pass_at_k(len(pool.correct_m), int(pool.correct_m.sum()), n),
+        "majority": lambda pool, n: _vote(pool, torch.ones_like(pool.correct_m), n, subsets),
+        "weighted": lambda pool, n: _vote(pool, pool.confidence_m.nan_to_num(nan=0.0), n, subsets),
+        "maxconf": lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n),
+    }
+    if score_n is not None:
+        ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
+    pools = [
+        _pool((prompt_n == p) & known_n, answers, correct_n, confidence_n, score_n, seed * 100_003 + p) for p in sorted(ids)
+    ]
+    curves = {}
+    for name, way in ways.items():
+        rows = [[way(pool, n) if n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
+        value_pb = torch.tensor(rows, dtype=torch.float64).reshape(len(pools), len(chosen))
+        curves[name] = _curve(chosen, value_pb, tuple(ids[p] for p in sorted(ids)), resamples, level, seed)
+    return curves
+
+
+def curve_difference(a: Curve, b: Curve, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Curve:
+    """Curve a - curve b, prompt by prompt, with the interval of the mean difference at each budget.
+
+    For two ways of choosing among the same samples, and for two runs (or two attempts) on the same prompts.
+
+    Raises:
+        AlignmentError: other prompts or other budgets.
+    """
+    if a.budgets != b.budgets or a.prompts != b.prompts:
+        raise AlignmentError(
+            f"A paired difference needs the same prompts and budgets; there are {len(a.prompts)} and {len(b.prompts)} prompts "
+            f"(same: {a.prompts == b.prompts}), budgets {list(a.budgets)} and {list(b.budgets)}."
+        )
+    return _curve(a.budgets, a.value_pb - b.value_pb, a.prompts, resamples, level, seed)
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that k of the samples, drawn without replacement, hold a right one: 1 - C(samples - right, k) / C(samples, k).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 1 <= k <= samples:
+        raise RecipeError(f"pass@{k} needs at least {k} samples of each prompt; there are {samples}.")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
+    """Expected correctness of the highest score among n of m samples; tied samples are equally likely, NaN ranks lowest."""
+    values, class_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
+    mean_v = torch.zeros(len(values), dtype=torch.float64).index_add_(0, class_m, correct_m) / count_v
+    up_to = [0, *count_v.cumsum(0).tolist()]
+    wins = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(up_to)]
+    return sum(win * mean for win, mean in zip(wins, mean_v.tolist(), strict=True)) / math.comb(len(score_m), n)
+
+
+def _vote(pool: _Pool, weight_m: Tensor, n: int, subsets: int) -> float:
+    """Expected value of the answer with the most weight among n of m samples; tied answers count equally."""
+    if not pool.vote_am.shape[0]:
+        return 0.0
+    micro_am = pool.vote_am * (weight_m * _MICRO).round()  # whole numbers: sums and ties are exact
+    total, count = 0.0, 0
+    for chosen_ms in _subsets(len(weight_m), n, subsets, pool.seed):
+        given_as = pool.vote_am @ chosen_ms > 0
+        weight_as = micro_am @ chosen_ms
+        best_as = (given_as & (weight_as == weight_as.amax(dim=0))).double()
+        total += float((pool.value_a @ best_as / best_as.sum(dim=0).clamp_(min=1)).sum())
+        count += chosen_ms.shape[1]
+    return total / count
+
+
+def _subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
+    """Subsets of n of m samples as columns of zeros and ones: all of them, or `most` random ones."""
+    if math.comb(m, n) <= most:
+        yield _all_subsets(m, n)
+        return
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)
+    for first in range(0, most, 4096):
+        rank_ms = torch.rand(m, min(4096, most - first), generator=generator)
+        yield torch.zeros_like(rank_ms, dtype=torch.float64).scatter_(0, rank_ms.topk(n, dim=0).indices, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
+    chosen_ns = torch.tensor(list(combinations(range(m), n))).T
+    return torch.zeros(m, chosen_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
+
+
+def _pool(
+    mine_n: Tensor, answers: Sequence[str | None], correct_n: Tensor, confidence_n: Tensor, score_n: Tensor | None, seed: int
+) -> _Pool:
+    def row(i: int) -> tuple[str, float, float, float]:
+        score = math.nan if score_n is None else float(score_n[i])
+        return (answers[i] or "").strip(), float(correct_n[i]), float(confidence_n[i]), score
+
+    rows = sorted(
+        (row(i) for i in mine_n.nonzero().flatten().tolist()),
+        key=lambda r: (r[0], r[1], *((math.isnan(x), x if x == x else 0.0) for x in r[2:])),
+    )
+    texts = [row[0] for row in rows]
+    given = sorted({text for text in texts if text})
+    vote_am = torch.tensor([[float(text == answer) for text in texts] for answer in given], dtype=torch.float64)
+    vote_am = vote_am.reshape(len(given), len(rows))
+    correct_m, confidence_m, score_m = (torch.tensor([row[k] for row in rows], dtype=torch.float64) for k in (1, 2, 3))
+    return _Pool(seed, correct_m, confidence_m, score_m, vote_am, vote_am @ correct_m / vote_am.sum(dim=1))
+
+
+def _curve(
+    budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int, level: float, seed: int
+) -> Curve:
+    intervals = []
+    for b in range(len(budgets)):
+        value_p = value_pb[:, b][~value_pb[:, b].isnan()]
+        intervals.append(
+            bootstrap(
+                partial(weighted_mean, value_p), torch.arange(len(value_p)), resamples=resamples, level=level, seed=seed
+            )
+        )
+    return Curve(budgets, value_pb, prompts, tuple(intervals))
+
+
+def _check(answers: Sequence[str | None], correct_n: Tensor, confidence_n: Tensor, score_n: Tensor | None) -> None:
+    sizes = {
+        "verdicts": len(correct_n),
+        "confidences": len(confidence_n),
+        "scores": len(answers if score_n is None else score_n),
+    }
+    for name, size in sizes.items():
+        if size != len(answers):
+            raise AlignmentError(f"There are {size} {name} for {len(answers)} answers.")
+    ranges = {
+        "Confidence": (confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]"),
+        "Correctness": (correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN"),
+    }
+    for name, (value_n, bad_n, allowed) in ranges.items():
+        if bool(bad_n.any()):
+            where = int(bad_n.nonzero()[0])
+            raise AlignmentError(f"{name} {float(value_n[where])} of completion {where} is not {allowed}.")

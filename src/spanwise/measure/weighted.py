@@ -1,0 +1,81 @@
+"""The figures under weights: how often each completion counts, one row per resample, one value per row.
+
+The plain figures of `calibration` are the row of ones. All of it runs in float64 on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.measure.bins import One, Scheme, bin_count, bin_index, check_reports
+
+
+def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+    """Mean of the values, each counted as its weight says; NaN values are left out."""
+    known_n = ~value_n.isnan().cpu()
+    weight_rn = weight_rn.double()[:, known_n]
+    return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
+
+
+def weighted_brier(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
+) -> Float[Tensor, " r"]:
+    """`brier` under each row of weights."""
+    check_reports(confidence_n, correct_n)
+    return weighted_mean((confidence_n.double() - correct_n.double()).square(), weight_rn)
+
+
+def weighted_ece(
+    confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
+    weight_rn: Float[Tensor, "r n"],
+    *,
+    bins: int = 10,
+    scheme: Scheme = "width",
+    one: One | None = None,
+) -> Float[Tensor, " r"]:
+    """`ece` under each row of weights; the bins of equal mass are those of the weighted completions."""
+    check_reports(confidence_n, correct_n)
+    q, c = confidence_n.cpu().double(), correct_n.cpu().double()
+    weight_rn = weight_rn.double()
+    if scheme == "mass":
+        bin_count(bins, scheme, one)
+        below_rv, count_rv, gap_rv = _by_value(q, weight_rn, weight_rn * (c - q))
+        total_r = count_rv.sum(dim=1, keepdim=True)
+        bin_rv = (bins * (below_rv + count_rv / 2) / total_r.clamp(min=1e-300)).long().clamp(max=bins - 1)
+        gap_rb = torch.zeros(len(weight_rn), bins, dtype=torch.float64).scatter_add_(1, bin_rv, gap_rv)
+    else:
+        bin_n, count = bin_index(confidence_n, bins, scheme, one)
+        gap_rb = weight_rn @ torch.nn.functional.one_hot(bin_n, count).double().mul_((c - q).unsqueeze(1))
+    return gap_rb.abs().sum(dim=1) / weight_rn.sum(dim=1)
+
+
+def weighted_auroc(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
+) -> Float[Tensor, " r"]:
+    """`auroc` under each row of weights."""
+    check_reports(confidence_n, correct_n)
+    q, weight_rn = confidence_n.cpu().double(), weight_rn.double()
+    right_n = (correct_n.cpu() > 0.5).double()
+    below_rv, wrong_rv, right_rv = _by_value(q, weight_rn * (1 - right_n), weight_rn * right_n)
+    return (right_rv * (below_rv + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
+
+
+def weighted_sharpness(confidence_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+    """`sharpness` (ddof 0) under each row of weights."""
+    check_reports(confidence_n, torch.zeros_like(confidence_n))
+    q, weight_rn = confidence_n.cpu().double(), weight_rn.double()
+    deviation_rn = q - weighted_mean(q, weight_rn).unsqueeze(1)
+    return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
+
+
+def _by_value(value_n: Tensor, first_rn: Tensor, second_rn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per distinct value: the sum of `first` below it, the sum of `first` at it, the sum of `second` at it."""
+    order_n = value_n.argsort()
+    last_v = torch.unique_consecutive(value_n[order_n], return_counts=True)[1].cumsum(0) - 1
+    nothing_r1 = torch.zeros(len(first_rn), 1, dtype=torch.float64)
+    up_to_rv = torch.cat([nothing_r1, first_rn[:, order_n].cumsum(dim=1)[:, last_v]], dim=1)
+    second_rv = torch.cat([nothing_r1, second_rn[:, order_n].cumsum(dim=1)[:, last_v]], dim=1)
+    return up_to_rv[:, :-1], up_to_rv.diff(dim=1), second_rv.diff(dim=1)

@@ -1,0 +1,179 @@
+"""Comparison over seeds against scipy's paired t test, and what its sentences dare to say."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from spanwise.errors import RecipeError
+from spanwise.measure import compare, holm
+
+NAN = float("nan")
+
+
+def runs(**values):
+    return {method: {seed: {"ece": v} for seed, v in enumerate(row)} for method, row in values.items()}
+
+
+def test_cells_and_differences_against_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.1, 0.02, 6), rng.normal(0.12, 0.02, 6)
+    result = compare(runs(a=a.tolist(), b=b.tolist()))
+    cell = result.cells["a", "ece"]
+    low, high = stats.t.interval(0.95, 5, loc=a.mean(), scale=stats.sem(a))
+    assert (cell.interval.value, cell.interval.low, cell.interval.high) == pytest.approx((a.mean(), low, high))
+    assert (cell.sd, cell.missing) == (pytest.approx(a.std(ddof=1)), 0)
+    (d,) = result.differences
+    test = stats.ttest_rel(a, b)
+    interval = test.confidence_interval(0.95)
+    assert (d.interval.low, d.interval.high) == pytest.approx((interval.low, interval.high))
+    assert d.p == d.p_adjusted == pytest.approx(test.pvalue)
+    assert d.sd == pytest.approx((a - b).std(ddof=1))
+
+
+def test_pairing_by_seed_finds_what_two_intervals_do_not():
+    base = [0.10, 0.20, 0.30, 0.40]
+    result = compare(runs(a=base, b=[x + y for x, y in zip(base, (0.010, 0.011, 0.009, 0.010), strict=True)]))
+    assert result.cells["a", "ece"].interval.high > result.cells["b", "ece"].interval.low
+    assert result.differences[0].verdict == "clear"
+    # The same numbers under other seeds' names, in another order, give the same.
+    named = {m: {9 - s: v for s, v in reversed(seeds.items())} for m, seeds in runs(a=base, b=base).items()}
+    assert compare(named).differences[0].verdict == "same"
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holm_against_its_definition(p_values):
+    ordered = sorted(p_values)
+    for p, adjusted in zip(p_values, holm(p_values), strict=True):
+        rank = ordered.index(p)
+        steps = [min(1.0, q * (len(p_values) - i)) for i, q in enumerate(ordered[: rank + 1])]
+        assert adjusted == pytest.approx(max(steps))
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    got = holm([0.02, NAN, 0.01])
+    assert got[0::2] == pytest.approx([0.02, 0.02])
+    assert math.isnan(got[1])
+
+
+def test_noise_is_called_noise():
+    result = compare(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
+    (sentence,) = result.sentences()
+    assert "inside the noise; a difference of this size would need" in sentence
+    assert result.summary() == "None of the 1 differences is beyond the noise: these runs do not order the methods."
+    assert result.sentences("clear") == []
+
+
+def test_many_pairs_make_a_difference_borderline():
+    # a - b has p = .023 by itself; with the three pairs that a third method makes it is three times that.
+    a, b, c = [0.10, 0.14, 0.12, 0.18], [0.13, 0.15, 0.14, 0.215], [0.11, 0.16, 0.09, 0.2]
+    alone = compare(runs(a=a, b=b)).differences[0]
+    assert alone.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    assert 0.01 < alone.p < 0.05
+    assert alone.verdict == "clear"
+    among = compare(runs(a=a, b=b, c=c))
+    first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
+    assert first.interval == alone.interval
+    assert first.verdict == "borderline"
+    assert "not once all pairs are considered" in first.sentence()
+    assert "would need" in first.sentence()
+    # With a reference there are two pairs instead of three.
+    to_b = compare(runs(a=a, b=b, c=c), reference="b")
+    assert [(d.a, d.b) for d in to_b.differences] == [("a", "b"), ("c", "b")]
+    assert to_b.differences[0].p_adjusted < first.p_adjusted
+
+
+def test_false_alarms_stay_rare():
+    # Six methods that do not differ, five seeds: fifteen pairs, yet a clear difference in about 5 % of the comparisons.
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(25):
+        table = {f"m{i}": rng.normal(size=5).tolist() for i in range(6)}
+        alarms += any(d.verdict == "clear" for d in compare(runs(**table)).differences)
+    assert alarms <= 4
+
+
+def test_missing_figures_leave_their_seed_out():
+    table = {
+        "a": {0: {"auroc": 0.6, "ece": 0.1}, 1: {"auroc": None, "ece": 0.2}, 2: {"auroc": 0.8, "ece": 0.1}},
+        "b": {0: {"auroc": NAN, "ece": 0.1}, 2: {"auroc": 0.7, "ece": 0.1}, 3: {"ece": 0.4}},
+    }
+    result = compare(table)
+    assert result.figures == ("auroc", "ece")
+    assert (result.cells["a", "auroc"].interval.count, result.cells["a", "auroc"].missing) == (2, 1)
+    assert result.cells["a", "auroc"].interval.value == pytest.approx(0.7)
+    assert (result.cells["b", "auroc"].interval.count, result.cells["b", "auroc"].missing) == (1, 2)
+    auroc, ece = result.differences
+    assert (auroc.verdict, auroc.interval.count, auroc.seeds_needed) == ("unknown", 1, None)
+    assert auroc.sentence() == "auroc of a minus b: 1 common seeds cannot tell a difference from noise."
+    assert (ece.verdict, ece.interval.count) == ("same", 2)
+    assert ece.sentence() == "ece of a minus b: the same in all 2 seeds."
+    assert "0.700 ± " in result.markdown()
+    assert "0.700 (n=1)" in result.markdown()
+
+
+def test_no_common_seed():
+    (d,) = compare({"a": {0: {"ece": 0.1}}, "b": {1: {"ece": 0.2}}}).differences
+    assert d.verdict == "unknown"
+    assert d.sentence() == "ece of a minus b: 0 common seeds cannot tell a difference from noise."
+
+
+def test_the_table():
+    result = compare(
+        {
+            "a": {0: {"ece": 0.1, "acc": 0.5}, 1: {"ece": 0.2, "acc": 0.5}},
+            "b": {0: {"ece": 0.3, "acc": None}, 1: {"ece": 0.3}},
+        },
+        figures=["acc", "ece"],
+    )
+    half = 12.706204736 * 0.05  # t of one degree of freedom, standard error .1 / sqrt 2 / sqrt 2
+    assert result.markdown().splitlines() == [
+        "| method | acc | ece |",
+        "|---|---|---|",
+        f"| a | 0.500 ± 0.000 | 0.150 ± {half:.3f} |",
+        "| b | - | 0.300 ± 0.000 |",
+        "",
+        "Mean ± half of the 95 % interval (Student's t) over 2 seeds.",
+    ]
+
+
+def test_differences_without_noise_are_clear():
+    result = compare(runs(a=[0.5, 0.5, 0.5], b=[0.25, 0.25, 0.25], c=[0.5, 0.5, 0.5]))
+    assert {(d.a, d.b): d.verdict for d in result.differences} == {
+        ("a", "b"): "clear",
+        ("a", "c"): "same",
+        ("b", "c"): "clear",
+    }
+    assert (
+        result.summary()
+        == "Beyond the noise: ece (a and b), ece (b and c), 2 of 3 differences; the other 1 say nothing about order."
+    )
+
+
+def test_seeds_needed_is_that_of_the_observed_difference():
+    result = compare(runs(a=[0.1, 0.2, 0.3, 0.2], b=[0.15, 0.15, 0.3, 0.3]))
+    (d,) = result.differences
+    effect = abs(d.interval.value) / d.sd
+    n = d.seeds_needed
+    power = [
+        stats.nct.sf(stats.t.ppf(0.975, m - 1), m - 1, effect * math.sqrt(m))
+        + stats.nct.cdf(-stats.t.ppf(0.975, m - 1), m - 1, effect * math.sqrt(m))
+        for m in (n - 1, n)
+    ]
+    assert power[0] < 0.8 <= power[1]
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(RecipeError, match="nothing to compare"):
+        compare({})
+    with pytest.raises(RecipeError, match="nothing to compare"):
+        compare({"a": {}})
+    with pytest.raises(RecipeError, match=r"There is no method 'bea'. Did you mean 'bae'"):
+        compare({"bae": {0: {"ece": 0.1}}}, reference="bea")
+    with pytest.raises(RecipeError, match=r"There is no figure 'eec'. Did you mean 'ece'"):
+        compare({"bae": {0: {"ece": 0.1}}}, figures=["eec"])
