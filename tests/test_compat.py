@@ -28,7 +28,7 @@ REWARDS = torch.tensor([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]], dt
 WEIGHTS = torch.tensor([1.0, 0.5])
 
 
-def close(actual, expected, tolerance=2e-6):
+def assert_close(actual, expected, tolerance=2e-6):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0, equal_nan=True)
 
 
@@ -47,7 +47,7 @@ def close(actual, expected, tolerance=2e-6):
     ],
 )
 def test_group_ids_in_any_order(framework, name, expected):
-    close(compatible(name, framework)(REWARD, GROUP, length_n=LENGTH), expected)
+    assert_close(compatible(name, framework)(REWARD, GROUP, length_n=LENGTH), expected)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_group_ids_in_any_order(framework, name, expected):
     ],
 )
 def test_groups_of_one_size(framework, name, expected):
-    close(compatible(name, framework)(REWARD, THREES, length_n=LENGTH), expected)
+    assert_close(compatible(name, framework)(REWARD, THREES, length_n=LENGTH), expected)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_groups_of_one_size(framework, name, expected):
 def test_a_group_of_one(framework, name, alone):
     reward_n, group_n = torch.tensor([0.7, 1.0, 0.0, NAN], dtype=torch.float64), torch.tensor([3, 0, 0, 3])
     adv_n = compatible(name, framework)(reward_n, group_n, length_n=torch.ones(4).long())
-    close(adv_n[:1], [alone], 1e-12)
+    assert_close(adv_n[:1], [alone], 1e-12)
     assert adv_n[3] == 0.0  # absent is not alone
     own_n = METHODS[name].estimator(reward_n, group_n, **({"length_n": torch.ones(4).long()} if name == "opo" else {}))
     assert own_n[0] == 0.0
@@ -96,25 +96,25 @@ def test_a_group_of_one(framework, name, alone):
 
 def test_gdpo():
     verl = compatible("gdpo", "verl")(REWARDS, GROUP, weight_m=WEIGHTS, length_n=LENGTH)
-    close(verl, [0.75797, 0.263304, -1.158949, -1.652421, 0.872291, 0.814398])
+    assert_close(verl, [0.75797, 0.263304, -1.158949, -1.652421, 0.872291, 0.814398])
     rewards = REWARDS.clone()
     rewards[0, 1], rewards[4] = NAN, NAN
     trl = compatible("gdpo", "trl")(rewards, THREES, weight_m=WEIGHTS)
-    close(trl, [0.482569, 0.778049, -1.260618, -0.88655, 0.0, 0.88655])
+    assert_close(trl, [0.482569, 0.778049, -1.260618, -0.88655, 0.0, 0.88655])
     with pytest.raises(RecipeError, match="counts tokens when it whitens; pass length_n"):
         compatible("gdpo", "verl")(REWARDS, GROUP)
 
 
 def test_reinforce_plus_plus_where_there_are_tool_tokens():
     verl = compatible("reinforce++", "verl")(DENSE, MASK, gamma=0.5)
-    close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]])
-    close(verl[5], [0.19878, 0.0, 0.0, 1.242378])  # .75 carried over two tool tokens, the 1 on a tool token dropped
+    assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]])
+    assert_close(verl[5], [0.19878, 0.0, 0.0, 1.242378])  # .75 carried over two tool tokens, the 1 on a tool token dropped
     skyrl = compatible("reinforce++", "skyrl")(DENSE, MASK, gamma=0.5)
-    close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]])
-    close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713])  # forgotten at the tool tokens
+    assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]])
+    assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713])  # forgotten at the tool tokens
     openrlhf = compatible("reinforce++", "openrlhf")(DENSE, MASK, gamma=0.5)
-    close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]])
-    close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136])  # discounted over the tool tokens
+    assert_close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]])
+    assert_close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136])  # discounted over the tool tokens
 
 
 def test_gae_where_there_are_tool_tokens():
@@ -128,12 +128,14 @@ def test_gae_where_there_are_tool_tokens():
     }
     for framework, numbers in expected.items():
         raw = compatible("gae", framework)(reward, value, mask, lam=0.95, whiten=False)
-        close(raw[mask], numbers, 1e-6)
+        assert_close(raw[mask], numbers, 1e-6)
         assert raw[~mask].tolist() == [0.0, 0.0]
-    close(compatible("gae", "verl")(reward, value, mask, lam=0.95)[mask], [0.147539, -0.515844, 1.334003, -0.965698], 1e-5)
+    assert_close(
+        compatible("gae", "verl")(reward, value, mask, lam=0.95)[mask], [0.147539, -0.515844, 1.334003, -0.965698], 1e-5
+    )
     population = compatible("gae", "openrlhf")(reward, value, mask, lam=0.95)[mask]
     four = torch.tensor(expected["openrlhf"], dtype=torch.float64)
-    close(population, ((four - four.mean()) / four.std(correction=0)).tolist(), 1e-5)
+    assert_close(population, ((four - four.mean()) / four.std(correction=0)).tolist(), 1e-5)
 
 
 def test_carrying_on_never_reads_a_masked_token():
@@ -151,14 +153,14 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
     pairs = torch.tensor([0, 0, 0, 1, 1, 1])
     for framework in COMPAT:
         eps = COMPAT[framework]["grpo"].eps
-        close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
+        assert_close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
     whole = torch.ones_like(MASK)
     own = METHODS["reinforce++"].estimator(DENSE, whole, gamma=0.9)
     for framework in ("verl", "skyrl"):
-        close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), own.tolist(), 1e-9)
+        assert_close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), own.tolist(), 1e-9)
     lengths = {"length_n": LENGTH}
     own = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
-    close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
+    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
 
 
 def test_it_is_an_estimator_of_a_recipe():
@@ -176,7 +178,7 @@ def test_it_is_an_estimator_of_a_recipe():
         estimator=compatible("opo", "verl"),
         inputs={"length_n": LENGTH},
     )
-    close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5])
+    assert_close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5])
 
 
 def test_sentences():

@@ -46,7 +46,7 @@ REWARD = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 0], dtype=torch.float64)
 LENGTH = torch.tensor([2, 1, 3, 2, 1, 1, 2, 4])
 
 
-def close(actual, expected, tolerance=1e-6):
+def assert_close(actual, expected, tolerance=1e-6):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0)
 
 
@@ -62,13 +62,15 @@ def outcome_tokens(reward_n, length_n, dtype=torch.float64):
 
 
 def test_rloo():
-    close(rloo(REWARD, TWO_PROMPTS), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 1, -1 / 3, -1 / 3, -1 / 3], 1e-12)
+    assert_close(rloo(REWARD, TWO_PROMPTS), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 1, -1 / 3, -1 / 3, -1 / 3], 1e-12)
 
 
 def test_maxrl():
     expected = [0.999998, -0.999998, -0.999998, 0.999998, 2.999988, -0.999996, -0.999996, -0.999996]
-    close(maxrl(REWARD, TWO_PROMPTS), expected)
-    close(maxrl(REWARD, TWO_PROMPTS, eps=0.0) / 4, [1 / 4, -1 / 4, -1 / 4, 1 / 4, 3 / 4, -1 / 4, -1 / 4, -1 / 4], 1e-12)
+    assert_close(maxrl(REWARD, TWO_PROMPTS), expected)
+    assert_close(
+        maxrl(REWARD, TWO_PROMPTS, eps=0.0) / 4, [1 / 4, -1 / 4, -1 / 4, 1 / 4, 3 / 4, -1 / 4, -1 / 4, -1 / 4], 1e-12
+    )
 
 
 def test_reinforce_plus_plus():
@@ -77,14 +79,14 @@ def test_reinforce_plus_plus():
     expected = torch.where(REWARD == 1, 1.436141, -0.652791)[:, None].expand(mask_nt.shape)
     torch.testing.assert_close(adv_nt, torch.where(mask_nt, expected.double(), 0.0), atol=1e-6, rtol=0)
     # 5 of 16 tokens have return 1: mean .3125, sample standard deviation sqrt(16/15 * .3125 * .6875)
-    close(adv_nt[0, :1], [0.6875 / math.sqrt(16 / 15 * 0.3125 * 0.6875 + 1e-8)], 1e-12)
+    assert_close(adv_nt[0, :1], [0.6875 / math.sqrt(16 / 15 * 0.3125 * 0.6875 + 1e-8)], 1e-12)
 
 
 def test_reinforce_plus_plus_baseline():
     adv_n = reinforce_plus_plus_baseline(REWARD, TWO_PROMPTS, length_n=LENGTH)
-    close(adv_n, [1.271099, -0.988632, -0.988632, 1.271099, 1.836031, -0.4237, -0.4237, -0.4237])
+    assert_close(adv_n, [1.271099, -0.988632, -0.988632, 1.271099, 1.836031, -0.4237, -0.4237, -0.4237])
     adv_n = reinforce_plus_plus_baseline(REWARD, TWO_PROMPTS, length_n=LENGTH, ddof=0, eps_at="floor")
-    close(adv_n, [1.312785, -1.021055, -1.021055, 1.312785, 1.896245, -0.437595, -0.437595, -0.437595])
+    assert_close(adv_n, [1.312785, -1.021055, -1.021055, 1.312785, 1.896245, -0.437595, -0.437595, -0.437595])
 
 
 GDPO = torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 1]], dtype=torch.float64)
@@ -92,10 +94,10 @@ PAIRS = torch.tensor([0, 0, 1, 1])
 
 
 def test_gdpo():
-    close(gdpo(GDPO, PAIRS, eps=1e-4), [-0.547680, 0.547680, -1.095360, 1.095360])
+    assert_close(gdpo(GDPO, PAIRS, eps=1e-4), [-0.547680, 0.547680, -1.095360, 1.095360])
     by_tokens = gdpo(GDPO, PAIRS, length_n=torch.tensor([1, 3, 1, 1]), eps=1e-6)
-    close(by_tokens, [-0.885615, 0.442807, -1.549826, 1.107019], 2e-6)
-    close(grpo(GDPO.sum(dim=1), PAIRS), [-0.707106, 0.707106, -0.707106, 0.707106], 1e-6)
+    assert_close(by_tokens, [-0.885615, 0.442807, -1.549826, 1.107019], 2e-6)
+    assert_close(grpo(GDPO.sum(dim=1), PAIRS), [-0.707106, 0.707106, -0.707106, 0.707106], 1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
@@ -111,9 +113,9 @@ ONE_PROMPT = torch.zeros(8, dtype=torch.long)
 
 def test_san():
     run = functools.partial(san, SAN_REWARD, ONE_PROMPT, stratum_n=SAN_STRATUM, ddof=0)
-    close(run(), [1, -1, 0.707107, 0.707107, -1.414214, -0.707107, -0.707107, 1.414214])
-    close(run(alpha=0.0), [1, -1, 1, 1, -1, -1, -1, 1])
-    close(run(alpha=0.8), [1, -1, 0.765685, 0.765685, -1.331371, -0.765685, -0.765685, 1.331371])
+    assert_close(run(), [1, -1, 0.707107, 0.707107, -1.414214, -0.707107, -0.707107, 1.414214])
+    assert_close(run(alpha=0.0), [1, -1, 1, 1, -1, -1, -1, 1])
+    assert_close(run(alpha=0.8), [1, -1, 0.765685, 0.765685, -1.331371, -0.765685, -0.765685, 1.331371])
     # Var A_G - Var A_S is the variance between strata: .25 - .229167
     inside = moments(SAN_REWARD, SAN_STRATUM).deviation_n
     assert inside.square().mean().item() == pytest.approx(0.229167, abs=1e-6)
@@ -126,27 +128,27 @@ METRIC = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])
 
 def test_canon():
     run = functools.partial(canon, CANON_REWARD, ONE_PROMPT, metric_n=METRIC)
-    close(run(), [1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75], 1e-12)
-    close(run(mu=0.0), [0.25, 0.25, -0.75, 0.25, 0, 0, 0, 0], 1e-12)
-    close(run(mu=0.5), [0.625, 0.625, -0.375, 0.625, -0.375, -0.375, -0.375, -0.375], 1e-12)
-    close(run(alpha=0.9), [0.9, 0.9, 0, 0.9, -0.675, -0.675, -0.675, -0.675], 1e-12)
+    assert_close(run(), [1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75], 1e-12)
+    assert_close(run(mu=0.0), [0.25, 0.25, -0.75, 0.25, 0, 0, 0, 0], 1e-12)
+    assert_close(run(mu=0.5), [0.625, 0.625, -0.375, 0.625, -0.375, -0.375, -0.375, -0.375], 1e-12)
+    assert_close(run(alpha=0.9), [0.9, 0.9, 0, 0.9, -0.675, -0.675, -0.675, -0.675], 1e-12)
     # entropies favour the low half: high r - .9 * 0, low .9 r - .75
-    close(run(alpha=0.9, favoured="low"), [1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75], 1e-12)
-    close(run(divide_by=8192), [value / 8192 for value in (1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75)], 1e-15)
+    assert_close(run(alpha=0.9, favoured="low"), [1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75], 1e-12)
+    assert_close(run(divide_by=8192), [value / 8192 for value in (1, 1, 0, 1, -0.75, -0.75, -0.75, -0.75)], 1e-15)
 
 
 def test_canon_favouring_the_low_half_with_rewards_in_both():
     # high half {0: r 1, 1: r 0}, low half {2: r 1, 3: r 1}: high r - .5 * 1, low .5 r - .5
     reward_n, metric_n = torch.tensor([1.0, 0, 1, 1]), torch.tensor([4.0, 3, 2, 1])
     adv_n = canon(reward_n, torch.zeros(4, dtype=torch.long), metric_n=metric_n, alpha=0.5, favoured="low")
-    close(adv_n, [0.5, -0.5, 0.0, 0.0], 1e-12)
+    assert_close(adv_n, [0.5, -0.5, 0.0, 0.0], 1e-12)
 
 
 def test_canon_of_odd_size_has_one_more_in_the_high_half():
     reward_n, metric_n = torch.tensor([1.0, 0, 1]), torch.tensor([1.0, 2, 3])
     group_n = torch.zeros(3, dtype=torch.long)
-    close(canon(reward_n, group_n, metric_n=metric_n, mu=0.5), [0.25, -0.75, 0.25], 1e-12)
-    close(dr_grpo(reward_n, group_n), [1 / 3, -2 / 3, 1 / 3], 1e-12)
+    assert_close(canon(reward_n, group_n, metric_n=metric_n, mu=0.5), [0.25, -0.75, 0.25], 1e-12)
+    assert_close(dr_grpo(reward_n, group_n), [1 / 3, -2 / 3, 1 / 3], 1e-12)
 
 
 VERIF = torch.tensor([[1.0, 1], [-1, 1], [1, -1], [-1.5, -1]], dtype=torch.float64)
@@ -155,55 +157,57 @@ VERIF = torch.tensor([[1.0, 1], [-1, 1], [1, -1], [-1.5, -1]], dtype=torch.float
 def test_grpo_verif():
     group_n = torch.zeros(4, dtype=torch.long)
     adv_nk = grpo_verif(VERIF, group_n, ddof=0, eps=0.0)
-    close(adv_nk[:, 0], [0.987878, -0.768350, 0.987878, -1.207407])
-    close(adv_nk[:, 1], [0.2, 0.2, -0.2, -0.2])
+    assert_close(adv_nk[:, 0], [0.987878, -0.768350, 0.987878, -1.207407])
+    assert_close(adv_nk[:, 1], [0.2, 0.2, -0.2, -0.2])
     adv_nk = grpo_verif(VERIF, group_n, weight=1.0, eps=0.0)
-    close(adv_nk[:, 0], [0.855528, -0.665410, 0.855528, -1.045645])
-    close(adv_nk[:, 1], [0.866025, 0.866025, -0.866025, -0.866025])
+    assert_close(adv_nk[:, 0], [0.855528, -0.665410, 0.855528, -1.045645])
+    assert_close(adv_nk[:, 1], [0.866025, 0.866025, -0.866025, -0.866025])
 
 
 def test_dcpo():
     c = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1], dtype=torch.float64)
     q = torch.tensor([0.9, 0.8, 0.6, 0.9, 0.3, 0.5, 0.9, 0.7], dtype=torch.float64)
     score_n = smoothed_calibration(q, c, ONE_PROMPT)
-    close(score_n, [-0.01125, -0.15125, -0.01125, -0.01125, -0.00125, -0.03125, -0.21125, -0.00125], 1e-12)
+    assert_close(score_n, [-0.01125, -0.15125, -0.01125, -0.01125, -0.00125, -0.03125, -0.21125, -0.00125], 1e-12)
     adv_nk = dcpo(torch.stack([c, score_n], dim=1), ONE_PROMPT)
-    close(adv_nk[:, 0], [value * 0.935413 for value in (1, -1, 1, 1, -1, -1, -1, 1)], 2e-6)
-    close(
+    assert_close(adv_nk[:, 0], [value * 0.935413 for value in (1, -1, 1, 1, -1, -1, -1, 1)], 2e-6)
+    assert_close(
         adv_nk[:, 1],
         [0.525699, -1.206015, 0.525699, 0.525699, 0.649393, 0.278311, -1.948178, 0.649393],
         1e-5,
     )
-    close(smoothed_calibration(q, c, ONE_PROMPT, form="absolute")[:2], [-0.15, -0.55], 1e-12)
+    assert_close(smoothed_calibration(q, c, ONE_PROMPT, form="absolute")[:2], [-0.15, -0.55], 1e-12)
     # share 0: half a Brier score; share 1: everyone has the group's rate for a target
-    close(smoothed_calibration(q, c, ONE_PROMPT, share=0.0), (-((q - c) ** 2) / 2).tolist(), 1e-12)
-    close(smoothed_calibration(q, c, ONE_PROMPT, share=1.0), (-((q - 0.5) ** 2) / 2).tolist(), 1e-12)
+    assert_close(smoothed_calibration(q, c, ONE_PROMPT, share=0.0), (-((q - c) ** 2) / 2).tolist(), 1e-12)
+    assert_close(smoothed_calibration(q, c, ONE_PROMPT, share=1.0), (-((q - 0.5) ** 2) / 2).tolist(), 1e-12)
 
 
 def test_smoothed_calibration_takes_the_rate_of_the_own_group():
     # rates 3/4 and 0: targets .5 c + .375 and .5 c
     c, q = torch.tensor([1.0, 1, 0, 1, 0, 0], dtype=torch.float64), torch.full((6,), 0.5, dtype=torch.float64)
     score_n = smoothed_calibration(q, c, torch.tensor([0, 0, 0, 0, 1, 1]), form="absolute")
-    close(score_n, [-0.375, -0.375, -0.125, -0.375, -0.5, -0.5], 1e-12)
+    assert_close(score_n, [-0.375, -0.375, -0.125, -0.375, -0.5, -0.5], 1e-12)
 
 
 def test_smoothed_calibration_without_a_confidence_or_an_outcome():
     q, c = torch.tensor([NAN, 0.5, 0.5]), torch.tensor([1.0, 0.0, NAN])
     group_n = torch.zeros(3, dtype=torch.long)
     assert smoothed_calibration(q, c, group_n).isnan().tolist() == [True, False, True]
-    close(smoothed_calibration(q, c, group_n, missing=-1.0)[:1], [-(1.75**2) / 2], 1e-12)  # target .75, confidence -1
+    assert_close(smoothed_calibration(q, c, group_n, missing=-1.0)[:1], [-(1.75**2) / 2], 1e-12)  # target .75, confidence -1
 
 
 def test_opo():
     # group 1: 4 of 8 tokens right; group 2: 1 of 8
-    close(opo(REWARD, TWO_PROMPTS, length_n=LENGTH), [1 / 2, -1 / 2, -1 / 2, 1 / 2, 7 / 8, -1 / 8, -1 / 8, -1 / 8], 1e-12)
+    assert_close(
+        opo(REWARD, TWO_PROMPTS, length_n=LENGTH), [1 / 2, -1 / 2, -1 / 2, 1 / 2, 7 / 8, -1 / 8, -1 / 8, -1 / 8], 1e-12
+    )
 
 
 def test_ha_dw_weights():
     reward_n = torch.tensor([1.0, 0, 0, 0])
     adv_n = history_weighted(dr_grpo(reward_n, torch.zeros(4).long()), reward_n, torch.zeros(4).long(), anchor=0.5)
-    close(adv_n, [1.251925, -0.253110, -0.253110, -0.253110])
-    close(adv_n[:2] / torch.tensor([0.75, -0.25]).double(), [1.669233, 1.012441])
+    assert_close(adv_n, [1.251925, -0.253110, -0.253110, -0.253110])
+    assert_close(adv_n[:2] / torch.tensor([0.75, -0.25]).double(), [1.669233, 1.012441])
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.1, 0.175583), (0.01, 0.129441), (0.5, 0.5), (0.9, 0.824417)])
@@ -282,7 +286,7 @@ def batches(draw, low=0):
     return reward_n, column(st.integers(0, 4)), column(st.integers(0, 5)), column(st.integers(0, 2))
 
 
-def same(actual, expected, tolerance=1e-9):
+def assert_same(actual, expected, tolerance=1e-9):
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
@@ -291,27 +295,27 @@ def same(actual, expected, tolerance=1e-9):
 def test_relations(batch):
     reward_n, group_n, length_n, stratum_n = batch
     plain, scaled = dr_grpo(reward_n, group_n), grpo(reward_n, group_n)
-    same(rloo(reward_n, group_n), dr_grpo(reward_n, group_n, leave_one_out=True), 0)
-    same(opo(reward_n, group_n, length_n=torch.full_like(length_n, 7)), plain)
-    same(san(reward_n, group_n, stratum_n=stratum_n, alpha=0.0, eps=1e-6), scaled)
-    same(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, 3), eps=1e-6), scaled)
-    same(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, -1), alpha=0.25, eps=1e-6), 0.75 * scaled)
+    assert_same(rloo(reward_n, group_n), dr_grpo(reward_n, group_n, leave_one_out=True), 0)
+    assert_same(opo(reward_n, group_n, length_n=torch.full_like(length_n, 7)), plain)
+    assert_same(san(reward_n, group_n, stratum_n=stratum_n, alpha=0.0, eps=1e-6), scaled)
+    assert_same(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, 3), eps=1e-6), scaled)
+    assert_same(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, -1), alpha=0.25, eps=1e-6), 0.75 * scaled)
     inside = advantage(reward_n, group_n, baseline="outcome", outcome_n=stratum_n.double(), scale="std", eps=1e-6)
-    same(san(reward_n, group_n, stratum_n=stratum_n, eps=1e-6), inside.advantage_n)
-    same(canon(reward_n, group_n, metric_n=torch.zeros(len(reward_n)), mu=0.3), plain)  # nothing to cut by
-    same(ha_dw(reward_n, group_n, lambda_scale=0.0), torch.zeros(len(reward_n)).double(), 0)
+    assert_same(san(reward_n, group_n, stratum_n=stratum_n, eps=1e-6), inside.advantage_n)
+    assert_same(canon(reward_n, group_n, metric_n=torch.zeros(len(reward_n)), mu=0.3), plain)  # nothing to cut by
+    assert_same(ha_dw(reward_n, group_n, lambda_scale=0.0), torch.zeros(len(reward_n)).double(), 0)
     # An anchor at the group's mean weighs nothing.
     one = torch.zeros_like(group_n)
     rate = reward_n.nanmean()
     if not rate.isnan():
-        same(ha_dw(reward_n, one, anchor=float(rate), lambda_scale=1.0), grpo(reward_n, one))
+        assert_same(ha_dw(reward_n, one, anchor=float(rate), lambda_scale=1.0), grpo(reward_n, one))
     # One block and weight 1 are GRPO; the mechanism with a group baseline and a scale gives both block methods.
-    same(dcpo(reward_n[:, None], group_n)[:, 0], scaled, 0)
-    same(gdpo(reward_n[:, None], group_n), scaled * unit_scale(torch.where(reward_n.isnan(), NAN, scaled), eps=1e-6))
+    assert_same(dcpo(reward_n[:, None], group_n)[:, 0], scaled, 0)
+    assert_same(gdpo(reward_n[:, None], group_n), scaled * unit_scale(torch.where(reward_n.isnan(), NAN, scaled), eps=1e-6))
     # Whitening by completions instead of tokens is what equal lengths do.
     by_length = reinforce_plus_plus_baseline(reward_n, group_n, length_n=torch.ones_like(length_n), eps=0.0)
     alone = moments(reward_n, group_n).count_n() < 2
-    same(by_length, standardised(torch.where(alone | reward_n.isnan(), NAN, plain)))
+    assert_same(by_length, standardised(torch.where(alone | reward_n.isnan(), NAN, plain)))
 
 
 @given(batch=batches(low=-4), other=st.lists(st.integers(0, 4), min_size=20, max_size=20), weight=st.floats(0.1, 2))
@@ -323,8 +327,8 @@ def test_block_methods_are_the_mechanism(batch, other, weight):
     for k in range(2):
         std_n = moments(reward_nk[:, k], group_n).std_n(ddof=1)
         expected[:, k] *= (weight if k else 1.0) / (std_n + 1e-6)
-    same(grpo_verif(reward_nk, group_n, weight=weight), expected)
-    same(dcpo(reward_nk, group_n), grpo_verif(reward_nk, group_n, weight=1.0), 0)
+    assert_same(grpo_verif(reward_nk, group_n, weight=weight), expected)
+    assert_same(dcpo(reward_nk, group_n), grpo_verif(reward_nk, group_n, weight=1.0), 0)
 
 
 @given(batch=batches(low=-4), gamma=st.sampled_from([1.0, 0.5]))
@@ -335,10 +339,10 @@ def test_reinforce_plus_plus_of_outcomes_weighs_completions_by_their_tokens(batc
     reward_nt, mask_nt = outcome_tokens(reward_n, length_n)
     if gamma == 1.0:
         expected_n = standardised(reward_n, weight_n=length_n.double(), eps=1e-8, eps_at="variance")
-        same(reinforce_plus_plus(reward_nt, mask_nt), torch.where(mask_nt, expected_n[:, None], 0.0))
+        assert_same(reinforce_plus_plus(reward_nt, mask_nt), torch.where(mask_nt, expected_n[:, None], 0.0))
     returns_nt = reinforce_plus_plus(reward_nt, mask_nt, gamma=gamma, whiten=False)
     away_nt = length_n[:, None] - 1 - torch.arange(mask_nt.shape[1])[None]
-    same(returns_nt, torch.where(mask_nt, reward_n.nan_to_num(nan=0.0)[:, None] * gamma ** away_nt.clamp(min=0), 0.0))
+    assert_same(returns_nt, torch.where(mask_nt, reward_n.nan_to_num(nan=0.0)[:, None] * gamma ** away_nt.clamp(min=0), 0.0))
 
 
 # ------------------------------------------------------------------------------------------------------- slow oracles (loops)
@@ -554,9 +558,9 @@ def test_order_never_matters_and_absent_is_deleted(name, batch, data):
     whole = completion_methods(length_n, stratum_n)[name](reward_n, group_n)
     order = torch.tensor(data.draw(st.permutations(range(len(reward_n)))))
     shuffled = completion_methods(length_n[order], stratum_n[order])[name](reward_n[order], group_n[order])
-    same(shuffled, whole[order])
+    assert_same(shuffled, whole[order])
     kept = ~reward_n.isnan()
-    same(completion_methods(length_n[kept], stratum_n[kept])[name](reward_n[kept], group_n[kept]), whole[kept])
+    assert_same(completion_methods(length_n[kept], stratum_n[kept])[name](reward_n[kept], group_n[kept]), whole[kept])
     assert whole[~kept].abs().sum() == 0
     assert whole.dtype == torch.float64
 
@@ -588,7 +592,7 @@ def test_groups_below_min_stratum_get_zero_and_join_nothing(name):
     strict = run(reward_n, group_n, length_n, 3)
     assert strict[:2].tolist() == [0.0, 0.0]
     if name != "gdpo":  # there a group without differences still counts in the deviation of the batch
-        same(strict[2:], run(reward_n[2:], group_n[2:], length_n[2:], 3))
+        assert_same(strict[2:], run(reward_n[2:], group_n[2:], length_n[2:], 3))
     assert run(reward_n, group_n, length_n, 4).tolist() == [0.0] * 5
 
 
@@ -597,10 +601,10 @@ def test_the_baseline_of_reinforce_plus_plus_credits_constant_groups_unless_told
     length_n = torch.tensor([30, 10, 20, 20, 50])
     adv_n = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0)
     std = math.sqrt((30 * 0.375**2 + 10 * 0.625**2 + 40 * 0.125**2) / 80)
-    close(adv_n, [0.375 / std, -0.625 / std, -0.125 / std, -0.125 / std, 0.0], 1e-12)
+    assert_close(adv_n, [0.375 / std, -0.625 / std, -0.125 / std, -0.125 / std, 0.0], 1e-12)
     only = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0, zero_constant_groups=True)
     alone = reinforce_plus_plus_baseline(reward_n[:2], group_n[:2], length_n=length_n[:2], ddof=0, eps=0.0)
-    close(only, [*alone.tolist(), 0.0, 0.0, 0.0], 1e-12)
+    assert_close(only, [*alone.tolist(), 0.0, 0.0, 0.0], 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -623,7 +627,7 @@ def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
         before_nt = poisoned_nt.clone()
         whitened_nt = standardised_tokens(poisoned_nt, mask_nt, eps=0.0)
         torch.testing.assert_close(poisoned_nt, before_nt, atol=0, rtol=0, equal_nan=True)
-        same(whitened_nt, expected_nt, 1e-8)
+        assert_same(whitened_nt, expected_nt, 1e-8)
         assert whitened_nt.masked_select(~mask_nt).abs().sum() == 0
     small_nt = (value_nt - 1e6).float()
     result_nt = standardised_tokens(small_nt, mask_nt, eps=0.0)
@@ -640,12 +644,12 @@ def test_where_epsilon_stands(eps_at, eps, size):
     # rewards 2 and 0 on one token each: deviations +-1, population variance 1
     reward_n, group_n, ones = torch.tensor([2.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 1])
     options = {"ddof": 0, "eps": eps, "eps_at": eps_at}
-    close(reinforce_plus_plus_baseline(reward_n, group_n, length_n=ones, **options), [size, -size], 1e-12)
-    close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0], [size, -size])
+    assert_close(reinforce_plus_plus_baseline(reward_n, group_n, length_n=ones, **options), [size, -size], 1e-12)
+    assert_close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0], [size, -size])
     scores = torch.tensor([[1.0], [-1.0]])  # standardised in the group they are +-1 / (1 + eps)
     within = 1 / (1 + eps)
     divisor = {"std": within + eps, "variance": (within**2 + eps) ** 0.5, "floor": max(within, eps**0.5)}[eps_at]
-    close(gdpo(scores, group_n, **options), [within / divisor, -within / divisor], 1e-6)
+    assert_close(gdpo(scores, group_n, **options), [within / divisor, -within / divisor], 1e-6)
 
 
 def test_canon_shares_ties_whatever_their_order():
@@ -654,19 +658,19 @@ def test_canon_shares_ties_whatever_their_order():
     group_n = torch.zeros(4, dtype=torch.long)
     high, low = (1 / 3), (1 + 1 / 3) / 2  # mean of the ties; of completion 0 and a third of each tie
     expected = [1 - high, *(r - (2 * low + high) / 3 for r in (0, 0, 1))]
-    close(canon(reward_n, group_n, metric_n=metric_n), expected, 1e-12)
+    assert_close(canon(reward_n, group_n, metric_n=metric_n), expected, 1e-12)
     in_order = canon(reward_n, group_n, metric_n=metric_n, ties="order")  # low: 0 and 1
-    close(in_order, [1 - 0.5, 0 - 0.5, 0 - 0.5, 1 - 0.5], 1e-12)
+    assert_close(in_order, [1 - 0.5, 0 - 0.5, 0 - 0.5, 1 - 0.5], 1e-12)
 
 
 def test_canon_leaves_out_who_has_no_metric():
     reward_n, group_n = torch.tensor([1.0, 0, 5.0]), torch.tensor([0, 0, 0])
-    close(canon(reward_n, group_n, metric_n=torch.tensor([2.0, 1, NAN])), [1.0, -1.0, 0.0], 1e-12)
+    assert_close(canon(reward_n, group_n, metric_n=torch.tensor([2.0, 1, NAN])), [1.0, -1.0, 0.0], 1e-12)
 
 
 def test_weighted_mean():
     mean_n = weighted_mean(torch.tensor([1.0, 4, NAN, 2]), torch.tensor([1.0, 2, 9, 0]), torch.tensor([0, 0, 0, -1]))
-    close(mean_n[:3], [3.0, 3.0, 3.0], 1e-12)
+    assert_close(mean_n[:3], [3.0, 3.0, 3.0], 1e-12)
     assert mean_n[3].isnan()
     assert weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([0])).isnan().all()
 
@@ -737,9 +741,9 @@ def run_preset(name, reward_nm, group_n, layout, **options):
 def test_presets_of_objectives_equal_the_pure_functions(seed):
     reward_nm, group_n = two_rewards(seed)
     whole = Layout({"completion": LAYOUT.tags})
-    same(run_preset("gdpo", reward_nm, group_n, whole).block_nk[:, 0], gdpo(reward_nm, group_n))
-    same(run_preset("dcpo", reward_nm, group_n, LAYOUT).block_nk, dcpo(reward_nm, group_n))
-    same(run_preset("grpo_verif", reward_nm, group_n, LAYOUT).block_nk, grpo_verif(reward_nm, group_n))
+    assert_same(run_preset("gdpo", reward_nm, group_n, whole).block_nk[:, 0], gdpo(reward_nm, group_n))
+    assert_same(run_preset("dcpo", reward_nm, group_n, LAYOUT).block_nk, dcpo(reward_nm, group_n))
+    assert_same(run_preset("grpo_verif", reward_nm, group_n, LAYOUT).block_nk, grpo_verif(reward_nm, group_n))
 
 
 @pytest.mark.parametrize("name", ["rloo", "opo", "reinforce++-baseline", "maxrl"])
@@ -764,7 +768,7 @@ def test_an_estimator_takes_the_sum_and_the_inputs_it_asks_for(name):
     )
     needs = {"length_n": length_n} if "length_n" in METHODS[name].needs else {}
     expected_n = estimator(reward_nm @ torch.tensor([1.0, 0.5]).double(), group_n, **needs)
-    same(credit.block_nk, torch.where(present, expected_n[:, None], 0.0))
+    assert_same(credit.block_nk, torch.where(present, expected_n[:, None], 0.0))
     alone = moments(reward_nm[:, 0], group_n).count_n() < 2
     assert credit.singleton_m.tolist() == [int(alone.sum())] * 2
 
@@ -779,18 +783,18 @@ def test_an_estimator_is_bound_by_the_options_of_the_recipe():
     }
     run = functools.partial(assign, scores_of(reward_nm), group_n, torch.ones(len(group_n), 1).bool(), **common)
     strict = run(estimator=rloo, min_stratum=5)
-    same(strict.block_nk[:, 0], rloo(reward_nm[:, 0], group_n, min_stratum=5))
-    same(strict.singleton_m, run(min_stratum=5).singleton_m)
+    assert_same(strict.block_nk[:, 0], rloo(reward_nm[:, 0], group_n, min_stratum=5))
+    assert_same(strict.singleton_m, run(min_stratum=5).singleton_m)
     assert not torch.equal(strict.block_nk, run(estimator=rloo).block_nk)
     left = run(estimator=dr_grpo, leave_one_out=True)
-    same(left.block_nk[:, 0], rloo(reward_nm[:, 0], group_n))
+    assert_same(left.block_nk[:, 0], rloo(reward_nm[:, 0], group_n))
     bound = run(estimator=functools.partial(rloo, min_stratum=5))
-    same(bound.block_nk, strict.block_nk)
+    assert_same(bound.block_nk, strict.block_nk)
     weigh = HistoryWeight(opo, start=0.1)
     lengths = {"length_n": torch.arange(1, len(group_n) + 1), "metric_n": None}
     weighted = run(estimator=weigh, inputs=lengths).block_nk[:, 0]
     plain = opo(reward_nm[:, 0], group_n, length_n=lengths["length_n"])
-    same(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1))
+    assert_same(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1))
     assert weigh.anchor != 0.1
     with pytest.raises(RecipeError, match="An estimator takes one reward per completion"):
         run(estimator=rloo, sum_first=False)
@@ -813,10 +817,10 @@ def test_whitening_scales_each_block_over_who_has_it(sum_first):
     for k in range(2):
         has = present[:, k]
         std = plain.block_nk[has, k].std(correction=0) + 0.1
-        same(whitened.block_nk[:, k], plain.block_nk[:, k] / std)
+        assert_same(whitened.block_nk[:, k], plain.block_nk[:, k] / std)
     if not sum_first:
         assert whitened.stop_n[4] != 0
-        same(whitened.stop_n, plain.stop_n / (plain.block_nk[present[:, 1], 1].std(correction=0) + 0.1))
+        assert_same(whitened.stop_n, plain.stop_n / (plain.block_nk[present[:, 1], 1].std(correction=0) + 0.1))
 
 
 def test_whitening_leaves_groups_without_differences_at_zero():

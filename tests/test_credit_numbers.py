@@ -28,30 +28,34 @@ REWARD = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 0], dtype=torch.float64)
 NAN = float("nan")
 
 
-def close(actual, expected, tolerance=1e-6):
+def assert_close(actual, expected, tolerance=1e-6):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0)
 
 
 def test_grpo_sample_standard_deviation():
-    close(grpo(REWARD, TWO_PROMPTS), [0.866024, -0.866024, -0.866024, 0.866024, 1.499997, -0.499999, -0.499999, -0.499999])
+    assert_close(
+        grpo(REWARD, TWO_PROMPTS), [0.866024, -0.866024, -0.866024, 0.866024, 1.499997, -0.499999, -0.499999, -0.499999]
+    )
 
 
 def test_grpo_population_standard_deviation():
-    close(
+    assert_close(
         grpo(REWARD, TWO_PROMPTS, ddof=0),
         [0.999998, -0.999998, -0.999998, 0.999998, 1.732047, -0.577349, -0.577349, -0.577349],
     )
 
 
 def test_dr_grpo_and_its_leave_one_out():
-    close(dr_grpo(REWARD, TWO_PROMPTS), [1 / 2, -1 / 2, -1 / 2, 1 / 2, 3 / 4, -1 / 4, -1 / 4, -1 / 4], 1e-12)
-    close(dr_grpo(REWARD, TWO_PROMPTS, leave_one_out=True), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 1, -1 / 3, -1 / 3, -1 / 3], 1e-12)
+    assert_close(dr_grpo(REWARD, TWO_PROMPTS), [1 / 2, -1 / 2, -1 / 2, 1 / 2, 3 / 4, -1 / 4, -1 / 4, -1 / 4], 1e-12)
+    assert_close(
+        dr_grpo(REWARD, TWO_PROMPTS, leave_one_out=True), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 1, -1 / 3, -1 / 3, -1 / 3], 1e-12
+    )
 
 
 def test_small_differences_survive_standardising():
     # Rewards 1e-5 apart: sample standard deviation is exactly scale-free apart from eps = 0.
     reward_n = torch.tensor([0.5, 0.50001, 0.50002], dtype=torch.float64)
-    close(grpo(reward_n, torch.zeros(3, dtype=torch.long), eps=0.0), [-1.0, 0.0, 1.0])
+    assert_close(grpo(reward_n, torch.zeros(3, dtype=torch.long), eps=0.0), [-1.0, 0.0, 1.0])
 
 
 CORRECT = torch.tensor([1.0, 1, 0, 0, 1, 0], dtype=torch.float64)
@@ -71,9 +75,9 @@ ONE_PROMPT = torch.zeros(6, dtype=torch.long)
 )
 def test_bae_confidence_block(baseline, leave_one_out, expected):
     adv_nk = bae(torch.stack([CORRECT, BRIER], dim=1), ONE_PROMPT, baseline=baseline, leave_one_out=leave_one_out)
-    close(adv_nk[:, 1], expected)
+    assert_close(adv_nk[:, 1], expected)
     factor = 6 / 5 if leave_one_out else 1
-    close(adv_nk[:, 0], [factor * (value - 0.5) for value in CORRECT.tolist()], 1e-12)
+    assert_close(adv_nk[:, 0], [factor * (value - 0.5) for value in CORRECT.tolist()], 1e-12)
 
 
 def test_leave_one_out_outcome_with_eight():
@@ -86,19 +90,19 @@ def test_leave_one_out_outcome_with_eight():
         outcome_n=correct,
         leave_one_out=True,
     )
-    close(result.advantage_n, [0.063125, -0.036875, -0.59, 0.355, 0.025625, 0.235, -0.124375, 0.0725])
+    assert_close(result.advantage_n, [0.063125, -0.036875, -0.59, 0.355, 0.025625, 0.235, -0.124375, 0.0725])
 
 
 def test_rlcr_rewards():
     # (q, c) -> R: (.9,1) .99, (.9,0) -.81, (.2,1) .36, (.2,0) -.04; mean .125
     report, correct = torch.tensor([[0.9, 0.9, 0.2, 0.2], [1, 0, 1, 0]], dtype=torch.float64)
     adv_n = rlcr(correct, -((report - correct) ** 2), torch.zeros(4, dtype=torch.long))
-    close(adv_n, [0.99 - 0.125, -0.81 - 0.125, 0.36 - 0.125, -0.04 - 0.125], 1e-12)
+    assert_close(adv_n, [0.99 - 0.125, -0.81 - 0.125, 0.36 - 0.125, -0.04 - 0.125], 1e-12)
 
 
 def test_batch_baseline_crosses_prompts():
     result = advantage(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 1, 2]), baseline="batch")
-    close(result.advantage_n, [0.5, -0.5, 0.0], 1e-12)
+    assert_close(result.advantage_n, [0.5, -0.5, 0.0], 1e-12)
 
 
 def test_groups_of_one_get_exactly_zero_and_are_counted():
@@ -112,7 +116,7 @@ def test_singleton_outcome_is_zero_unless_blended():
     outcome_n = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
     result = advantage(reward_n, ONE_PROMPT, baseline="outcome", outcome_n=outcome_n)
     # the five wrong ones: mean -.11
-    close(result.advantage_n, [0.0, 0.02, 0.10, -0.14, 0.07, -0.05], 1e-12)
+    assert_close(result.advantage_n, [0.0, 0.02, 0.10, -0.14, 0.07, -0.05], 1e-12)
     assert result.alone_n.tolist() == [True] + [False] * 5
 
 
@@ -130,7 +134,7 @@ def test_constant_groups_give_exactly_zero(value, size, dtype):
 
 def test_absent_reward_is_deletion_not_zero():
     with_hole = dr_grpo(torch.tensor([1.0, NAN, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))
-    close(with_hole, [2 / 3, 0.0, -1 / 3, -1 / 3], 1e-12)
+    assert_close(with_hole, [2 / 3, 0.0, -1 / 3, -1 / 3], 1e-12)
 
 
 def test_min_stratum():
@@ -160,7 +164,7 @@ def test_missing_block_pays_at_the_decision_to_stop(baseline, outcome, expected)
     result = advantage(
         reward_n, torch.zeros(4, dtype=torch.long), baseline=baseline, outcome_n=torch.tensor(outcome), if_missing=-1.0
     )
-    close(result.missing_n, [0.0, 0.0, 0.0, expected], 1e-12)
+    assert_close(result.missing_n, [0.0, 0.0, 0.0, expected], 1e-12)
     assert result.advantage_n[3] == 0.0
 
 
@@ -173,7 +177,7 @@ def test_blended_by_hand_without_rescoring():
     def mix(ml, mu):
         return (ml / 5 + mu / 22.5) / (1 / 5 + 1 / 22.5)
 
-    close(baseline_n, [mix(2, 6), mix(0, 6), mix(8, 1), mix(4, 1)], 1e-9)
+    assert_close(baseline_n, [mix(2, 6), mix(0, 6), mix(8, 1), mix(4, 1)], 1e-9)
 
 
 def test_blended_by_hand_with_rescoring():
@@ -220,7 +224,7 @@ def test_blended_alone_in_the_batch_is_counted():
 def test_precision_mean():
     nothing = precision_mean(torch.tensor([[NAN]]), torch.tensor([[1.0]]))
     assert math.isnan(nothing.item())
-    close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])), [2.0])
+    assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])), [2.0])
 
 
 def test_moments_standard_deviation_of_one_is_zero():
@@ -249,7 +253,7 @@ CREDIT = Credit(
     ],
 )
 def test_spread(per, expected):
-    close(spread(CREDIT, layout_spans(), per=per, dtype=torch.float64), expected, 1e-12)
+    assert_close(spread(CREDIT, layout_spans(), per=per, dtype=torch.float64), expected, 1e-12)
     assert spread(CREDIT, layout_spans(), per=per).dtype == torch.float32
 
 
@@ -270,8 +274,8 @@ def test_assign_blockwise_with_a_missing_confidence():
     scores = scores_of([[1, -0.01], [1, -0.09], [0, -0.64], [0, NAN]], ("correct", "brier"))
     present = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]]).bool()
     credit = assign(scores, torch.zeros(4, dtype=torch.long), present, objectives=BAE, block_names=BLOCKS)
-    close(credit.block_nk, [[0.5, 0.08], [0.5, -0.08], [-0.5, 0.0], [-0.5, 0.0]], 1e-12)
-    close(credit.stop_n, [0, 0, 0, 2 * (-1 + 0.64)], 1e-12)
+    assert_close(credit.block_nk, [[0.5, 0.08], [0.5, -0.08], [-0.5, 0.0], [-0.5, 0.0]], 1e-12)
+    assert_close(credit.stop_n, [0, 0, 0, 2 * (-1 + 0.64)], 1e-12)
     assert credit.singleton_m.tolist() == [0, 1]
     assert credit.absent_m.tolist() == [0, 1]
 
@@ -281,7 +285,7 @@ def test_assign_summed_first_pays_every_block():
     scores = scores_of([[1, -0.2], [0, NAN]], ("correct", "brier"))  # totals .9 and -.5, mean .2
     present = torch.tensor([[1, 1], [1, 0]]).bool()
     credit = assign(scores, torch.zeros(2).long(), present, objectives=objectives, block_names=BLOCKS, sum_first=True)
-    close(credit.block_nk, [[0.7, 0.7], [-0.7, 0.0]], 1e-12)
+    assert_close(credit.block_nk, [[0.7, 0.7], [-0.7, 0.0]], 1e-12)
     assert credit.stop_n.tolist() == [0.0, 0.0]
 
 

@@ -30,7 +30,7 @@ def double(rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def close(actual, expected, tolerance=1e-6):
+def assert_close(actual, expected, tolerance=1e-6):
     expected = expected if isinstance(expected, torch.Tensor) else double(expected)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
@@ -42,14 +42,14 @@ def of_ratio(loss, ratio, adv, **options):
 
 def test_ppo_clip():
     ratio, adv = [1.5, 0.5, 1.5, 0.5, 4], [1, 1, -1, -1, -1]
-    close(of_ratio(ppo_clip, ratio, adv), [[-1.2, -0.5, 1.5, 0.8, 4.0]], 1e-12)
-    close(of_ratio(ppo_clip, ratio, adv, dual_clip=3.0), [[-1.2, -0.5, 1.5, 0.8, 3.0]], 1e-12)
-    close(of_ratio(ppo_clip, ratio, adv, eps_high=0.28, dual_clip=3.0), [[-1.28, -0.5, 1.5, 0.8, 3.0]], 1e-12)
+    assert_close(of_ratio(ppo_clip, ratio, adv), [[-1.2, -0.5, 1.5, 0.8, 4.0]], 1e-12)
+    assert_close(of_ratio(ppo_clip, ratio, adv, dual_clip=3.0), [[-1.2, -0.5, 1.5, 0.8, 3.0]], 1e-12)
+    assert_close(of_ratio(ppo_clip, ratio, adv, eps_high=0.28, dual_clip=3.0), [[-1.28, -0.5, 1.5, 0.8, 3.0]], 1e-12)
 
 
 def test_aspo_weights():
-    close(-of_ratio(aspo, [0.5, 1.1, 1.5, 0.1], [1, 1, 1, 1]), [[2, 0.909091, 0, 3]])
-    close(of_ratio(aspo, [0.5, 0.9, 1.5, 4], [-1, -1, -1, -1]), [[0, 0.9, 1.5, 3]])
+    assert_close(-of_ratio(aspo, [0.5, 1.1, 1.5, 0.1], [1, 1, 1, 1]), [[2, 0.909091, 0, 3]])
+    assert_close(of_ratio(aspo, [0.5, 0.9, 1.5, 4], [-1, -1, -1, -1]), [[0, 0.9, 1.5, 3]])
 
 
 P_OLD, P, DPPO_ADV = [0.01, 0.01, 0.9, 0.5], [0.05, 0.2, 0.6, 0.36], [1, 1, -1, -1]
@@ -61,11 +61,11 @@ def dppo_of(p_old, p, adv, **options):
 
 def test_dppo_masks():
     tv = dppo_of(P_OLD, P, DPPO_ADV, delta_low=0.15, delta_high=0.15)
-    close(tv, [[-5, 0, 0, 0.72]])
-    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=0.05, delta_high=0.05, divergence="kl"), [[-5, 0, 0, 0.72]])
+    assert_close(tv, [[-5, 0, 0, 0.72]])
+    assert_close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=0.05, delta_high=0.05, divergence="kl"), [[-5, 0, 0, 0.72]])
     # every token kept: ratios 5, 20, 2/3, .72
-    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0), [[-5, -20, 2 / 3, 0.72]])
-    close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0, cap=4.0), [[-4, -4, 2 / 3, 0.72]])
+    assert_close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0), [[-5, -20, 2 / 3, 0.72]])
+    assert_close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0, cap=4.0), [[-4, -4, 2 / 3, 0.72]])
     kl = [0.024736, 0.181005, 0.226289, 0.040822]
     for delta in (0.0247, 0.0248, 0.0408, 0.0409, 0.1810, 0.1811, 0.2262, 0.2263):
         kept = dppo_of(P_OLD, P, DPPO_ADV, divergence="kl", delta_low=delta, delta_high=delta)[0] != 0
@@ -76,14 +76,14 @@ def test_dppo_lets_tokens_come_back():
     # Far from the old policy, but each step leads towards it.
     for divergence in ("tv", "kl"):
         loss = dppo_of([0.9, 0.1], [0.2, 0.8], [1, -1], divergence=divergence, delta_low=0.01, delta_high=0.01)
-        close(loss, [[-2 / 9, 8]])
+        assert_close(loss, [[-2 / 9, 8]])
 
 
 def test_cispo_clips_the_weight_and_keeps_the_gradient():
     logp = double([[1.5, 8.0, 0.1]]).log().requires_grad_()
     loss = cispo(logp, torch.zeros(1, 3).double(), double([[1, 1, -2]]), torch.ones(1, 3).bool())
-    close(loss.detach(), [[-1.5, -5, 0.2]])
-    close(torch.autograd.grad(loss.sum(), logp)[0], [[-1.5, -5, 0.2]])
+    assert_close(loss.detach(), [[-1.5, -5, 0.2]])
+    assert_close(torch.autograd.grad(loss.sum(), logp)[0], [[-1.5, -5, 0.2]])
 
 
 # Slow oracles ------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_equals_the_slow_oracle_and_never_reads_masked_tokens(name, batch):
         expected[i, t] = slow_loss(name, float(logp[i, t]), float(old[i, t]), float(adv[i, t]), drift)
     clean = logp.clone().requires_grad_()
     loss = LOSSES[name](clean, old, adv, mask)
-    close(loss.detach(), expected, 1e-9)
+    assert_close(loss.detach(), expected, 1e-9)
     gradient = torch.autograd.grad(loss.sum(), clean)[0]
     for poison in (NAN, 1e9, -math.inf):
         dirty = [torch.where(mask, value, poison) for value in (logp, old, adv)]
@@ -154,8 +154,8 @@ def test_at_the_old_policy_every_loss_has_the_policy_gradient(name, batch):
     _, old, adv, mask, _ = batch
     logp = old.clone().requires_grad_()
     loss = LOSSES[name](logp, old, adv, mask)
-    close(loss.detach(), torch.where(mask, -adv, 0.0), 1e-12)
-    close(torch.autograd.grad(loss.sum(), logp)[0], torch.where(mask, -adv, 0.0), 1e-12)
+    assert_close(loss.detach(), torch.where(mask, -adv, 0.0), 1e-12)
+    assert_close(torch.autograd.grad(loss.sum(), logp)[0], torch.where(mask, -adv, 0.0), 1e-12)
 
 
 def gradient_of(loss, batch, **options):
@@ -167,17 +167,17 @@ def gradient_of(loss, batch, **options):
 @settings(max_examples=40, deadline=None)
 def test_without_bounds_they_are_one_method(batch):
     plain = gradient_of(ppo_clip, batch, eps_low=1.0, eps_high=math.inf)
-    close(gradient_of(cispo, batch, weight_high=math.inf), plain, 1e-9)
+    assert_close(gradient_of(cispo, batch, weight_high=math.inf), plain, 1e-9)
     for divergence in ("tv", "kl"):
         free = gradient_of(dppo, batch, divergence=divergence, delta_low=9.0, delta_high=9.0, cap=math.inf)
-        close(free, plain, 1e-9)
+        assert_close(free, plain, 1e-9)
 
 
 @given(batch=token_batches())
 @settings(max_examples=40, deadline=None)
 def test_aspo_on_bad_tokens_is_ppo_with_dual_clip(batch):
     bad = (batch[0], batch[1], -batch[2].abs(), batch[3])
-    close(gradient_of(aspo, bad, cap=1.5), gradient_of(ppo_clip, bad, dual_clip=1.5), 1e-9)
+    assert_close(gradient_of(aspo, bad, cap=1.5), gradient_of(ppo_clip, bad, dual_clip=1.5), 1e-9)
 
 
 @given(batch=token_batches())
@@ -190,14 +190,14 @@ def test_gspo_with_one_advantage_per_completion_is_the_sequence_surrogate(batch)
     by_token = aggregate(gspo(token, old, adv, mask, eps_low=0.1, eps_high=0.2), mask, mode="sequence-mean-token-mean")
     ratio = (torch.where(mask, sequence - old, 0.0).sum(dim=1) / mask.sum(dim=1)).exp()
     by_sequence = torch.maximum(-adv[:, 0] * ratio, -adv[:, 0] * ratio.clamp(0.9, 1.2)).mean()
-    close(by_token.detach(), by_sequence.detach(), 1e-12)
-    close(torch.autograd.grad(by_token, token)[0], torch.autograd.grad(by_sequence, sequence)[0], 1e-12)
+    assert_close(by_token.detach(), by_sequence.detach(), 1e-12)
+    assert_close(torch.autograd.grad(by_token, token)[0], torch.autograd.grad(by_sequence, sequence)[0], 1e-12)
 
 
 def test_gspo_of_completions_of_one_token_is_ppo():
     logp, old, adv = double([[-1.0], [-2.0]]), double([[-1.3], [-1.9]]), double([[1.0], [-1.0]])
     mask = torch.ones(2, 1).bool()
-    close(gspo(logp, old, adv, mask, eps_low=0.2, eps_high=0.2), ppo_clip(logp, old, adv, mask), 1e-12)
+    assert_close(gspo(logp, old, adv, mask, eps_low=0.2, eps_high=0.2), ppo_clip(logp, old, adv, mask), 1e-12)
 
 
 def test_a_huge_ratio_stays_finite():

@@ -33,7 +33,7 @@ PAIR, SAME = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0, 0])
 HALF_ROOT = 2**-0.5
 
 
-def close(actual, expected, tolerance=1e-12):
+def assert_close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0, equal_nan=True)
 
 
@@ -41,11 +41,11 @@ def close(actual, expected, tolerance=1e-12):
 
 
 def test_two_are_enough_for_a_sample_standard_deviation():
-    close(moments(PAIR, SAME).std_n(ddof=1), [2**0.5] * 2)
-    close(moments(PAIR, SAME).std_n(ddof=0), [1.0] * 2)
-    close(moments(PAIR, SAME).std_n(ddof=2), [0.0] * 2)
-    close(centred(PAIR, SAME, scale="std"), [-HALF_ROOT, HALF_ROOT])
-    close(centred(PAIR, SAME, scale="none"), centred(PAIR, SAME).tolist())
+    assert_close(moments(PAIR, SAME).std_n(ddof=1), [2**0.5] * 2)
+    assert_close(moments(PAIR, SAME).std_n(ddof=0), [1.0] * 2)
+    assert_close(moments(PAIR, SAME).std_n(ddof=2), [0.0] * 2)
+    assert_close(centred(PAIR, SAME, scale="std"), [-HALF_ROOT, HALF_ROOT])
+    assert_close(centred(PAIR, SAME, scale="none"), centred(PAIR, SAME).tolist())
 
 
 def test_completions_outside_every_stratum():
@@ -57,22 +57,22 @@ def test_completions_outside_every_stratum():
         assert within.deviation_n[1] == 0
         assert within.pooled_variance() != within.pooled_variance()
     assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
-    close(advantage(PAIR, SAME, baseline="outcome", outcome_n=torch.full((2,), NAN)).advantage_n, [0.0, 0.0])
+    assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_n=torch.full((2,), NAN)).advantage_n, [0.0, 0.0])
 
 
 def test_precision_mean_ignores_what_is_unknown():
     mixed = precision_mean(torch.tensor([[NAN, 3.0], [2.0, NAN]]), torch.tensor([[1.0, NAN], [4.0, 1.0]]))
-    close(mixed, [2.0, NAN])
+    assert_close(mixed, [2.0, NAN])
 
 
 def test_defaults_of_whitening_tokens():
     value_nt, mask_nt = torch.tensor([[0.0, 2.0, NAN]], dtype=torch.float64), torch.tensor([[True, True, False]])
     before = value_nt.clone()
     expected = 1 / (2 + 1e-8) ** 0.5
-    close(standardised_tokens(value_nt, mask_nt), [[-expected, expected, 0.0]])
+    assert_close(standardised_tokens(value_nt, mask_nt), [[-expected, expected, 0.0]])
     assert value_nt.tolist()[0][:2] == before.tolist()[0][:2]  # its input stays as it is
     tiny = torch.tensor([[0.0, 2e-4]], dtype=torch.float64)
-    close(standardised_tokens(tiny, mask_nt[:, :2]), [[-1e-4 / (3e-8) ** 0.5, 1e-4 / (3e-8) ** 0.5]], 1e-9)
+    assert_close(standardised_tokens(tiny, mask_nt[:, :2]), [[-1e-4 / (3e-8) ** 0.5, 1e-4 / (3e-8) ** 0.5]], 1e-9)
 
 
 def test_whitening_skips_rows_without_tokens():
@@ -81,18 +81,18 @@ def test_whitening_skips_rows_without_tokens():
     value_nt = torch.where(mask_nt, 0.0, NAN).double()
     value_nt[69] = 2.0
     result = standardised_tokens(value_nt, mask_nt, ddof=0, eps=0.0)
-    close(result[[0, 33, 69]], [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0]])
+    assert_close(result[[0, 33, 69]], [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0]])
 
 
 def test_where_epsilon_stands():
     value_n = torch.tensor([0.0, 2.0], dtype=torch.float64)  # variance 1 over both
-    close(standardised(value_n, ddof=0, eps=3.0), [-1 / 4, 1 / 4])
-    close(standardised(value_n, ddof=0, eps=3.0, eps_at="variance"), [-1 / 2, 1 / 2])
-    close(standardised(value_n, ddof=0, eps=4.0, eps_at="floor"), [-1 / 2, 1 / 2])
-    close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor"), [-1.0, 1.0])
+    assert_close(standardised(value_n, ddof=0, eps=3.0), [-1 / 4, 1 / 4])
+    assert_close(standardised(value_n, ddof=0, eps=3.0, eps_at="variance"), [-1 / 2, 1 / 2])
+    assert_close(standardised(value_n, ddof=0, eps=4.0, eps_at="floor"), [-1 / 2, 1 / 2])
+    assert_close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor"), [-1.0, 1.0])
     for one in (standardised(value_n[1:], eps=1.0), standardised(value_n, ddof=2, eps=1.0)):
         assert one.abs().sum() == 0  # no degree of freedom
-    close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5])
+    assert_close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5])
 
 
 def test_a_scale_that_does_not_exist_is_refused():
@@ -118,16 +118,16 @@ def test_min_stratum_is_two_and_can_be_three(name):
 
 
 def test_defaults_of_advantage():
-    close(advantage(PAIR, torch.tensor([0, 1])).advantage_n, [0.0, 0.0])  # the group, not the batch
-    close(advantage(PAIR, SAME, scale="std").advantage_n, [-HALF_ROOT, HALF_ROOT])
+    assert_close(advantage(PAIR, torch.tensor([0, 1])).advantage_n, [0.0, 0.0])  # the group, not the batch
+    assert_close(advantage(PAIR, SAME, scale="std").advantage_n, [-HALF_ROOT, HALF_ROOT])
 
 
 def test_bae_hands_outcomes_on():
     reward_nk = torch.tensor([[1.0, -0.1], [1.0, -0.3], [0.0, -0.5], [0.0, -0.7]], dtype=torch.float64)
     group_n = torch.tensor([0, 0, 0, 0])
-    close(bae(reward_nk, group_n)[:, 1], [0.1, -0.1, 0.1, -0.1])
+    assert_close(bae(reward_nk, group_n)[:, 1], [0.1, -0.1, 0.1, -0.1])
     other = torch.tensor([[NAN, 1.0], [NAN, 0.0], [NAN, 1.0], [NAN, 0.0]])
-    close(bae(reward_nk, group_n, outcome_nk=other)[:, 1], [0.2, 0.2, -0.2, -0.2])
+    assert_close(bae(reward_nk, group_n, outcome_nk=other)[:, 1], [0.2, 0.2, -0.2, -0.2])
 
 
 def brier_batch():
@@ -141,16 +141,16 @@ def test_rescored_rewards_reach_the_blended_baseline():
     expected = brier - blended_baseline(brier, group_n, c, by_outcome)
     assert (expected - (brier - blended_baseline(brier, group_n, c))).abs().max() > 0.01
     result = advantage(brier, group_n, baseline="blended", outcome_n=c, by_outcome_n2=by_outcome)
-    close(result.advantage_n, expected.tolist())
+    assert_close(result.advantage_n, expected.tolist())
     both = torch.stack([torch.full_like(by_outcome, NAN), by_outcome], dim=1)
-    close(bae(torch.stack([c, brier], 1), group_n, baseline="blended", by_outcome_nk2=both)[:, 1], expected.tolist())
+    assert_close(bae(torch.stack([c, brier], 1), group_n, baseline="blended", by_outcome_nk2=both)[:, 1], expected.tolist())
     by_outcome_nmo = torch.stack([both[:, 0], by_outcome], dim=1)
     scores = Scores(
         ("correct", "brier"), torch.stack([c, brier], 1), torch.zeros(8, 2, dtype=torch.int8), by_outcome_nmo
     )  # fmt: skip
     objectives = (Objective("correct", pays=("a",)), Objective("brier", pays=("b",), given="correct", baseline="blended"))
     credit = assign(scores, group_n, torch.ones(8, 2).bool(), objectives=objectives, block_names=("a", "b"))
-    close(credit.block_nk[:, 1], expected.tolist())
+    assert_close(credit.block_nk[:, 1], expected.tolist())
 
 
 def test_blended_with_an_absent_reward():
@@ -158,7 +158,7 @@ def test_blended_with_an_absent_reward():
     brier[1] = NAN
     result = advantage(brier, group_n, baseline="blended", outcome_n=c, by_outcome_n2=by_outcome, if_missing=-1.0)
     baseline_n = blended_baseline(brier, group_n, c, by_outcome)
-    close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0])
+    assert_close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0])
     assert result.alone_n.tolist() == [False] * 8
     nobody = advantage(torch.tensor([NAN, 1.0]), SAME, baseline="blended", outcome_n=torch.tensor([NAN, NAN]))
     assert nobody.alone_n.tolist() == [False, True]
@@ -171,6 +171,16 @@ def test_a_batch_without_any_reward_costs_nothing(baseline):
     assert result.missing_n.tolist() == [0.0, 0.0]
     assert result.advantage_n.tolist() == [0.0, 0.0]
     assert result.missing_n.dtype == result.advantage_n.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([0.0, 2.0, NAN], -2 / (2**0.5 + 0.5)), ([0.0, 0.5, NAN], -1.25 / (0.125**0.5 + 0.5)), ([1.0, 1.0, NAN], -2.0)],
+)
+def test_what_is_missing_is_scaled_like_the_rest(rewards, expected):  # a constant stratum has no scale
+    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(3).long()
+    result = advantage(reward_n, group_n, scale="std", eps=0.5, if_missing=-1.0)
+    close(result.missing_n, [0.0, 0.0, expected])
 
 
 def test_without_a_baseline_nobody_is_alone():
@@ -191,7 +201,7 @@ def scores_of(*rows, names=("correct", "brier")):
 def test_two_objectives_of_one_block_add_up():
     objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), weight=10.0)]
     credit = assign(scores_of([1, 0.2], [0, 0.0]), SAME, torch.ones(2, 1).bool(), objectives=objectives, block_names=("a",))
-    close(credit.block_nk, [[0.5 + 1.0], [-0.5 - 1.0]])
+    assert_close(credit.block_nk, [[0.5 + 1.0], [-0.5 - 1.0]])
     assert credit.block_nk.dtype == credit.stop_n.dtype == torch.float64
 
 
@@ -200,7 +210,7 @@ def test_two_missing_blocks_both_cost_the_decision_to_stop():
     present = torch.tensor([[True, True, True], [False, False, True]])
     scores = scores_of([0.5, 0.25], [NAN, NAN])
     credit = assign(scores, SAME, present, objectives=objectives, block_names=("a", "b", "c"))
-    close(credit.stop_n, [0.0, -1.5 - 2.25])
+    assert_close(credit.stop_n, [0.0, -1.5 - 2.25])
 
 
 def test_two_objectives_of_one_missing_block_add_up():
@@ -208,7 +218,7 @@ def test_two_objectives_of_one_missing_block_add_up():
     present = torch.tensor([[True, True], [False, True]])
     scores = scores_of([0.5, 0.25], [NAN, NAN])
     credit = assign(scores, SAME, present, objectives=objectives, block_names=("a", "c"))
-    close(credit.stop_n, [0.0, -1.5 - 2.25])
+    assert_close(credit.stop_n, [0.0, -1.5 - 2.25])
 
 
 def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
@@ -221,7 +231,7 @@ def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
         block_names=("a",),
         sum_first=True,
     )
-    close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
+    assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
 
 
 @pytest.mark.parametrize("estimator", [None, dr_grpo])
@@ -249,11 +259,11 @@ def test_assign_hands_its_options_on(sum_first):
     plain, scaled = Objective("correct", pays=("a",)), Objective("correct", pays=("a",), scale="std")
     rewards = [1.0, 0.0, 0.0, 0.5]
     reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
-    close(run(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist())
-    close(run(plain, rewards, leave_one_out=True)[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist())
-    close(run(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist())
-    close(run(scaled, rewards, ddof=0, eps=0.5)[:, 0], grpo(reward_n, group_n, ddof=0, eps=0.5).tolist())
-    close(run(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards)
+    assert_close(run(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist())
+    assert_close(run(plain, rewards, leave_one_out=True)[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist())
+    assert_close(run(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist())
+    assert_close(run(scaled, rewards, ddof=0, eps=0.5)[:, 0], grpo(reward_n, group_n, ddof=0, eps=0.5).tolist())
+    assert_close(run(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards)
     assert run(plain, rewards)[:, 1].tolist() == [0.0] * 4  # not paid
     assert run(plain, [1.0, 0.0], min_stratum=3).tolist() == [[0.0, 0.0]] * 2
 

@@ -25,7 +25,7 @@ def completion(answer="4", confidence="0.7"):
     return {"solution": None if answer is False else solution, "confidence": None if confidence is False else report}
 
 
-def same(tensor, expected):
+def assert_same(tensor, expected):
     torch.testing.assert_close(tensor, torch.tensor(expected, dtype=torch.float64), rtol=0.0, atol=1e-12, equal_nan=True)
 
 
@@ -46,12 +46,12 @@ def test_correct_and_brier_keep_absent_failed_and_zero_apart():
     ]
     scores = score([CORRECT, BRIER], text, columns={"answer": ["4"] * 7 + [None]})
     assert scores.names == ("correct", "brier")
-    same(scores.reward_nm[:, 0], [1, 0, 0, NAN, 1, 1, 1, NAN])
+    assert_same(scores.reward_nm[:, 0], [1, 0, 0, NAN, 1, 1, 1, NAN])
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK, OK, ERROR]
-    same(scores.reward_nm[:, 1], [-0.09, -0.49, 0, NAN, NAN, NAN, NAN, NAN])
+    assert_same(scores.reward_nm[:, 1], [-0.09, -0.49, 0, NAN, NAN, NAN, NAN, NAN])
     assert scores.status_nm[:, 1].tolist() == [OK, OK, OK, ABSENT, UNPARSABLE, ABSENT, ABSENT, ERROR]
     missing = [NAN, NAN]
-    same(
+    assert_same(
         scores.by_outcome_nmo[:, 1],
         [[-0.49, -0.09], [-0.49, -0.09], [0, -1], [-0.25, -0.25], missing, missing, missing, [-1, 0]],
     )
@@ -62,10 +62,10 @@ def test_log_score_is_clipped_on_both_sides():
     text = [completion("4", "1"), completion("5", "1"), completion("5", "0"), completion("4", "0.25")]
     objectives = [CORRECT, Objective("log_score", pays=("confidence",), options={"clip": 0.1})]
     rewards = score(objectives, text, columns={"answer": ["4"] * 4})
-    same(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)])
-    same(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)])
+    assert_same(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)])
+    assert_same(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)])
     default = score([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
-    same(default.reward_nm[1, 1], math.log(0.01))
+    assert_same(default.reward_nm[1, 1], math.log(0.01))
     with pytest.raises(RecipeError, match=r"'clip'.*not 0\.5"):
         score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
 
@@ -75,7 +75,7 @@ def test_a_reward_that_pays_every_block_reads_its_tag_where_it_is():
     objectives = [Objective("correct", pays=pays), Objective("brier", pays=pays)]
     text = [completion("4", "0.6"), completion(False, "0.6")]
     scores = score(objectives, text, columns={"answer": ["4", "4"]})
-    same(scores.reward_nm, [[1, -0.16], [0, -0.36]])  # the second one has a paid block and no answer: wrong
+    assert_same(scores.reward_nm, [[1, -0.16], [0, -0.36]])  # the second one has a paid block and no answer: wrong
 
 
 def test_brier_is_judged_by_the_objective_it_names_and_by_a_probability_only():
@@ -83,7 +83,7 @@ def test_brier_is_judged_by_the_objective_it_names_and_by_a_probability_only():
     double = Objective(lambda blocks: [2.0] * len(blocks), pays=("solution",), name="double")
     text, columns = [completion("4", "0.7")], {"answer": ["4"]}
     by_half = Objective("brier", pays=("confidence",), given="correct", options={"of": "half"})
-    same(score([CORRECT, half, by_half], text, columns=columns).reward_nm[:, 2], [-0.04])
+    assert_same(score([CORRECT, half, by_half], text, columns=columns).reward_nm[:, 2], [-0.04])
     with pytest.raises(RewardError, match=r"'double' gives completion 0 the outcome 2\.0"):
         score([double, Objective("brier", pays=("confidence",), given="double")], text, columns=columns)
 
@@ -136,15 +136,15 @@ def tagged(text, **tags):
     ],
 )
 def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value):
-    same(score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={}).value_n, [value])
+    assert_same(score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={}).value_n, [value])
 
 
 def test_format_over_two_blocks_and_over_chosen_tags():
     both = Objective("format", pays=("solution", "confidence"))
     text = [completion(), completion("4", False), completion(False, False), completion("4", None)]
-    same(score_one(both, text, columns={}, scored={}).value_n, [1, 0, NAN, 0])
+    assert_same(score_one(both, text, columns={}, scored={}).value_n, [1, 0, NAN, 0])
     answer_only = Objective("format", pays=("solution", "confidence"), options={"tags": ["answer"]})
-    same(score_one(answer_only, [completion("4", None)], columns={}, scored={}).value_n, [1])
+    assert_same(score_one(answer_only, [completion("4", None)], columns={}, scored={}).value_n, [1])
 
 
 def attempts(first, second):
@@ -162,7 +162,7 @@ def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_sa
     with MathVerifier(deadline=20.0) as verifier:
         objective = Objective("second_attempt", pays=("second",), options={"verifier": verifier})
         reward = score_one(objective, text, columns={"answer": ["4"] * len(text)}, scored={})
-        same(reward.value_n, [value for _, value in cases])
+        assert_same(reward.value_n, [value for _, value in cases])
         assert reward.status_n.tolist() == [OK] * (len(text) - 1) + [ABSENT]
         no_gold = score_one(objective, [attempts("3", "5")], columns={"answer": [None]}, scored={})
     assert no_gold.status_n.tolist() == [ERROR]
@@ -173,7 +173,7 @@ def test_a_hang_is_a_timeout_and_a_gold_that_cannot_be_read_an_error():
         objective = Objective("correct", pays=("solution",), options={"verifier": verifier})
         text = [completion(r"$9^{9^{9^{9}}}$"), completion("4.0"), completion("4.0")]
         reward = score_one(objective, text, columns={"answer": ["4", "@#!", "4"]}, scored={})
-    same(reward.value_n, [NAN, NAN, 1.0])
+    assert_same(reward.value_n, [NAN, NAN, 1.0])
     assert reward.status_n.tolist() == [TIMEOUT, ERROR, OK]
 
 
@@ -182,7 +182,7 @@ def test_correct_reads_another_tag_and_column_or_the_whole_block():
     with MathVerifier(deadline=20.0) as verifier:
         options = {"tag": "", "column": "gold", "verifier": verifier}
         reward = score_one(Objective("correct", pays=("all",), options=options), whole, columns={"gold": [4, 4]}, scored={})
-    same(reward.value_n, [1.0, 0.0])
+    assert_same(reward.value_n, [1.0, 0.0])
     with pytest.raises(DataError, match="no column 'answer'; its columns are gold"):
         score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})
     with pytest.raises(AlignmentError, match="3 rows for 1"):
@@ -197,7 +197,7 @@ def trl_reward(prompts, completions, completion_ids, **kwargs):
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():
     columns = {"prompts": ["ab"], "completions": ["abc"], "completion_ids": [[1]], "answer": ["4"], "level": [2]}
     objective = Objective(trl_reward, pays=("solution",))
-    same(score_one(objective, [completion()], columns=columns, scored={}).value_n, [6.0])
+    assert_same(score_one(objective, [completion()], columns=columns, scored={}).value_n, [6.0])
     with pytest.raises(RewardError, match="TRL's signature and there are no 'completions'"):
         score_one(objective, [completion()], columns={"prompts": ["ab"]}, scored={})
 
@@ -208,7 +208,7 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for():
 
     objective = Objective(level_times, pays=("solution",), options={"factor": 10.0})
     columns = {"level": [2, 3], "other": [0, 0], "factor": [5, 5]}
-    same(score_one(objective, [completion("4"), completion("44")], columns=columns, scored={}).value_n, [20.0, 60.0])
+    assert_same(score_one(objective, [completion("4"), completion("44")], columns=columns, scored={}).value_n, [20.0, 60.0])
     with pytest.raises(DataError, match=r"needs the column 'level'; the dataset has factor, other\."):
         score_one(objective, [completion()], columns={"other": [0]}, scored={})
 
@@ -217,12 +217,12 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for():
 def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_returned(container):
     text = [completion(), completion(False), completion()]
     values = score_one(Objective(lambda blocks: container([0.0, 1.0, 2.0]), pays=("solution",)), text, columns={}, scored={})
-    same(values.value_n, [0.0, NAN, 2.0])
+    assert_same(values.value_n, [0.0, NAN, 2.0])
     none = score_one(Objective(lambda blocks: [0.0, 1.0, None], pays=("solution",)), text, columns={}, scored={})
     assert none.status_n.tolist() == [OK, ABSENT, ABSENT]
     own = Reward.of([1.0] * 3, by_outcome=[(0.0, 1.0)] * 3)
     returned = score_one(Objective(lambda blocks: own, pays=("solution",)), text, columns={}, scored={})
-    same(returned.by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]])
+    assert_same(returned.by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_registered_reward_works_by_name_and_names_are_taken_once():
             return Reward.of([float(len(blocks[pays[0]][tag])) for blocks in text])
 
         objective = Objective("length_of_answer", pays=("solution",))
-        same(score_one(objective, [completion("444")], columns={}, scored={}).value_n, [3.0])
+        assert_same(score_one(objective, [completion("444")], columns={}, scored={}).value_n, [3.0])
         with pytest.raises(RecipeError, match="already a reward 'length_of_answer'"):
             register("length_of_answer")(length_of_answer)
     finally:
@@ -339,5 +339,5 @@ def test_from_token_ids_to_rewards():
     _, text = segment(ids, ids > 0, layout=LAYOUT, vocabulary=Vocabulary(tuple(bytes([byte]) for byte in range(256))))
     objectives = [CORRECT, BRIER, Objective("format", pays=("solution", "confidence"))]
     scores = score(objectives, text, columns={"answer": ["4"] * 3})
-    same(scores.reward_nm, [[1, -0.04, 1], [1, NAN, 0], [0, NAN, 0]])
+    assert_same(scores.reward_nm, [[1, -0.04, 1], [1, NAN, 0], [0, NAN, 0]])
     assert scores.status_nm[:, 1].tolist() == [OK, ABSENT, ABSENT]

@@ -29,7 +29,7 @@ WORKED = (REWARD, TASK, TRAJECTORY, STEP, STATE)
 STEP_METHODS = [gigpo, gagpo]
 
 
-def close(actual, expected, tolerance=1e-6):
+def assert_close(actual, expected, tolerance=1e-6):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=tolerance, rtol=0)
 
 
@@ -42,33 +42,35 @@ def permuted(batch, order):
 
 
 def test_step_returns():
-    close(step_returns(REWARD, TRAJECTORY, STEP), [9.025, 9.5, 10, 0, 0, 0], 1e-12)
-    close(step_returns(REWARD, TRAJECTORY, STEP, gamma=1.0), [10, 10, 10, 0, 0, 0], 1e-12)
+    assert_close(step_returns(REWARD, TRAJECTORY, STEP), [9.025, 9.5, 10, 0, 0, 0], 1e-12)
+    assert_close(step_returns(REWARD, TRAJECTORY, STEP, gamma=1.0), [10, 10, 10, 0, 0, 0], 1e-12)
     mixed = torch.tensor([4, 0, 3, 2, 5, 1])
-    close(step_returns(REWARD[mixed], TRAJECTORY[mixed], STEP[mixed]), [0, 9.025, 0, 10, 0, 9.5], 1e-12)
+    assert_close(step_returns(REWARD[mixed], TRAJECTORY[mixed], STEP[mixed]), [0, 9.025, 0, 10, 0, 9.5], 1e-12)
 
 
 def test_gigpo_mean():
     # returns by state: s0 {9.025, 0}, s1 {9.5, 0, 0}, s2 {10}; episodes: row mean 5
     within = [9.025 / 2, 9.5 * 2 / 3, 0, -9.025 / 2, -9.5 / 3, -9.5 / 3]
-    close(gigpo(*WORKED, episode_weight=0.0), within, 1e-12)
-    close(gigpo(*WORKED, step_weight=0.0), [5, 5, 5, -5, -5, -5], 1e-12)
-    close(gigpo(*WORKED), [9.5125, 11.333333, 5, -9.5125, -8.166667, -8.166667])
-    close(gigpo(*WORKED, step_weight=0.5), [5 + 9.025 / 4, 5 + 9.5 / 3, 5, -5 - 9.025 / 4, -5 - 9.5 / 6, -5 - 9.5 / 6])
+    assert_close(gigpo(*WORKED, episode_weight=0.0), within, 1e-12)
+    assert_close(gigpo(*WORKED, step_weight=0.0), [5, 5, 5, -5, -5, -5], 1e-12)
+    assert_close(gigpo(*WORKED), [9.5125, 11.333333, 5, -9.5125, -8.166667, -8.166667])
+    assert_close(
+        gigpo(*WORKED, step_weight=0.5), [5 + 9.025 / 4, 5 + 9.5 / 3, 5, -5 - 9.025 / 4, -5 - 9.5 / 6, -5 - 9.5 / 6]
+    )
 
 
 def test_gigpo_mean_and_standard_deviation():
-    close(gigpo(*WORKED, scale="std"), [1.619977, 2.067571, 0.912871, -1.619977, -1.490221, -1.490221])
-    close(
+    assert_close(gigpo(*WORKED, scale="std"), [1.619977, 2.067571, 0.912871, -1.619977, -1.490221, -1.490221])
+    assert_close(
         gigpo(*WORKED, scale="std", over="trajectories", step_weight=0.0),
         [0.707107, 0.707107, 0.707107, -0.707107, -0.707107, -0.707107],
     )
     half = 1 / math.sqrt(2)
     third = 1 / math.sqrt(3)
-    close(gigpo(*WORKED, scale="std", episode_weight=0.0), [half, 2 * third, 0, -half, -third, -third])
+    assert_close(gigpo(*WORKED, scale="std", episode_weight=0.0), [half, 2 * third, 0, -half, -third, -third])
     # population deviation of the rows: 5, of s0: 4.5125
-    close(gigpo(*WORKED, scale="std", ddof=0, eps=0.0)[[0, 3]], [2, -2], 1e-12)
-    close(gigpo(*WORKED, scale="std", ddof=0, eps=5.0, step_weight=0.0)[[0, 3]], [0.5, -0.5], 1e-12)
+    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=0.0)[[0, 3]], [2, -2], 1e-12)
+    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=5.0, step_weight=0.0)[[0, 3]], [0.5, -0.5], 1e-12)
 
 
 def test_gigpo_episode_moments_count_rows_or_trajectories():
@@ -80,8 +82,8 @@ def test_gigpo_episode_moments_count_rows_or_trajectories():
         torch.tensor([0, 0, 1]),
         ["p", "q", "r"],
     )
-    close(gigpo(*batch), [4, -2, -2], 1e-12)
-    close(gigpo(*batch, over="trajectories"), [3, -3, -3], 1e-12)
+    assert_close(gigpo(*batch), [4, -2, -2], 1e-12)
+    assert_close(gigpo(*batch, over="trajectories"), [3, -3, -3], 1e-12)
 
 
 def test_gigpo_episode_reward():
@@ -92,8 +94,8 @@ def test_gigpo_episode_reward():
         torch.tensor([0, 1, 0]),
         ["p", "q", "r"],
     )
-    close(gigpo(*batch, over="trajectories"), [2, 2, -2], 1e-12)  # 6 and 2
-    close(gigpo(*batch, over="trajectories", reward="last"), [1.5, 1.5, -1.5], 1e-12)  # 5 and 2
+    assert_close(gigpo(*batch, over="trajectories"), [2, 2, -2], 1e-12)  # 6 and 2
+    assert_close(gigpo(*batch, over="trajectories", reward="last"), [1.5, 1.5, -1.5], 1e-12)  # 5 and 2
 
 
 def test_a_lone_episode_is_zero_unless_raw():
@@ -116,14 +118,14 @@ def test_min_stratum():
 
 def test_gagpo():
     # V: s0 4.5125, s1 9.5/3, s2 10
-    close(gagpo(*WORKED), [4.211667, 6.333333, 0, -4.226332, -3.01625, -3.166667])
+    assert_close(gagpo(*WORKED), [4.211667, 6.333333, 0, -4.226332, -3.01625, -3.166667])
     delta = [0.95 * 9.5 / 3 - 4.5125, 9.5 - 9.5 / 3, 0, 0.95 * 9.5 / 3 - 4.5125, 0.95 * 9.5 / 3 - 9.5 / 3, -9.5 / 3]
-    close(gagpo(*WORKED, lam=0.0), delta, 1e-12)
+    assert_close(gagpo(*WORKED, lam=0.0), delta, 1e-12)
 
 
 def test_gagpo_standardised_in_the_prompt():
     plain = gagpo(*WORKED)
-    close(gagpo(*WORKED, scale="std", eps=0.0), ((plain - plain.mean()) / plain.std()).tolist(), 1e-12)
+    assert_close(gagpo(*WORKED, scale="std", eps=0.0), ((plain - plain.mean()) / plain.std()).tolist(), 1e-12)
 
 
 def test_absent_reward_reaches_back_to_the_start_and_no_further():
@@ -133,14 +135,14 @@ def test_absent_reward_reaches_back_to_the_start_and_no_further():
     assert gigpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
     assert gagpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
     with_last = gigpo(reward, *WORKED[1:], reward="last")
-    close(with_last, [5, 5, 5, -5, -5, -5], 1e-12)
+    assert_close(with_last, [5, 5, 5, -5, -5, -5], 1e-12)
 
 
 def test_unknown_states_join_nothing():
     states = ["s0", None, "s2", "s0", None, None]
-    close(gigpo(REWARD, TASK, TRAJECTORY, STEP, states), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
+    assert_close(gigpo(REWARD, TASK, TRAJECTORY, STEP, states), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
     numbers = torch.tensor([0, -1, 2, 0, -1, -7])
-    close(gigpo(REWARD, TASK, TRAJECTORY, STEP, numbers), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
+    assert_close(gigpo(REWARD, TASK, TRAJECTORY, STEP, numbers), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
     distinct = ["s0", "x", "s2", "s0", "y", "z"]
     by_none, by_distinct = (gagpo(REWARD, TASK, TRAJECTORY, STEP, value) for value in (states, distinct))
     assert by_none.tolist() == by_distinct.tolist()
@@ -193,7 +195,7 @@ def test_similarity_equals_the_slow_scan(texts, data, similarity):
 def test_similarity_reaches_the_estimators():
     texts = ["in the red hall", "at the door", "outside now", "in the red hall.", "at the door!", "at the door?"]
     for method in STEP_METHODS:
-        close(method(*WORKED[:4], texts, similarity=0.9), method(*WORKED).tolist(), 1e-12)
+        assert_close(method(*WORKED[:4], texts, similarity=0.9), method(*WORKED).tolist(), 1e-12)
         assert not torch.allclose(method(*WORKED[:4], texts), method(*WORKED))
 
 

@@ -26,7 +26,7 @@ def double(rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def close(actual, expected, tolerance=1e-6):
+def assert_close(actual, expected, tolerance=1e-6):
     expected = expected if isinstance(expected, torch.Tensor) else double(expected)
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=0)
 
@@ -46,24 +46,26 @@ MASK = torch.tensor([[True, True, False, True, True, False]])
 def test_gae_skips_masked_tokens(poison):
     value = torch.where(MASK, VALUE, poison)
     adv = gae(REWARD, value, MASK, lam=0.95)
-    close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
+    assert_close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
     assert adv[~MASK].tolist() == [0.0, 0.0]
-    close(value_target(REWARD, value, MASK, lam=0.95), [[0.937963, 0.955750, 0, 0.985, 1.0, 0]], 1e-6)
-    close(gae(REWARD, value, MASK, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
+    assert_close(value_target(REWARD, value, MASK, lam=0.95), [[0.937963, 0.955750, 0, 0.985, 1.0, 0]], 1e-6)
+    assert_close(gae(REWARD, value, MASK, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
 
 
 @pytest.mark.parametrize(
     ("gamma", "lam", "expected"), [(1.0, 1.0, [6, 5, 3]), (0.5, 1.0, [2.75, 3.5, 3]), (1.0, 0.5, [3.625, 4.25, 3])]
 )
 def test_value_targets_of_three_tokens(gamma, lam, expected):
-    close(value_target(double([[1, 2, 3]]), double([[0.5, 1, 1.5]]), all_of(1, 3), gamma=gamma, lam=lam), [expected], 1e-12)
+    assert_close(
+        value_target(double([[1, 2, 3]]), double([[0.5, 1, 1.5]]), all_of(1, 3), gamma=gamma, lam=lam), [expected], 1e-12
+    )
 
 
 def test_whitening_says_ddof_and_eps():
     value = double([[0.5, 0.25]])  # advantages .5 and .75 with lam = 1: mean 5/8, squares 2/64
-    close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, eps=0.0), [[-(0.5**0.5), 0.5**0.5]], 1e-12)
-    close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=0.0), [[-1, 1]], 1e-12)
-    close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=3 / 64), [[-0.5, 0.5]], 1e-12)
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, eps=0.0), [[-(0.5**0.5), 0.5**0.5]], 1e-12)
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=0.0), [[-1, 1]], 1e-12)
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=3 / 64), [[-0.5, 0.5]], 1e-12)
 
 
 def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part():
@@ -73,13 +75,13 @@ def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part()
         rows = [0] if unknown else [0, 2]
         alone = gae(reward[rows], value[rows], all_of(len(rows), 2), whiten=True)
         adv = gae(reward, value, all_of(3, 2), whiten=True, **unknown)
-        close(adv[rows], alone, 1e-12)
+        assert_close(adv[rows], alone, 1e-12)
         assert adv[1].tolist() == [0.0, 0.0]
 
 
 def test_length_adaptive_lambda():
-    close(length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 1000])), [0, 0, 0, 0.8, 0.98], 1e-12)
-    close(length_adaptive_lambda(torch.tensor([1000]), alpha=0.4), [0.9975], 1e-12)
+    assert_close(length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 1000])), [0, 0, 0, 0.8, 0.98], 1e-12)
+    assert_close(length_adaptive_lambda(torch.tensor([1000]), alpha=0.4), [0.9975], 1e-12)
 
 
 # SAE -----------------------------------------------------------------------------------------------------------------
@@ -91,10 +93,10 @@ START = [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]]
 
 def test_sae_worked_numbers():
     inputs = (SAE_REWARD, SAE_VALUE, SAE_LOGP, all_of(1, 6))
-    close(sae(*inputs, lam=0.9), START, 1e-12)
-    close(sae(*inputs, lam=0.9, boundary="end"), [[0.533, 0.433, 0.633, 0.37, 0.17, 0.3]], 1e-12)
-    close(gae(*inputs[:2], inputs[3], lam=0.9), [[0.420337, 0.355930, 0.617700, 0.353, 0.17, 0.3]])
-    close(sae(*inputs, lam=1.0), [[0.6, 0.5, 0.7, 0.4, 0.2, 0.3]], 1e-12)
+    assert_close(sae(*inputs, lam=0.9), START, 1e-12)
+    assert_close(sae(*inputs, lam=0.9, boundary="end"), [[0.533, 0.433, 0.633, 0.37, 0.17, 0.3]], 1e-12)
+    assert_close(gae(*inputs[:2], inputs[3], lam=0.9), [[0.420337, 0.355930, 0.617700, 0.353, 0.17, 0.3]])
+    assert_close(sae(*inputs, lam=1.0), [[0.6, 0.5, 0.7, 0.4, 0.2, 0.3]], 1e-12)
 
 
 def test_sae_closed_form():
@@ -108,8 +110,8 @@ def test_sae_closed_form():
 def test_a_token_of_exactly_the_threshold_is_no_boundary():
     logp = torch.tensor([[0.5, 0.2, 0.5]], dtype=torch.float64).log()
     inputs = double([[0, 0, 1]]), double([[0.5, 0.25, 0.5]]), logp, all_of(1, 3)
-    close(sae(*inputs, lam=0.0), [[0.5, 0.75, 0.5]], 1e-12)
-    close(sae(*inputs, lam=0.0, threshold=0.201), [[-0.25, 0.75, 0.5]], 1e-12)
+    assert_close(sae(*inputs, lam=0.0), [[0.5, 0.75, 0.5]], 1e-12)
+    assert_close(sae(*inputs, lam=0.0, threshold=0.201), [[-0.25, 0.75, 0.5]], 1e-12)
 
 
 # The oracle of all recursions --------------------------------------------------------------------------------------------
@@ -232,14 +234,14 @@ def test_relations_between_the_recursions(batch, data):
 def test_the_first_token_may_be_unlikely():
     inputs = SAE_REWARD, SAE_VALUE, SAE_LOGP.clone(), all_of(1, 6)
     inputs[2][0, 0] = -9.0
-    close(sae(*inputs, lam=0.9), START, 1e-12)
+    assert_close(sae(*inputs, lam=0.9), START, 1e-12)
 
 
 def test_a_bootstrap_is_a_last_token_without_surprise():
     reward, value = double([[0, 0.5, 0.8]]), double([[0.3, 0.4, 0.8]])
     whole = gae(reward, value, all_of(1, 3), lam=0.7)
     cut = gae(reward[:, :2], value[:, :2], all_of(1, 2), lam=0.7, bootstrap_n=double([0.8]))
-    close(cut, whole[:, :2], 1e-12)
+    assert_close(cut, whole[:, :2], 1e-12)
 
 
 def test_three_ways_to_take_truncation():
@@ -248,30 +250,30 @@ def test_three_ways_to_take_truncation():
     expected = {"terminal": [-0.3, -0.4], "bootstrap": [0.5, 0.4], "mask": [0.0, 0.0]}
     for truncation, row in expected.items():
         bootstrap = bootstrap_values(truncated, truncated=truncation, value_end_n=end)
-        close(gae(*inputs, lam=1.0, bootstrap_n=bootstrap), [row, [0.7, 0.6]], 1e-12)
+        assert_close(gae(*inputs, lam=1.0, bootstrap_n=bootstrap), [row, [0.7, 0.6]], 1e-12)
     assert bootstrap_values(truncated).tolist() == [0.0, 0.0]
 
 
 def test_a_reward_on_a_masked_token_moves_back_and_is_dropped_before_the_first():
     mask = torch.tensor([[False, True, False, False, True, False]])
     reward = double([[5, 0, 1, 2, 0, 4]])
-    close(discounted_returns(reward, mask, gamma=0.5), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
-    close(gae(reward, torch.full_like(reward, 0.0), mask, gamma=0.0), [[0, 3, 0, 0, 4, 0]], 1e-12)
+    assert_close(discounted_returns(reward, mask, gamma=0.5), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
+    assert_close(gae(reward, torch.full_like(reward, 0.0), mask, gamma=0.0), [[0, 3, 0, 0, 4, 0]], 1e-12)
     nothing = discounted_returns(reward, torch.zeros(1, 6, dtype=torch.bool))
     assert nothing.tolist() == [[0.0] * 6]
 
 
 def test_absent_completions_get_zero_and_their_own_values_as_targets():
     reward, value = double([[0, NAN], [0, 1]]), double([[0.2, 0.3], [0.5, 0.5]])
-    close(gae(reward, value, all_of(2, 2), lam=1.0), [[0, 0], [0.5, 0.5]], 1e-12)
-    close(value_target(reward, value, all_of(2, 2)), [[0.2, 0.3], [1, 1]], 1e-12)
+    assert_close(gae(reward, value, all_of(2, 2), lam=1.0), [[0, 0], [0.5, 0.5]], 1e-12)
+    assert_close(value_target(reward, value, all_of(2, 2)), [[0.2, 0.3], [1, 1]], 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_token_results_keep_the_dtype(dtype):
     adv = gae(REWARD.to(dtype), VALUE.to(dtype), MASK, lam=0.95)
     assert adv.dtype == dtype
-    close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 0.01 if dtype.itemsize == 2 else 1e-6)
+    assert_close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 0.01 if dtype.itemsize == 2 else 1e-6)
     assert gae(REWARD.float(), VALUE, MASK).dtype == torch.float64
 
 
@@ -334,7 +336,7 @@ def test_the_scratch_does_not_grow_with_the_batch():
 
 def test_vineppo_worked_numbers():
     value, block = double([[0.5, 0.25, 0.75]]), torch.tensor([[0, 1, 1, -1, 2, -1]])
-    close(vineppo(value, double([1]), block), [[-0.25, 0.5, 0.5, 0, 0.25, 0]], 1e-12)
+    assert_close(vineppo(value, double([1]), block), [[-0.25, 0.5, 0.5, 0, 0.25, 0]], 1e-12)
 
 
 def slow_vineppo(value, reward, block):
@@ -362,20 +364,22 @@ def test_vineppo_and_spo_equal_the_slow_oracle(seed, n, k, t):
     block = torch.randint(0, k, (n, t), generator=g).sort(dim=1).values
     block = torch.where(torch.rand(n, t, generator=g) < 0.2, -1, block)
     expected = slow_vineppo(value, reward, block)
-    close(vineppo(value, reward, block), expected, 1e-12)
-    close(spo_chain(value, reward, block), expected, 1e-12)
+    assert_close(vineppo(value, reward, block), expected, 1e-12)
+    assert_close(spo_chain(value, reward, block), expected, 1e-12)
     logp = torch.where(block < 0, NAN, torch.rand(n, t, generator=g).double().log())
     uncertain = (logp.exp() < 0.4).double()
-    close(spo_chain(value, reward, block, logp_nt=logp, threshold=0.4), expected * uncertain, 1e-12)
+    assert_close(spo_chain(value, reward, block, logp_nt=logp, threshold=0.4), expected * uncertain, 1e-12)
 
 
 def test_one_span_per_token_is_gae_without_memory():
-    close(vineppo(SAE_VALUE, double([1]), torch.arange(6)[None]), gae(SAE_REWARD, SAE_VALUE, all_of(1, 6), lam=0.0), 1e-12)
+    assert_close(
+        vineppo(SAE_VALUE, double([1]), torch.arange(6)[None]), gae(SAE_REWARD, SAE_VALUE, all_of(1, 6), lam=0.0), 1e-12
+    )
 
 
 def test_spans_add_up_to_the_reward_minus_the_first_value():
     value, block = double([[0.3, NAN, 0.9, 0.1]]), torch.tensor([[0, 1, 3]])  # no span 2
-    close(vineppo(value, double([0.75]), block), [[0.1 - 0.3, 0, 0.65]], 1e-12)
+    assert_close(vineppo(value, double([0.75]), block), [[0.1 - 0.3, 0, 0.65]], 1e-12)
 
 
 def test_a_completion_without_cut_points_gets_nothing():
@@ -421,11 +425,11 @@ def test_ktae_worked_numbers():
     inputs = ktae_example()
     held = inputs[1] == 1
     code = ktae(*inputs, form="code")
-    close(code[held], [0.327844] * 8)
-    close(ktae(*inputs, form="code", top=0.5)[held], [0.163922] * 8)
+    assert_close(code[held], [0.327844] * 8)
+    assert_close(ktae(*inputs, form="code", top=0.5)[held], [0.163922] * 8)
     # the paper's: p of the table itself is 4/56, and no division by h1 + h2; D is 60 degrees
     expected = sigmoid((math.exp(-2 * 4 / 56) + 0.548795) * math.pi / 3) - 0.5
-    close(ktae(*inputs)[held], [expected] * 8)
+    assert_close(ktae(*inputs)[held], [expected] * 8)
     assert not bool(code[~inputs[2]].any())
 
 
@@ -510,7 +514,7 @@ def test_ktae_equals_the_slow_oracle(form, seed, n):
     group = torch.randint(3, 5, (n,), generator=g)
     expected = slow_ktae(adv, ids, mask, correct, group, form, 0.7, 1.2, 0.4)
     adv[~mask] = NAN
-    close(ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4), expected, 1e-9)
+    assert_close(ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4), expected, 1e-9)
 
 
 def test_ktae_adds_nothing_where_nothing_can_be_learnt():
@@ -527,7 +531,7 @@ def test_ktae_adds_nothing_where_nothing_can_be_learnt():
 def test_ktae_composes_with_any_method():
     inputs = ktae_example()
     base = torch.where(inputs[2], torch.arange(8.0).double()[:, None], 0.0)
-    close(ktae(base, *inputs[1:]), base + ktae(*inputs), 1e-12)
+    assert_close(ktae(base, *inputs[1:]), base + ktae(*inputs), 1e-12)
     assert ktae(base.float(), *inputs[1:]).dtype == torch.float32
 
 
@@ -537,9 +541,9 @@ IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
 
 
 def test_oar_worked_numbers():
-    close(oar(torch.ones(1, 5).double(), IMPORTANCE, all_of(1, 5)), [[0.1, 1, 1.185339, 1.424283, 2]])
+    assert_close(oar(torch.ones(1, 5).double(), IMPORTANCE, all_of(1, 5)), [[0.1, 1, 1.185339, 1.424283, 2]])
     expected = [[0.087571, 0.875715, 1.038019, 1.247266, 1.751429]]
-    close(oar(torch.ones(1, 5).double(), IMPORTANCE, all_of(1, 5), sum_to_length=True), expected)
+    assert_close(oar(torch.ones(1, 5).double(), IMPORTANCE, all_of(1, 5), sum_to_length=True), expected)
 
 
 def slow_oar(adv, importance, mask, q, beta, floor, to_length):
@@ -570,13 +574,13 @@ def test_oar_equals_the_slow_oracle(seed, q, to_length):
     expected = slow_oar(adv, importance, mask, q, 0.8, 0.2, to_length)
     adv[~mask], importance[~mask] = NAN, NAN
     options = {"quantile": q, "beta": 0.8, "floor": 0.2, "sum_to_length": to_length}
-    close(oar(adv, importance, mask, **options), expected, 1e-9)
+    assert_close(oar(adv, importance, mask, **options), expected, 1e-9)
 
 
 def test_oar_leaves_advantages_alone():
     adv = double([[1, -2, 0.5, 3, 1]])
     assert torch.equal(oar(adv, torch.full_like(adv, 0.7), all_of(1, 5)), adv)  # nothing matters more than the rest
-    close(oar(adv, IMPORTANCE, all_of(1, 5), beta=0.0, floor=1.0), adv, 1e-12)
+    assert_close(oar(adv, IMPORTANCE, all_of(1, 5), beta=0.0, floor=1.0), adv, 1e-12)
     one = torch.tensor([[True, False, False, False, False]])
     assert oar(adv, IMPORTANCE, one).tolist() == [[1.0, 0, 0, 0, 0]]
 

@@ -60,13 +60,13 @@ def evaluate(
     # A completion without its first block solved nothing.
     correct_n = torch.where(spans.present_nk[:, 0], correct_n, 0.0)
     refusal_n = torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None
-    values = figures(correct_n, _confidences(text, last, task.layout), well_formed_n=spans.fault_n == 0, refusal_n=refusal_n)
+    values = figures(correct_n, confidences(text, last, task.layout), well_formed_n=spans.fault_n == 0, refusal_n=refusal_n)
     if "second" in task.layout.names:
         values["second_accuracy"] = _second_accuracy(text, columns)
     return values
 
 
-def _confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tensor:
+def confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tensor:
     """Stated confidences; NaN where none is stated, or it cannot be read."""
     tags = dict(layout.blocks)[block]
     read = []

@@ -16,7 +16,7 @@ from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.measure.fixed_point import fixed_point, simulated_fixed_point
 from spanwise.measure.proper_score import ScoreName
 from spanwise.recipe import Recipe
-from spanwise.run.evaluate import _confidences, load_model
+from spanwise.run.evaluate import confidences, load_model
 from spanwise.score import Objective, score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task
@@ -82,10 +82,10 @@ def collect(
     again_nt, again_mask_nt = _joined(befores, more_nt, more_mask_nt, limit)
     again_text = segment(again_nt, again_mask_nt, layout=task.layout, vocabulary=vocabulary)[1]
     return Rerolls(
-        confidence_xs=_confidences(text, last, task.layout).reshape(-1, samples),
+        confidence_xs=confidences(text, last, task.layout).reshape(-1, samples),
         outcome_xs=outcome_n.reshape(-1, samples),
         prefix_xs=prefix_n.reshape(-1, samples),
-        again_dm=_confidences(again_text, last, task.layout).reshape(-1, rerolls),
+        again_dm=confidences(again_text, last, task.layout).reshape(-1, rerolls),
     )
 
 
