@@ -180,7 +180,7 @@ def test_a_batch_without_any_reward_costs_nothing(baseline):
 def test_what_is_missing_is_scaled_like_the_rest(rewards, expected):  # a constant stratum has no scale
     reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(3).long()
     result = advantage(reward_n, group_n, scale="std", eps=0.5, if_missing=-1.0)
-    close(result.missing_n, [0.0, 0.0, expected])
+    assert_close(result.missing_n, [0.0, 0.0, expected])
 
 
 def test_without_a_baseline_nobody_is_alone():
