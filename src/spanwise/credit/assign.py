@@ -89,12 +89,12 @@ def assign(
         raise RecipeError("An estimator takes one reward per completion; give it the sum of the objectives: sum_first=True.")
     block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=group_n.device)
     stop_nk = torch.zeros_like(block_nk)
-    alone_m = []
+    alone_m, left_out_nm = [], _left_out(scores)
     for m, objective in enumerate(objectives):
         outcome_n = None if objective.given is None else _outcome(scores, objective)
         result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_n, scores.by_outcome_nmo[:, m], options)
         paid = [_position(name, block_names, objective) for name in objective.pays]
-        missing_n = torch.where(_left_out(scores)[:, m], result.missing_n, 0.0)
+        missing_n = torch.where(left_out_nm[:, m], result.missing_n, 0.0)
         block_nk[:, paid] += objective.weight * (result.advantage_n + missing_n)[:, None]
         stop_nk[:, paid[0]] += objective.weight * torch.where(present_nk[:, paid].any(dim=1), 0.0, missing_n)
         alone_m.append(result.alone_n.sum())

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import BaselineName, advantage
+from spanwise.credit.baselines import advantage
 from spanwise.credit.registry import Preset, register
 from spanwise.errors import AlignmentError
+from spanwise.score.objective import BaselineName
 
 
 @register("bae", kind="block", paper="Blockwise Advantage Estimation, arXiv 2602.10231", preset=Preset())

@@ -11,8 +11,7 @@ from torch import Tensor
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.strata import centred, group_index, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
-
-BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
+from spanwise.score.objective import BASELINES, BaselineName
 
 
 class Advantage(NamedTuple):
@@ -119,7 +118,7 @@ def _stratum(group_n: Tensor, outcome_n: Tensor | None, baseline: str) -> Tensor
         return group_index(group_n)
     if baseline == "outcome":
         return refine(group_n, _outcomes(outcome_n, baseline).double())
-    raise RecipeError(unknown("baseline", baseline, ("none", "batch", "group", "outcome", "blended")))
+    raise RecipeError(unknown("baseline", baseline, BASELINES))
 
 
 def _outcomes(outcome_n: Tensor | None, baseline: str) -> Tensor:

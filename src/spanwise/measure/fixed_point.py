@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit import advantage
-from spanwise.credit.baselines import BaselineName
 from spanwise.errors import RecipeError
 from spanwise.measure.proper_score import ScoreName, proper_score
+from spanwise.score.objective import BaselineName
 
 _FEWEST = 100
 
