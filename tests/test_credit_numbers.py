@@ -169,27 +169,34 @@ def test_missing_block_pays_at_the_decision_to_stop(baseline, outcome, expected)
 
 
 def test_blended_by_hand_without_rescoring():
-    # Prompt 0: rewards 0 and 2, prompt 1: rewards 4 and 8, one outcome. s2 = (2 + 8)/2 = 5. Stratum means 1 and 6, their
-    # variance 12.5, minus the noise 5/2: t2 = 10. For completion 0: ml = 2 with v = 5/1, mu = 6 with v = 10 (1 + 1/1) + 5/2.
-    reward_n = torch.tensor([0.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-    baseline_n = blended_baseline(reward_n, torch.tensor([0, 0, 1, 1]), torch.ones(4))
+    # Three prompts with rewards 0 2, 4 8 and 3 3, one outcome. What prompt 0 learns from the other two: s2 = (8 + 0)/2 = 4; means 6
+    # and 3, variance 4.5, noise 4/2: t2 = 2.5. So ml = 2 with v = 4/1, mu = 18/4 with v = 2.5 (1 + 1/2) + 4/4 = 4.75.
+    reward_n = torch.tensor([0.0, 2.0, 4.0, 8.0, 3.0, 3.0], dtype=torch.float64)
+    baseline_n = blended_baseline(reward_n, torch.tensor([0, 0, 1, 1, 2, 2]), torch.ones(6))
 
-    def mix(ml, mu):
-        return (ml / 5 + mu / 22.5) / (1 / 5 + 1 / 22.5)
+    def mix(ml, v_ml, mu, v_mu):
+        return (ml / v_ml + mu / v_mu) / (1 / v_ml + 1 / v_mu)
 
-    assert_close(baseline_n, [mix(2, 6), mix(0, 6), mix(8, 1), mix(4, 1)], 1e-9)
+    first = [mix(2, 4, 4.5, 4.75), mix(0, 4, 4.5, 4.75)]
+    second = [mix(8, 1, 2, 2.5), mix(4, 1, 2, 2.5)]  # s2 = 2/2, t2 = 2 - 1/2
+    third = [mix(3, 5, 3.5, 16.25)] * 2  # s2 = 10/2, t2 = 12.5 - 5/2
+    assert_close(baseline_n, first + second + third, 1e-9)
+
+
+def test_blended_with_one_other_prompt():
+    # One other prompt cannot say how much prompts differ: mu stands in only for the completion that has nothing else.
+    reward_n = torch.tensor([0.0, 4.0, 8.0], dtype=torch.float64)
+    assert_close(blended_baseline(reward_n, torch.tensor([0, 1, 1]), torch.ones(3)), [6.0, 8.0, 4.0], 1e-9)
 
 
 def test_blended_by_hand_with_rescoring():
-    # Brier of reports q; prompts 0 and 1 hold right and wrong answers, prompt 2 has right ones only. Worked for outcome 1:
-    # own rewards -(q-1)^2, the wrong ones re-scored as if they had been right.
-    q = torch.tensor([0.5, 0.9, 0.6, 0.8, 0.4, 0.7, 0.3, 0.5], dtype=torch.float64)
-    c = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1], dtype=torch.float64)
-    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
-    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
-    reward = -((q - c) ** 2)
-    own = {0: [-0.25, -0.01], 1: [-0.04], 2: [-0.49, -0.25]}
-    other = {0: [-0.16], 1: [-0.36, -0.09]}
+    # Brier of reports q; prompts 0, 1 and 3 hold right and wrong answers, prompt 2 right ones only. Worked for outcome 1: own
+    # rewards -(q-1)^2, the wrong ones re-scored as if they had been right.
+    q = torch.tensor([0.5, 0.9, 0.6, 0.8, 0.4, 0.7, 0.3, 0.5, 0.2, 0.6, 0.9], dtype=torch.float64)
+    c = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
+    own = {0: [-0.25, -0.01], 1: [-0.04], 2: [-0.49, -0.25], 3: [-0.64]}
+    other = {0: [-0.16], 1: [-0.36, -0.09], 3: [-0.16, -0.01]}
 
     def mean(values):
         return sum(values) / len(values)
@@ -197,22 +204,31 @@ def test_blended_by_hand_with_rescoring():
     def variance(values):
         return sum((v - mean(values)) ** 2 for v in values) / (len(values) - 1)
 
-    s2 = (2 * 0.12**2 + 0 + 2 * 0.12**2) / 2
-    s2_x = 2 * 0.135**2
-    t2 = max(0, variance([mean(v) for v in own.values()]) - mean([s2 / 2, s2 / 1, s2 / 2]))
-    gaps = [mean(own[g]) - mean(other[g]) for g in (0, 1)]
-    d2 = max(0, variance(gaps) - mean([s2 / 2 + s2_x / 1, s2 / 1 + s2_x / 2]))
-
     def precision(pairs):
         return sum(e / v for e, v in pairs) / sum(1 / v for _, v in pairs)
 
-    mu_0 = mean(own[1] + own[2])
-    expected_first = precision([(-0.01, s2), (-0.16 + gaps[1], d2 + s2_x), (mu_0, t2 * 1.5 + s2 / 3)])
-    mu_1 = mean(own[0] + own[2])
-    expected_lone = precision([(-0.225 + gaps[0], d2 + s2_x / 2), (mu_1, t2 * 1.5 + s2 / 4)])
-    baseline_n = blended_baseline(reward, group, c, by_outcome)
-    assert baseline_n[0].item() == pytest.approx(expected_first, rel=1e-9)
-    assert baseline_n[3].item() == pytest.approx(expected_lone, rel=1e-9)
+    # Prompt 0 learns from 1, 2 and 3: only 2 has two right answers; 1 and 3 have both outcomes.
+    s2, s2_x = 2 * 0.12**2, (2 * 0.135**2 + 2 * 0.075**2) / 2
+    t2 = max(0, variance([-0.04, -0.37, -0.64]) - s2 * mean([1, 1 / 2, 1]))
+    gaps = [-0.04 + 0.225, -0.64 + 0.085]
+    d2 = max(0, variance(gaps) - (s2 + s2_x / 2))
+    assert t2 > 0 < d2
+    x = (-0.16 + mean(gaps), d2 * 1.5 + s2_x)
+    mu = (mean(own[1] + own[2] + own[3]), t2 * 4 / 3 + s2 / 4)
+    baseline_n = blended_baseline(reward := -((q - c) ** 2), group, c, torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
+    assert baseline_n[0].item() == pytest.approx(precision([(-0.01, s2), x, mu]), rel=1e-9)
+
+    # Prompt 1, whose only right answer stands alone, learns from 0, 2 and 3; 0 and 3 have both outcomes.
+    s2, s2_x = (2 * 0.12**2 + 2 * 0.12**2) / 2, 2 * 0.075**2
+    t2 = max(0, variance([-0.13, -0.37, -0.64]) - s2 * mean([1 / 2, 1 / 2, 1]))
+    gaps = [-0.13 + 0.16, -0.64 + 0.085]
+    d2 = max(0, variance(gaps) - mean([s2 / 2 + s2_x, s2 + s2_x / 2]))
+    assert t2 > 0 < d2
+    x = (-0.225 + mean(gaps), d2 * 1.5 + s2_x / 2)
+    mu = (mean(own[0] + own[2] + own[3]), t2 * 4 / 3 + s2 / 5)
+    assert baseline_n[3].item() == pytest.approx(precision([x, mu]), rel=1e-9)
+    assert mean(other[1]) == pytest.approx(-0.225)
+    assert reward[3].item() == pytest.approx(own[1][0])
 
 
 def test_blended_alone_in_the_batch_is_counted():

@@ -101,25 +101,26 @@ def slow_blended(batch):
         everyone_here = [j for j in range(n) if outcome[j] == o]
         low = min(same) if same else 0.0
         floor = 1e-12 * sum((reward[j] - low) ** 2 for j in everyone_here if present[j]) / n + 1e-24
-        s2 = pooled(own.values())
-        noise = s2 or 0.0
+        away = [g for g in own if g != group[i]]
+        noise = pooled([own[g] for g in away]) or 0.0
         estimates = []
         others = [reward[j] for j in range(n) if j != i and group[j] == group[i] and outcome[j] == o and present[j]]
         if others:
             estimates.append((mean(others), noise / len(others)))
-        elsewhere = [reward[j] for j in range(n) if group[j] != group[i] and outcome[j] == o and present[j]]
-        if len(own) >= 2 and elsewhere:
-            t2 = max(0.0, variance([mean(v) for v in own.values()]) - mean([noise / len(v) for v in own.values()]))
-            estimates.append((mean(elsewhere), t2 * (1 + 1 / (len(own) - 1)) + noise / len(elsewhere)))
-        both = [g for g in own if g in crossed]
+        elsewhere = [r for g in away for r in own[g]]
+        if len(away) >= 2:
+            t2 = max(0.0, variance([mean(own[g]) for g in away]) - mean([noise / len(own[g]) for g in away]))
+            estimates.append((mean(elsewhere), t2 * (1 + 1 / len(away)) + noise / len(elsewhere)))
+        both = [g for g in away if g in crossed]
         if len(both) >= 2 and group[i] in crossed:
-            crossed_noise = pooled(crossed.values())
+            crossed_noise = pooled([v for g, v in crossed.items() if g != group[i]])
             crossed_noise = noise if crossed_noise is None else crossed_noise
-            gap = {g: mean(own[g]) - mean(crossed[g]) for g in both}
-            d2 = variance(list(gap.values())) - mean([noise / len(own[g]) + crossed_noise / len(crossed[g]) for g in both])
-            shift = mean([gap[g] for g in both if g != group[i]])
+            gap = [mean(own[g]) - mean(crossed[g]) for g in both]
+            d2 = variance(gap) - mean([noise / len(own[g]) + crossed_noise / len(crossed[g]) for g in both])
             mine = crossed[group[i]]
-            estimates.append((mean(mine) + shift, max(0.0, d2) + crossed_noise / len(mine)))
+            estimates.append((mean(mine) + mean(gap), max(0.0, d2) * (1 + 1 / len(both)) + crossed_noise / len(mine)))
+        if not estimates and elsewhere:
+            estimates.append((mean(elsewhere), 1.0))
         if not estimates:
             baseline.append(NAN)
             continue
@@ -185,13 +186,25 @@ def test_leave_one_out_is_n_over_n_minus_one(batch):
 
 @given(batch=batches())
 @settings(max_examples=40, deadline=None)
-def test_blended_never_reads_the_own_reward_through_its_means(batch):
+def test_blended_alone_in_the_batch_is_the_mean_of_the_others(batch):
     # With one prompt and no re-scoring only the other members of the stratum remain.
     reward, _, outcome, _ = batch
     one = torch.zeros(len(reward), dtype=torch.long)
     expected = centred(reward, refine(one, outcome), leave_one_out=True)
     result = advantage(reward, one, baseline="blended", outcome_n=outcome).advantage_n
     torch.testing.assert_close(result, expected, atol=1e-9, rtol=0)
+
+
+@given(batch=batches(), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_blended_never_reads_the_own_reward(batch, data):
+    # Neither in an estimate nor in a weight: whatever a completion earns, its baseline stays.
+    reward, group, outcome, by_outcome = batch
+    i = data.draw(st.integers(0, len(reward) - 1))
+    before = blended_baseline(*batch)[i]
+    if not reward[i].isnan():
+        reward[i] = data.draw(st.sampled_from([-1.0, -0.3, 0.0]))
+        torch.testing.assert_close(blended_baseline(*batch)[i], before, atol=1e-7, rtol=1e-7, equal_nan=True)
 
 
 def test_one_block_is_the_sequence_method():

@@ -55,7 +55,7 @@ def test_completions_outside_every_stratum():
         assert within.mean_n()[1].isnan()
         assert within.std_n(ddof=0)[1] == 0
         assert within.deviation_n[1] == 0
-        assert within.pooled_variance() != within.pooled_variance()
+        assert bool(within.pooled_variance_elsewhere().isnan().all())
     assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
     assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_n=torch.full((2,), NAN)).advantage_n, [0.0, 0.0])
 
@@ -131,9 +131,9 @@ def test_bae_hands_outcomes_on():
 
 
 def brier_batch():
-    q = torch.tensor([0.5, 0.9, 0.6, 0.8, 0.4, 0.7, 0.3, 0.5], dtype=torch.float64)
-    c = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1], dtype=torch.float64)
-    return c, -((q - c) ** 2), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
+    q = torch.tensor([0.5, 0.9, 0.6, 0.8, 0.4, 0.7, 0.3, 0.5, 0.2, 0.6], dtype=torch.float64)
+    c = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 0, 1, 0], dtype=torch.float64)
+    return c, -((q - c) ** 2), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3]), torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
 
 
 def test_rescored_rewards_reach_the_blended_baseline():
@@ -146,10 +146,10 @@ def test_rescored_rewards_reach_the_blended_baseline():
     assert_close(bae(torch.stack([c, brier], 1), group_n, baseline="blended", by_outcome_nk2=both)[:, 1], expected.tolist())
     by_outcome_nmo = torch.stack([both[:, 0], by_outcome], dim=1)
     scores = Scores(
-        ("correct", "brier"), torch.stack([c, brier], 1), torch.zeros(8, 2, dtype=torch.int8), by_outcome_nmo
+        ("correct", "brier"), torch.stack([c, brier], 1), torch.zeros(10, 2, dtype=torch.int8), by_outcome_nmo
     )  # fmt: skip
     objectives = (Objective("correct", pays=("a",)), Objective("brier", pays=("b",), given="correct", baseline="blended"))
-    credit = assign(scores, group_n, torch.ones(8, 2).bool(), objectives=objectives, block_names=("a", "b"))
+    credit = assign(scores, group_n, torch.ones(10, 2).bool(), objectives=objectives, block_names=("a", "b"))
     assert_close(credit.block_nk[:, 1], expected.tolist())
 
 
@@ -158,8 +158,8 @@ def test_blended_with_an_absent_reward():
     brier[1] = NAN
     result = advantage(brier, group_n, baseline="blended", outcome_n=c, by_outcome_n2=by_outcome, if_missing=-1.0)
     baseline_n = blended_baseline(brier, group_n, c, by_outcome)
-    assert_close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0])
-    assert result.alone_n.tolist() == [False] * 8
+    assert_close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0, 0, 0])
+    assert result.alone_n.tolist() == [False] * 10
     nobody = advantage(torch.tensor([NAN, 1.0]), SAME, baseline="blended", outcome_n=torch.tensor([NAN, NAN]))
     assert nobody.alone_n.tolist() == [False, True]
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.strata import moments, precision_mean
+from spanwise.credit.strata import Moments, excess_variance_elsewhere, moments, precision_mean
 
 
 def blended_baseline(
@@ -22,14 +22,16 @@ def blended_baseline(
 
         ml  mean of the other members of i's stratum (same prompt, same outcome);          v_ml = s2 / (n - 1)
         x   mean over the members of the *other* strata of the prompt, re-scored as if their outcome were o, shifted by the
-            mean difference (own - re-scored) of the other prompts;                        v_x  = d2 + s2_x / n_x
-        mu  mean of the same-outcome completions of the *other prompts*;                   v_mu = t2 (1 + 1/(P-1)) + s2 / n_mu
+            mean difference (own - re-scored) of the P' other prompts that have both;      v_x  = d2 (1 + 1/P') + s2_x / n_x
+        mu  mean of the same-outcome completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
 
-        s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between the P prompts; d2: variance of
-        (own - re-scored) between prompts; both by the method of moments (sampling noise subtracted, at least 0).
+        s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between prompts; d2: variance of
+        (own - re-scored) between prompts; the last two by the method of moments (sampling noise subtracted, at least 0). All
+        four are those of the *other* prompts.
 
-    No estimate uses completion i's own reward, so the advantage has no bias from self-inclusion: a proper score keeps its fixed
-    point (plain outcome means extremise it at small groups). A completion alone in its stratum falls back on x and mu.
+    Neither an estimate nor its weight depends on completion i's own reward, so the advantage has no bias from self-inclusion:
+    a proper score keeps its fixed point (plain outcome means extremise it at small groups). A completion alone in its
+    stratum falls back on x and mu.
 
     Args:
         reward_n: reward; NaN where absent. Such a completion joins no mean but is given a baseline too.
@@ -37,6 +39,10 @@ def blended_baseline(
         outcome_n: the discrete outcome; NaN where unknown (baseline NaN).
         by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN where it is no function of a binary outcome
             (then x takes no part).
+
+    Edge cases:
+        t2 and d2 need two other prompts; with one, mu serves only where nothing else is known, and x takes no part.
+        Without two completions of one outcome in any other prompt, s2 counts as 0: `ml`, where there is one, stands alone.
 
     Returns:
         float64 baseline; NaN where nothing is known (one prompt, alone in its stratum).
@@ -69,66 +75,40 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, outcome_n: Tensor, here_n: T
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
     own = moments(own_n, stratum_n)  # of this outcome, by prompt
     tiny = 1e-12 * float(own_n.nan_to_num().square().mean()) + 1e-24  # a variance of 0 would be an infinite weight
-    within = own.pooled_variance()
-    noise = 0.0 if within != within else within
+    noise_s = own.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
-    member_n = own.member_n.double()
-    others_n = own.count_n() - member_n
+    others_n = own.count_n() - own.member_n.double()
     own_sum_n = (own.mean_n() * own.count_n()).nan_to_num()
     ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
-    ml_variance_n = noise / others_n.clamp(min=1.0)
+    ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
 
-    prompts = int((own.count_s > 0).sum())
-    mu_n, mu_variance_n = torch.full_like(ml_n, torch.nan), torch.full_like(ml_n, torch.nan)
-    if prompts >= 2:
-        elsewhere_n = own.count_s.sum() - own.count_n()
-        total = (own.mean_s * own.count_s).nansum()
-        mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
-        between = _excess_variance(own.mean_s, noise / own.count_s.clamp(min=1.0))
-        mu_variance_n = between * (1 + 1 / (prompts - 1)) + noise / elsewhere_n.clamp(min=1.0)
+    elsewhere_n = own.count_s.sum() - own.count_n()
+    total = (own.mean_s * own.count_s).nansum()
+    mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
+    between_s = excess_variance_elsewhere(own.mean_s, noise_s[:, None], own.count_s[:, None])
+    mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
     if rescored_n is not None:
-        x_n, x_variance_n = _rescored(
-            own.mean_s, own.count_s, noise, rescored_n - low, stratum_n, here_n, outcome_n, reward_n
-        )
+        usable_n = ~here_n & ~outcome_n.isnan() & ~reward_n.isnan()
+        other = moments(torch.where(usable_n, rescored_n - low, torch.nan), stratum_n)
+        x_n, x_variance_n = _rescored(own, other, noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
-    return precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny)) + low
+    mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
+    return torch.where(mixed_n.isnan(), mu_n, mixed_n) + low
 
 
-def _rescored(
-    own_mean_s: Tensor,
-    own_count_s: Tensor,
-    noise: float,
-    rescored_n: Tensor,
-    stratum_n: Tensor,
-    here_n: Tensor,
-    outcome_n: Tensor,
-    reward_n: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
     """The estimate `x` and its variance: the prompt's other-outcome completions, judged by this outcome."""
-    usable_n = ~here_n & ~outcome_n.isnan() & ~reward_n.isnan()
-    other = moments(torch.where(usable_n, rescored_n, torch.nan), stratum_n)
-    other_noise = other.pooled_variance()
-    other_noise = noise if other_noise != other_noise else other_noise
-    gap_s = own_mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
-    both = int((~gap_s.isnan()).sum())
-    if both < 2:
-        nothing_n = torch.full_like(rescored_n, torch.nan)
-        return nothing_n, nothing_n
-    gap_noise_s = noise / own_count_s.clamp(min=1.0) + other_noise / other.count_s.clamp(min=1.0)
-    drift = _excess_variance(gap_s, gap_noise_s)
+    other_noise_s = other.pooled_variance_elsewhere()
+    other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
+    gap_s = own.mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
+    both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
     # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
-    known_s = (~gap_s.isnan()).double()
-    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / (both - known_s).clamp(min=1.0)
-    variance_n = drift + other_noise / other.count_n().clamp(min=1.0)
+    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
+    noise_sa, count_sa = torch.stack([noise_s, other_noise_s], dim=1), torch.stack([own.count_s, other.count_s], dim=1)
+    drift_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
+    stratum_n = own.stratum_n
+    variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / other.count_n().clamp(min=1.0)
     return other.mean_n() + shift_s[stratum_n], variance_n
-
-
-def _excess_variance(mean_s: Tensor, noise_s: Tensor) -> float:
-    """Variance of the means beyond their own sampling noise, at least 0; NaN means take no part."""
-    known_s = ~mean_s.isnan()
-    if int(known_s.sum()) < 2:
-        return float("nan")
-    return max(0.0, float(mean_s[known_s].var(correction=1) - noise_s[known_s].mean()))

@@ -82,10 +82,11 @@ class Moments:
         """The value of each completion's stratum; `nowhere`, appended as the last one, where it has none (-1)."""
         return torch.cat([value_s, value_s.new_full((1,), nowhere)])[self.stratum_n]
 
-    def pooled_variance(self) -> float:
-        """Variance inside strata, sum of squares over sum of (count - 1); NaN if every stratum has at most one member."""
-        free = (self.count_s - 1).clamp(min=0.0).sum()
-        return float(self.square_s.sum() / free) if free > 0 else float("nan")
+    def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
+        """Variance inside the *other* strata, sum of squares over sum of (count - 1); NaN if none of them has two members."""
+        free_s = (self.count_s - 1).clamp(min=0.0)
+        free_s, square_s = free_s.sum() - free_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), torch.nan)
 
 
 def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Moments:
@@ -153,6 +154,31 @@ def centred(
         spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof)) + eps
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
     return torch.where(within.member_n & (count_n >= max(min_stratum, 2)), advantage_n, 0.0)
+
+
+def excess_variance_elsewhere(
+    mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
+) -> Float[Tensor, " s"]:
+    r"""How far a new stratum's mean lies from the average of the P other ones, sampling noise left out, for each stratum.
+
+    Equation
+        t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
+
+    Each mean is made of `a` parts with a sampling variance of noise / count each. A NaN mean takes no part; NaN where fewer than
+    two others are left.
+
+    >>> excess_variance_elsewhere(torch.tensor([9., 1., 3.]), torch.full((3, 1), .5), torch.full((3, 1), 2.))
+    tensor([ 2.6250, 26.6250, 47.6250])
+    """
+    known_s = ~mean_s.isnan()
+    others_s = known_s.sum() - known_s.to(mean_s.dtype)
+    centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
+    inverse_sa = torch.where(known_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    sum_s, square_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
+    noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
+    excess_s = (variance_s - noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
+    return torch.where(others_s >= 2, excess_s, torch.nan)
 
 
 def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
