@@ -1,0 +1,165 @@
+"""The report of a comparison: several arms, several seeds, and what is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from spanwise.measure import Comparison, Curve, Difference
+from spanwise.report.charts import curves, forest
+from spanwise.report.page import Headline, Panel, Section, render
+from spanwise.report.rows import FIGURES, SHARES, Row, Seeds, seed_curves, wide
+from spanwise.report.train import calibration_section, voting_section
+
+VERDICTS = ("clear", "borderline", "noise")
+
+
+def compare_report(
+    *,
+    title: str,
+    recipe: Mapping[str, Any],
+    comparison: Comparison,
+    curves: Mapping[str, Seeds],
+    samples: Mapping[str, Mapping[str, Tensor]] | None = None,
+    votes: Mapping[str, Mapping[str, Curve]] | None = None,
+    command: str = "",
+) -> str:
+    """Write the report of a comparison as one HTML file.
+
+    Args:
+        title: of the page.
+        recipe: the fields that all arms share.
+        comparison: of the final figures.
+        curves: arm -> seed -> evaluations, each with its `step`.
+        samples: arm -> `confidence` and `correct` (and `prompt`) of the final evaluations, all seeds together.
+        votes: arm -> voting curves, whose intervals are over seeds.
+        command: how to run it again.
+
+    Example:
+        >>> from spanwise.measure import compare
+        >>> result = compare({"bae": {0: {"ece": .1}, 1: {"ece": .2}}, "grpo": {0: {"ece": .1}}})
+        >>> page = compare_report(title="Two arms", recipe={}, comparison=result, curves={})
+        >>> "0.150 ± 0.635" in page, "0.100 (n=1)" in page
+        (True, True)
+    """
+    arms = comparison.methods
+    seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
+    most = max((cell.interval.count for cell in comparison.cells.values()), default=0)
+    clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
+    uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
+    sections = [
+        Section(
+            "Figures",
+            f"Mean ± half of the {100 * comparison.level:g} % interval (Student's t) over {most} seeds; "
+            "n where a figure exists in fewer.",
+            table=_table(comparison, most),
+        ),
+        Section(
+            "Differences",
+            f"{comparison.summary()} What is inside the noise is grey; the numbers say how many seeds it would take.",
+            legend=VERDICTS,
+            palette="verdicts",
+            points=comparison.sentences("clear"),
+            panels=_forests(comparison),
+        ),
+        Section(
+            "Learning",
+            "Mean over seeds; the band goes from the lowest to the highest seed. Read accuracy, refusals and format before "
+            "calibration: a collapsed policy has a beautiful ECE.",
+            legend=arms,
+            panels=[panel for name in FIGURES if (panel := _curve_panel(curves, arms, name))],
+        ),
+        calibration_section(samples or {}),
+        voting_section(votes or {}, over="seeds"),
+    ]
+    return render(
+        title=title,
+        lead=f"{len(arms)} arms from the same start, {'up to ' if uneven else ''}{most} seeds each: {', '.join(arms)}."
+        + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
+        command=command,
+        headlines=[
+            Headline("arms", len(arms)),
+            Headline("seeds per arm", most),
+            Headline(
+                "differences beyond the noise",
+                f"{clear} of {total}",
+                "all pairs of a figure considered (Holm)",
+            ),
+            *_best(comparison),
+        ],
+        sections=sections,
+        recipe=recipe,
+    )
+
+
+def _best(comparison: Comparison) -> list[Headline]:
+    """The arms that no difference puts behind another one, for the two figures of a calibrated policy."""
+    made = []
+    for figure, sign in (("accuracy", 1), ("ece", -1)):
+        if figure not in comparison.figures:
+            continue
+        beaten = {
+            d.b if sign * d.interval.value > 0 else d.a
+            for d in comparison.differences
+            if d.figure == figure and d.verdict == "clear"
+        }
+        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].interval.count]
+        note = ", ".join(left)
+        made.append(Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note))
+    return made
+
+
+def _table(comparison: Comparison, most: int) -> list[Row]:
+    """A row per arm; a figure that exists in no seed is None."""
+    rows = []
+    for arm in comparison.methods:
+        row: Row = {"arm": arm}
+        for figure in comparison.figures:
+            i = comparison.cells[arm, figure].interval
+            half = "" if i.low != i.low else f" ± {(i.high - i.low) / 2:.3f}"
+            seeds = "" if i.count == most else f" (n={i.count})"
+            row[_name(figure)] = f"{i.value:.3f}{half}{seeds}" if i.count else None
+        rows.append(row)
+    return rows
+
+
+def _forests(comparison: Comparison) -> list[Panel]:
+    panels = []
+    for figure in comparison.figures:
+        found = [d for d in comparison.differences if d.figure == figure]
+        rows = [{"name": f"{d.a} - {d.b}", "series": d.verdict, **_bounds(d)} for d in found if d.interval.count]
+        table: list[Row] = [
+            {"pair": f"{d.a} - {d.b}", "difference": d.interval.value, "from": d.interval.low, "to": d.interval.high,
+             "p (Holm)": d.p_adjusted, "verdict": d.verdict,
+             "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
+            for d in found
+        ]  # fmt: skip
+        if rows:
+            panels.append(
+                Panel(
+                    _name(figure),
+                    (forest(rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts"),),
+                    table,
+                )
+            )
+    return panels
+
+
+def _bounds(difference: Difference) -> Row:
+    i = difference.interval
+    return {"value": i.value, "low": i.low, "high": i.high}
+
+
+def _curve_panel(found: Mapping[str, Seeds], arms: tuple[str, ...], name: str) -> Panel | None:
+    rows = [row for arm in arms for row in seed_curves(found.get(arm, {}), name, arm)]
+    if not rows:
+        return None
+    share = name in SHARES
+    chart = curves(rows, names=arms, y="share of completions" if share else FIGURES[name], percent=share)
+    return Panel(FIGURES[name][:1].upper() + FIGURES[name][1:], (chart,), wide(rows, key="x", label="step"))
+
+
+def _name(figure: str) -> str:
+    return FIGURES.get(figure, figure.replace("_", " "))

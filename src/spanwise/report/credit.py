@@ -1,0 +1,152 @@
+"""The report of `spanwise credit`: what several methods would have credited in the same rollouts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from spanwise.report.charts import bars, histograms
+from spanwise.report.page import Headline, Panel, Section, render
+from spanwise.report.rows import Row, histogram_rows, merged
+from spanwise.report.tokens import TokenView
+from spanwise.report.train import tokens_section
+
+
+def credit_report(
+    *,
+    source: str,
+    note: str,
+    methods: Sequence[str],
+    credit: Mapping[str, Mapping[str, Tensor]],
+    rewards: Mapping[str, Tensor],
+    statuses: Mapping[str, Mapping[str, int]],
+    dead: Mapping[str, Mapping[str, float]],
+    view: TokenView,
+) -> str:
+    """Write what several methods credit in the same rollouts as one HTML file.
+
+    Args:
+        source: where the rollouts came from.
+        note: how they were read, one sentence.
+        methods: names, in the order of their colours.
+        credit: method -> block -> credit of each completion (n,); NaN where it has no such block.
+        rewards: objective -> reward of each completion (n,); NaN where it is absent.
+        statuses: objective -> status -> completions.
+        dead: method -> objective -> share of the strata without any signal.
+        view: completions for the token view.
+
+    Example:
+        >>> import torch
+        >>> page = credit_report(source="rollouts.parquet", note="", methods=["grpo"], rewards={"correct": torch.tensor([1., 0.])},
+        ...     credit={"grpo": {"all": torch.tensor([.5, -.5])}}, statuses={"correct": {"ok": 2}}, dead={"grpo": {"correct": 0.}},
+        ...     view=TokenView(("grpo",), []))
+        >>> "rollouts.parquet" in page
+        True
+    """
+    count = max((len(reward_n) for reward_n in rewards.values()), default=0)
+    sections = [
+        tokens_section(view),
+        Section(
+            "Credit by block",
+            "How often a method credits a block with how much. A high bin in the middle means that the block learns little from "
+            "these rollouts.",
+            legend=methods,
+            panels=_histograms(methods, credit),
+        ),
+        Section("Summary", "Over the completions that have the block.", table=_summary(methods, credit)),
+        Section(
+            "Dead strata",
+            "Where all rewards of a comparison are equal, or there is only one, nothing can be learned about the objective.",
+            legend=methods,
+            panels=_dead(methods, dead),
+        ),
+        _status_section(statuses, rewards),
+    ]
+    return render(
+        title=f"Credit in {source}",
+        lead=f"What {_listed(methods)} would have credited in {count:,} completions, without training. {note}".strip(),
+        command=f"spanwise credit {shlex.quote(source)}",
+        headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
+        sections=sections,
+    )
+
+
+def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
+    made = []
+    for name, reward_n in rewards.items():
+        there = int((~reward_n.isnan()).sum())
+        mean = float(reward_n.double().nanmean()) if there else None
+        failed = sum(n for status, n in statuses.get(name, {}).items() if status not in ("ok", "absent"))
+        notes = [f"{there:,} present", *([f"{failed:,} failed"] if failed else [])]
+        made.append(Headline(f"mean reward: {name}", mean, ", ".join(notes)))
+    return made
+
+
+def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:
+    panels = []
+    for block in dict.fromkeys(block for method in methods for block in credit[method]):
+        rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
+        if rows:
+            table = [
+                {"from": row["low"], "to": row["high"], row["series"]: row["share"]}
+                for row in rows
+                if row["low"] < row["high"]
+            ]
+            panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(table, key="from")))
+    return panels
+
+
+def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
+    rows = []
+    for method in methods:
+        for block, credit_n in credit[method].items():
+            here_n = credit_n[~credit_n.isnan()].double()
+            some = len(here_n) > 0
+            rows.append({
+                "method and block": f"{method}: {block}",
+                "completions": len(here_n),
+                "mean |credit|": float(here_n.abs().mean()) if some else None,
+                "exactly 0": float((here_n == 0).double().mean()) if some else None,
+                "lowest": float(here_n.min()) if some else None,
+                "highest": float(here_n.max()) if some else None,
+            })  # fmt: skip
+    return rows
+
+
+def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
+    rows = [
+        {"name": objective, "series": method, "value": share}
+        for method in methods
+        for objective, share in dead.get(method, {}).items()
+        if share == share
+    ]
+    if not rows:
+        return []
+    table = merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
+    chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
+    return [Panel("Strata without signal", (chart,), table)]
+
+
+def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
+    order = ["ok", "absent", "unparsable", "timeout", "error"]
+    known = {status for counts in statuses.values() for status in counts}
+    names = [name for name in order if name in known] + sorted(known - set(order))
+    rows = [
+        {"name": name, "series": status, "value": counts.get(status, 0)}
+        for name, counts in statuses.items()
+        for status in names
+    ]
+    table: list[Row] = [
+        {"objective": name, **{status: counts.get(status, 0) for status in names},
+         "mean reward": float(rewards[name].double().nanmean()) if name in rewards else None}
+        for name, counts in statuses.items()
+    ]  # fmt: skip
+    panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
+    text = "A reward that is absent, one that failed and one that is 0 are three different things: only 'ok' goes with a number."
+    return Section("Status of the rewards", text, legend=names, panels=panels)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "no method"

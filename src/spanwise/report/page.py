@@ -1,0 +1,216 @@
+"""One page: figures, charts and tables in a single HTML file that asks nothing of the network.
+
+Whatever reaches the page as data is escaped by Jinja2, or lies as JSON in a script element that no browser runs. The page's own
+scripts are named by their hashes in its Content-Security-Policy, so that no other script can run even if an escape were missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import vl_convert
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from spanwise.report.charts import Drawn, Palette
+
+#: What a table may hold: None and NaN are shown as "not measured".
+Cell = str | float | int | None
+Table = Sequence[Mapping[str, Cell]]
+Asset = Literal["tokens"]
+
+ABSENT = "not measured"
+#: Not ASCII or meaningful to an HTML parser; JSON may write any of them as \uXXXX.
+_UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One large figure at the top.
+
+    Attributes:
+        label: what it is.
+        value: None and NaN are shown as "not measured".
+        note: small print under it, in lines: an interval, where it started from.
+    """
+
+    label: str
+    value: Cell
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart, or several above each other, with the numbers they show.
+
+    Attributes:
+        title: in plain words; it is also what a screen reader says.
+        charts: drawn at the width there is.
+        rows: the numbers, folded under the chart.
+        note: one sentence under it.
+        legend: as that of a section, for this panel alone.
+    """
+
+    title: str
+    charts: tuple[Drawn, ...]
+    rows: Table
+    note: str = ""
+    legend: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        title: of the section and in the contents.
+        text: a sentence or two on how to read it.
+        legend: the names of the series, in the order of their colours.
+        palette: which colours those are: of series, or of verdicts (noise is grey).
+        panels: charts, side by side where there is room.
+        points: sentences of a list.
+        table: rows of one table; the first column names the row.
+        body: ready HTML, for the token view.
+        needs: further styles and scripts.
+    """
+
+    title: str
+    text: str = ""
+    legend: Sequence[str] = ()
+    palette: Palette = "series"
+    panels: Sequence[Panel] = ()
+    points: Sequence[str] = ()
+    table: Table = ()
+    body: Markup | None = None
+    needs: tuple[Asset, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """The section's id in the page."""
+        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+
+
+def render(
+    *,
+    title: str,
+    lead: str,
+    command: str = "",
+    headlines: Sequence[Headline] = (),
+    sections: Sequence[Section] = (),
+    recipe: Mapping[str, Any] | None = None,
+) -> str:
+    """Put a report into one HTML file.
+
+    Args:
+        title: of the page.
+        lead: one sentence on what was run.
+        command: how to run it again.
+        headlines: a few large figures.
+        sections: in order; those with nothing in them are left out.
+        recipe: shown as YAML at the end.
+
+    Example:
+        >>> page = render(title="Run 7", lead="2 < 3", headlines=[Headline("accuracy", None)])
+        >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
+        (True, True, False)
+    """
+    shown = [s for s in sections if s.panels or s.points or s.table or s.body is not None]
+    drawn = any(section.panels for section in shown)
+    needs = list(dict.fromkeys(asset for section in shown for asset in section.needs))
+    scripts = [_static("report.js"), *(_static(f"{asset}.js") for asset in needs)]
+    runs = [*scripts, *([_vega()] if drawn else [])]
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        title=title,
+        lead=lead,
+        command=command,
+        headlines=headlines,
+        sections=shown,
+        recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
+        styles=Markup("\n".join(_static(f"{name}.css") for name in ("report", *needs))),
+        scripts=[Markup(script) for script in scripts],
+        vega=Markup(_vega()) if drawn else None,
+        policy=_policy(runs),
+    )
+
+
+def json_data(value: Any) -> Markup:
+    r"""JSON for a script element of type application/json: no character in it means anything to an HTML parser.
+
+    >>> print(json_data({"text": "</script>"}))
+    {"text":"\u003c/script\u003e"}
+    """
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE))
+
+
+def spec_data(chart: Drawn) -> Markup:
+    """A chart as data; its schema's address and Altair's own configuration stay out, the page has its own."""
+    return json_data({key: value for key, value in chart.to_dict().items() if key not in ("$schema", "config")})
+
+
+def shown(value: Cell) -> str:
+    """A number as a person reads it.
+
+    >>> shown(0.12345), shown(-0.00012), shown(1234567), shown(None), shown(0.0), shown("bae")
+    ('0.123', '-0.00012', '1,234,567', 'not measured', '0', 'bae')
+    """
+    if value is None or (isinstance(value, float) and value != value):
+        return ABSENT
+    if isinstance(value, str):
+        return value
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2g}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("spanwise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shown": shown, "spec": spec_data}
+    environment.globals |= {"columns": _columns, "ABSENT": ABSENT}
+    return environment
+
+
+def _columns(rows: Table) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+@cache
+def _static(name: str) -> str:
+    return _inline(files("spanwise.report").joinpath("static", name).read_text(encoding="utf-8"))
+
+
+@cache
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script."""
+    return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+
+
+def _inline(text: str) -> str:
+    """Text that may stand inside a script or style element, with the line ends an HTML parser would make of them."""
+    for end in ("</script", "</style", "<!--"):
+        if end in text.lower():
+            raise ValueError(f"A script of the report holds '{end}' and cannot be inlined.")
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    # Vega sets style attributes; images are the page's own icon and charts saved by the reader.
+    styles = "style-src 'unsafe-inline'; img-src data: blob:"
+    return f"default-src 'none'; script-src {allowed}; {styles}; base-uri 'none'; form-action 'none'"

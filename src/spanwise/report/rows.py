@@ -1,0 +1,222 @@
+"""From figures to the plain rows that charts and tables take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.measure import Curve, reliability
+
+#: A row of a chart or a table.
+Row = dict[str, Any]
+#: seed -> points, each with its `step`.
+Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
+
+#: Figures of an evaluation: how they are called, and which way is good.
+FIGURES: Mapping[str, str] = {
+    "accuracy": "accuracy",
+    "refusal_rate": "refusal rate",
+    "malformed": "malformed rate",
+    "coverage": "states a confidence",
+    "ece": "ECE",
+    "brier": "Brier score",
+    "auroc": "AUROC",
+    "mean_confidence": "mean confidence",
+    "sharpness": "sharpness (variance)",
+}
+#: Those that are shares of completions.
+SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
+#: Most points of a curve, and so rows of its table.
+MOST = 100
+
+
+def figure(point: Mapping[str, Any], name: str) -> float | None:
+    """One figure of an evaluation; `malformed` is what `format_rate` leaves over. None where it does not exist.
+
+    >>> figure({"format_rate": 0.75}, "malformed"), figure({}, "malformed"), figure({"ece": float("nan")}, "ece")
+    (0.25, None, None)
+    """
+    if name == "malformed" and point.get("malformed") is None:
+        value = point.get("format_rate")
+        return None if value is None else 1.0 - value
+    value = point.get(name)
+    return None if value is None or value != value else float(value)
+
+
+def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
+    """Mean of a figure over seeds at each step, from the lowest to the highest seed.
+
+    Args:
+        seeds: the evaluations of each seed.
+        name: of the figure; seeds that lack it at a step are left out there, and a step that no seed has is left out.
+        series: what the curve is called.
+
+    Returns:
+        Rows of `series`, `x`, `value`, `seeds`; `low` and `high` where there are two seeds.
+
+    Example:
+        >>> for row in seed_curves({0: [{"step": 0, "ece": .1}, {"step": 9, "ece": .3}], 1: [{"step": 9, "ece": .5}]}, "ece", "a"):
+        ...     print(row)
+        {'series': 'a', 'x': 0, 'value': 0.1, 'seeds': 1}
+        {'series': 'a', 'x': 9, 'value': 0.4, 'seeds': 2, 'low': 0.3, 'high': 0.5}
+    """
+    found: dict[int, list[float]] = {}
+    for points in seeds.values():
+        for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
+            value = figure(point, name)
+            if value is not None:
+                found.setdefault(point["step"], []).append(value)
+    rows = []
+    for step, values in sorted(found.items()):
+        row: Row = {"series": series, "x": step, "value": math.fsum(values) / len(values), "seeds": len(values)}
+        rows.append(row | ({"low": min(values), "high": max(values)} if len(values) > 1 else {}))
+    return rows
+
+
+def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
+    """A figure of every training batch; more than `most` are averaged in equal stretches, at the last step of each.
+
+    >>> points = [{"step": n, "loss": float(n)} for n in range(1, 5)]
+    >>> [(row["x"], row["value"]) for row in batch_curve(points, "loss", "batch", most=2)]
+    [(2, 1.5), (4, 3.5)]
+    """
+    size = max(1, math.ceil(len(points) / most))
+    rows = []
+    for first in range(0, len(points), size):
+        stretch = points[first : first + size]
+        values = [value for point in stretch if (value := figure(point, name)) is not None]
+        if values:
+            rows.append({"series": series, "x": stretch[-1]["step"], "value": math.fsum(values) / len(values)})
+    return rows
+
+
+def reliability_rows(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], prompt_n: Tensor | None = None
+) -> list[Row]:
+    """The bins of a reliability diagram (`measure.reliability`), over completions with a confidence and a verdict.
+
+    >>> rows = reliability_rows(torch.tensor([.75, .75, float("nan")]), torch.tensor([1., 0., 1.]))
+    >>> [(row["low"], row["count"], row["accuracy"]) for row in rows]
+    [(0.7, 2, 0.5)]
+    """
+    known_n = ~(confidence_n.isnan() | correct_n.isnan())
+    if not bool(known_n.any()):
+        return []
+    prompts = None if prompt_n is None else prompt_n[known_n]
+    table = reliability(confidence_n[known_n], correct_n[known_n], prompts=prompts)
+    columns = {name: getattr(table, f"{name}_b").tolist() for name in _BIN}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [row for row in rows if row["count"]]
+
+
+def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
+    """How often each confidence was stated by right and by wrong answers, in steps of 0.1.
+
+    >>> rows = confidence_rows(torch.tensor([.75, .75, .2]), torch.tensor([1., 0., 0.]))
+    >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
+    [('right answers', 0.7, 1.0), ('wrong answers', 0.2, 0.5), ('wrong answers', 0.7, 0.5)]
+    """
+    rows: list[Row] = []
+    for series, verdict in (("right answers", 1.0), ("wrong answers", 0.0)):
+        q = confidence_n[(correct_n == verdict) & ~confidence_n.isnan()].double()
+        if len(q):
+            count_b = torch.bincount((q * 10 + 1e-6).floor().long().clamp(0, 10), minlength=11).tolist()
+            rows += [
+                {"series": series, "low": b / 10, "high": (b + 1) / 10, "share": count / len(q), "count": count}
+                for b, count in enumerate(count_b)
+            ]
+            rows.append({"series": series, "low": 1.1, "high": 1.1, "share": 0.0, "count": 0})
+    return rows
+
+
+_BIN = ("low", "high", "count", "confidence", "accuracy", "accuracy_low", "accuracy_high")
+
+
+def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
+    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out.
+
+    Returns:
+        Rows of `series`, `x`, `value`, `low`, `high`, and how many prompts (or seeds, see `over`) they rest on.
+    """
+    return [
+        {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
+        for name, curve in votes.items()
+        if name != "pass@1"
+        for n, i in zip(curve.budgets, curve.intervals, strict=True)
+        if i.value == i.value
+    ]
+
+
+WAYS = {"weighted": "confidence-weighted majority", "maxconf": "MaxConf", "best_of": "best of n"}
+
+
+def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
+    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0.
+
+    Args:
+        values: series -> values; NaN is left out.
+        bins: an odd number.
+
+    Returns:
+        Rows of `series`, `low`, `high`, `share`, `count`, and one that ends each outline at 0; none without values.
+
+    Example:
+        >>> rows = histogram_rows({"a": torch.tensor([-1.5, 0., 0., 1.5])}, bins=3)
+        >>> [(row["low"], row["share"]) for row in rows]
+        [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
+    """
+    known = {name: value_n[value_n.isfinite()].double() for name, value_n in values.items()}
+    widest = max((float(value_n.abs().max()) for value_n in known.values() if len(value_n)), default=0.0) or 1.0
+    edges = torch.linspace(-widest, widest, bins + 1, dtype=torch.float64)
+    rows: list[Row] = []
+    for name, value_n in known.items():
+        if not len(value_n):
+            continue
+        bin_n = ((value_n + widest) / (2 * widest) * bins).floor().long().clamp(0, bins - 1)
+        count_b = torch.bincount(bin_n, minlength=bins).tolist()
+        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), count_b, strict=True):
+            rows.append({"series": name, "low": low, "high": high, "share": count / len(value_n), "count": count})
+        rows.append({"series": name, "low": widest, "high": widest, "share": 0.0, "count": 0})
+    return rows
+
+
+def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:
+    """A table with a row per `key` and a column per series, for the numbers under a chart.
+
+    >>> wide([{"x": 1, "series": "a", "value": 2.0}, {"x": 1, "series": "b", "value": 3.0, "low": 1.0, "high": 4.0}], key="x")
+    [{'x': 1, 'a': 2.0, 'b': '3.000 [1.000, 4.000]'}]
+    """
+    table: dict[Any, Row] = {}
+    for row in rows:
+        value = row["value"]
+        if row.get("low") is not None and row["low"] == row["low"]:
+            value = f"{value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        table.setdefault(row[key], {label or key: row[key]})[row["series"]] = value
+    return list(table.values())
+
+
+def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
+    """Rows of the same `key` as one.
+
+    >>> merged([{"n": 1, "a": 2}, {"n": 1, "b": 3}], key="n")
+    [{'n': 1, 'a': 2, 'b': 3}]
+    """
+    table: dict[Any, Row] = {}
+    for row in rows:
+        table.setdefault(row[key], {}).update(row)
+    return list(table.values())
+
+
+def percent(share: float) -> str:
+    """A share of 1 as a person reads it.
+
+    >>> percent(0.8906), percent(0.00049), percent(0.0), percent(1.0)
+    ('89.1 %', '0.05 %', '0 %', '100 %')
+    """
+    digits = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
+    return f"{100 * share:.{digits}f} %"

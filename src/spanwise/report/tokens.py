@@ -1,0 +1,231 @@
+"""The token view: any completion, coloured by what two methods credit its tokens with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from spanwise.errors import AlignmentError, DataError
+
+#: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
+#: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
+DIGITS, COARSE, FEW, MANY = 4, 3, 2, 200_000
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One completion, in plain data.
+
+    Attributes:
+        prompt: its text.
+        tokens: (T,) texts. A byte that is no whole character by itself is a lone surrogate U+DC80 to U+DCFF, as
+            `bytes.decode(errors="surrogateescape")` writes it; the view shows it as ‹C3›.
+        advantages: method -> (T,) what each token is credited with; NaN where the token is not trained.
+        spans: block -> half-open interval of tokens; empty where the block is absent.
+        rewards: objective -> reward; None where there is none.
+        statuses: objective -> why the reward has its value or has none, `Status` in lower case.
+        fault: what is wrong with the tags, in words; "" is well-formed.
+        values: (T,) what a critic expected at each token.
+        probabilities: (T,) of each token under the policy that sampled it.
+        step: of training.
+    """
+
+    prompt: str
+    tokens: Sequence[str]
+    advantages: Mapping[str, Sequence[float]]
+    spans: Mapping[str, tuple[int, int]]
+    rewards: Mapping[str, float | None]
+    statuses: Mapping[str, str]
+    fault: str
+    values: Sequence[float] | None = None
+    probabilities: Sequence[float] | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """What the token view shows.
+
+    Attributes:
+        methods: names, in order; every completion has advantages under each of them.
+        completions: in order.
+    """
+
+    methods: tuple[str, ...]
+    completions: Sequence[TokenRow]
+
+
+def token_view(view: TokenView) -> Markup:
+    """Write the body of the token view; `static/tokens.js` and `static/tokens.css` bring it to life.
+
+    Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup.
+
+    Args:
+        view: methods and completions.
+
+    Edge cases:
+        No completions show a sentence. Numbers keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2
+        where a column changes between tokens more than 200,000 times; exactly 0 stays 0, nothing else becomes 0.
+
+    Raises:
+        DataError: no method, or a completion without advantages under one of them.
+        AlignmentError: advantages, values, probabilities or a span that do not fit the tokens.
+
+    Example:
+        >>> row = TokenRow("1+1=", ["2", "<b>"], {"grpo": [.5, .5]}, {"answer": (0, 2)}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> html = token_view(TokenView(("grpo",), [row]))
+        >>> "<b>" in html
+        False
+    """
+    return Markup(_TEMPLATES.get_template("tokens.html.j2").render(data=pack(payload(view)), count=len(view.completions)))
+
+
+def pack(data: Any) -> str:
+    """Compress JSON to base64, which holds no character that means something in HTML.
+
+    >>> zlib.decompress(base64.b64decode(pack({"a": [1, None]})))
+    b'{"a":[1,null]}'
+    """
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)  # JSON can hold half a pair, UTF-8 cannot
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def payload(view: TokenView) -> dict[str, Any]:
+    """Code the view as JSON data; what repeats is stored once.
+
+    A coded column is {"words": distinct entries, most frequent first, "codes": a text per completion, None where it has
+    none}; the character with code point 32 + i (2048 more from U+D800 on, which UTF-8 cannot hold) stands for word i.
+    Numbers have a "scale" too: the size that is shown in full colour.
+
+    Raises:
+        DataError, AlignmentError: as in `token_view`.
+    """
+    if not view.methods:
+        raise DataError("A token view needs at least one method; none is given.")
+    rows = view.completions
+    for number, row in enumerate(rows, start=1):
+        _check(row, number, view.methods)
+    objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
+    advantages = {method: [_array(row.advantages[method]) for row in rows] for method in view.methods}
+    return {
+        "methods": list(view.methods),
+        "objectives": objectives,
+        "prompts": _coded([[row.prompt] for row in rows]),
+        "steps": [row.step for row in rows],
+        "faults": _coded([[row.fault] for row in rows]),
+        "spans": [[[name, *span] for name, span in row.spans.items() if span[1] > span[0]] for row in rows],
+        "rewards": [[_number(row.rewards.get(name), DIGITS) for name in objectives] for row in rows],
+        "statuses": _coded([[row.statuses.get(name, "") for name in objectives] for row in rows]),
+        "tokens": _coded([row.tokens for row in rows]),
+        "advantages": [_coded_numbers(arrays, DIGITS) for arrays in advantages.values()],
+        "values": _coded_numbers([_array(row.values) for row in rows], COARSE),
+        "probabilities": _coded_numbers([_array(row.probabilities) for row in rows], COARSE),
+    }
+
+
+def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
+    """Everything about a completion has the size of its tokens."""
+    columns: dict[str, Sequence[float] | None] = {"values": row.values, "probabilities": row.probabilities}
+    for method in methods:
+        if method not in row.advantages:
+            raise DataError(
+                f"Completion {number} has no advantages under '{method}'; it has {', '.join(row.advantages) or 'none'}."
+            )
+        columns[f"advantages under '{method}'"] = row.advantages[method]
+    for name, column in columns.items():
+        if column is not None and len(column) != len(row.tokens):
+            raise AlignmentError(
+                f"Completion {number} has {len(row.tokens)} tokens and {len(column)} {name}; give one for each."
+            )
+    for name, (start, end) in row.spans.items():
+        if start < end and not 0 <= start < end <= len(row.tokens):
+            raise AlignmentError(
+                f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {len(row.tokens)}."
+            )
+
+
+def _array(numbers: Sequence[float] | None) -> np.ndarray | None:
+    return None if numbers is None else np.asarray(numbers, dtype=np.float64)
+
+
+def _scale(numbers: np.ndarray) -> float:
+    """The 98th percentile of the sizes that are not 0, so that no outlier bleaches the rest."""
+    sizes = np.abs(numbers)
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
+
+
+def _coded_numbers(arrays: Sequence[np.ndarray | None], digits: int) -> dict[str, Any] | None:
+    """A coded column of rounded numbers; None if no completion has any."""
+    if all(array is None for array in arrays):
+        return None
+    exact = np.concatenate([array for array in arrays if array is not None])
+    known = np.nan_to_num(exact)
+    digits = FEW if np.count_nonzero(known[1:] != known[:-1]) > MANY else digits
+    words, index = np.unique(_rounded(exact, digits), return_inverse=True)
+    rounded = [_number(value, digits) for value in words.tolist()]
+    lengths = [None if array is None else len(array) for array in arrays]
+    column = _column([repr(word) for word in rounded], index, lengths, lambda word: rounded[word])
+    return {**column, "scale": _scale(exact)}
+
+
+def _rounded(exact: np.ndarray, digits: int) -> np.ndarray:
+    """About `digits` significant digits, so that few distinct numbers are left for `_number` to write out."""
+    safe = np.isfinite(exact) & (np.abs(exact) > 1e-290)
+    size = np.where(safe, np.abs(exact), 1.0)
+    step = 10.0 ** (np.floor(np.log10(size)) - digits + 1)
+    return np.where(safe, np.rint(exact / step) * step, exact)
+
+
+def _coded(rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A coded column of texts."""
+    place: dict[str, int] = {}
+    index = np.array([place.setdefault(text, len(place)) for row in rows for text in row], dtype=np.int64)
+    words = list(place)
+    return _column(words, index, [len(row) for row in rows], lambda word: words[word])
+
+
+def _column(
+    keys: Sequence[str], index: np.ndarray, lengths: Sequence[int | None], entry: Callable[[int], Any]
+) -> dict[str, Any]:
+    """Code `index`, which points into `keys`; entries of equal keys become one word, and frequent words get short codes."""
+    first: dict[str, int] = {}
+    merged = np.array([first.setdefault(key, n) for n, key in enumerate(keys)], dtype=np.int64)
+    index = merged[index]
+    count = np.bincount(index, minlength=len(keys))
+    order = np.argsort(-count, kind="stable")[: len(first)]
+    rank = np.zeros(len(keys), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    points = 32 + rank[index]
+    points += 2048 * (points >= 0xD800)
+    codes, start = [], 0
+    for length in lengths:
+        codes.append(None if length is None else points[start : start + length].astype("<u4").tobytes().decode("utf-32-le"))
+        start += length or 0
+    return {"words": [entry(int(word)) for word in order], "codes": codes}
+
+
+def _number(value: float | None, digits: int) -> float | int | str | None:
+    """The rounded number; None for NaN, a text for what JSON cannot hold."""
+    if value is None or math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -1,0 +1,278 @@
+"""The report of one training run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from spanwise.measure import Curve, figure_intervals
+from spanwise.report.charts import curves, histograms, reliability_diagram
+from spanwise.report.page import Headline, Panel, Section, render, shown
+from spanwise.report.rows import (
+    FIGURES,
+    SHARES,
+    Row,
+    batch_curve,
+    confidence_rows,
+    figure,
+    merged,
+    percent,
+    reliability_rows,
+    seed_curves,
+    voting_rows,
+    wide,
+)  # fmt: skip
+from spanwise.report.tokens import TokenView, token_view
+
+Lines = Sequence[Mapping[str, Any]]
+HELD_OUT, BATCH = "held-out prompts", "training batches"
+
+
+def train_report(
+    *,
+    recipe: Mapping[str, Any],
+    metrics: Lines,
+    summary: Mapping[str, Any],
+    samples: Mapping[str, Tensor] | None = None,
+    votes: Mapping[str, Curve] | None = None,
+    view: TokenView | None = None,
+) -> str:
+    """Write the report of a training run, finished or not, as one HTML file.
+
+    Args:
+        recipe: as it was resolved.
+        metrics: the lines of `metrics.jsonl`: training batches, and evaluations under `evaluation` and `final`.
+        summary: what `summary.json` holds; empty while the run goes on.
+        samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
+            `prompt`, `well_formed` (and `refusal`) the headline has intervals.
+        votes: curves of `measure.voting` over the same completions.
+        view: completions for the token view.
+
+    Edge cases:
+        What is not there is left out; a figure of the headline that does not exist is shown as "not measured".
+
+    Example:
+        >>> page = train_report(recipe={"method": "bae"}, metrics=[{"step": 0, "evaluation": {"accuracy": 0.5}}], summary={})
+        >>> "not measured" in page
+        True
+    """
+    batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
+    points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
+    sections = [
+        Section(
+            "Learning",
+            "Calibration never stands alone: a policy that refuses everything, or always says one number, can have a beautiful "
+            "ECE.",
+            legend=(HELD_OUT, BATCH),
+            panels=[panel for name in FIGURES if (panel := _figure_panel(name, points, batches))],
+        ),
+        calibration_section({"": samples} if samples else {}),
+        voting_section({"": votes} if votes else {}),
+        *_batch_sections(batches),
+        tokens_section(view),
+    ]
+    return render(
+        title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
+        lead=_lead(recipe, summary, batches),
+        command=command(recipe),
+        headlines=_headlines(points, samples),
+        sections=sections,
+        recipe=recipe,
+    )
+
+
+def calibration_section(samples: Mapping[str, Mapping[str, Tensor]]) -> Section:
+    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
+    panels, names = [], ("right answers", "wrong answers")
+    for name, columns in samples.items():
+        rows = reliability_rows(columns["confidence"], columns["correct"], columns.get("prompt"))
+        if rows:
+            count = sum(row["count"] for row in rows)
+            note = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
+            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), note))
+    if panels and "" in samples:
+        rows = confidence_rows(samples[""]["confidence"], samples[""]["correct"])
+        chart = histograms(rows, names=names, x="confidence (the last step: exactly 1)", zero=False, height=330)
+        table = [{"confidence": row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
+        panels.append(
+            Panel("Confidence of right and wrong answers", (chart,), merged(table, key="confidence"), legend=names)
+        )
+    return Section(
+        "Reliability",
+        "Accuracy of the completions that say the same confidence. On the dashed line a policy knows what it knows; below it, "
+        "it claims too much. Whiskers are 95 % intervals; the bars count completions.",
+        panels=panels,
+    )
+
+
+def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts") -> Section:
+    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
+    rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
+    ways = list(dict.fromkeys(row["series"] for found in rows.values() for row in found))
+    panels = []
+    for name, found in rows.items():
+        if found:
+            chart = curves(found, names=ways, x="samples n", y="accuracy", percent=True, height=280)
+            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(found, key="x", label="n")))
+    text = (
+        f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
+        "pass@k: at least one is right."
+    )
+    return Section("Voting", text, legend=ways, panels=panels)
+
+
+def tokens_section(view: TokenView | None) -> Section:
+    """The token view, if there are completions to show."""
+    if view is None or not view.completions:
+        return Section("Tokens")
+    return Section("Tokens", "What every token is credited with.", body=token_view(view), needs=("tokens",))
+
+
+def command(recipe: Mapping[str, Any]) -> str:
+    """The command that would run this again, of the fields that make the difference.
+
+    >>> command({"method": "bae", "seed": 3, "start": "easy", "model": None})
+    'spanwise train --method bae --start easy --seed 3'
+    """
+    given = [(name, recipe[name]) for name in _OPTIONS if recipe.get(name) is not None]
+    if recipe.get("model") is not None:
+        given = [(name, value) for name, value in given if name != "start"]
+    return " ".join(["spanwise train", *(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given)])
+
+
+_OPTIONS = (
+    "task",
+    "model",
+    "dataset",
+    "method",
+    "baseline",
+    "calibration",
+    "start",
+    "steps",
+    "prompts",
+    "group_size",
+    "seed",
+)
+
+
+def _baseline(recipe: Mapping[str, Any]) -> str:
+    name = recipe.get("baseline")
+    return f"the {name} baseline" if name and name != "none" else ""
+
+
+def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines) -> str:
+    done, asked = (batches[-1]["step"] if batches else 0), recipe.get("steps")
+    steps = f"{done} steps" if asked in (None, done) else f"{done} of {asked} steps"
+    size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
+    task = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
+    seconds = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
+    own = summary.get("spanwise_share")
+    share = f"; segmenting, scoring and crediting took {percent(own)} of the steps" if own else ""
+    return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
+
+
+def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Headline]:
+    last, start = (points[-1], points[0]) if points else ({}, {})
+    intervals: Mapping[str, Any] = {}
+    if samples and {"prompt", "well_formed"} <= samples.keys():
+        intervals = figure_intervals(
+            samples["correct"], samples["confidence"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
+            refusal_n=samples.get("refusal"),
+        )  # fmt: skip
+    made = []
+    for name in ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed"):
+        value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
+        show = percent if name in SHARES else shown
+        value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
+        notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
+        notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
+        made.append(Headline(FIGURES[name], None if value is None else show(value), "\n".join(notes)))
+    return made
+
+
+def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
+    held_out = seed_curves({0: points}, name, HELD_OUT)
+    batch = batch_curve(batches, name, BATCH)
+    rows = [{key: row[key] for key in ("series", "x", "value")} for row in (*batch, *held_out)]
+    return (
+        None if not rows else _panel(FIGURES[name], rows, (HELD_OUT, BATCH), share=name in SHARES, zero=name in _FROM_ZERO)
+    )
+
+
+_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
+
+
+def _panel(
+    title: str, rows: list[Row], names: Sequence[str], y: str = "", *, share: bool = False, zero: bool = False
+) -> Panel:
+    """Curves over steps; only evaluations get points, training batches are too many."""
+    unit = y or ("share of completions" if share else title)
+    chart = curves(rows, names=names, y=unit, dots=(HELD_OUT,), percent=share or unit.startswith("share"), y_zero=zero)
+    return Panel(title[:1].upper() + title[1:], (chart,), wide(rows, key="x", label="step"))
+
+
+def _batch_sections(batches: Lines) -> list[Section]:
+    """What the training batches say of rewards, credit and the optimiser."""
+    keys = list(dict.fromkeys(key for line in batches for key in line))
+    objectives = [k.split("/")[1] for k in keys if k.startswith("rewards/") and k.endswith("/mean")]
+    blocks = [k.split("/")[1] for k in keys if k.startswith("credit/") and k.endswith("/zero_frac")]
+
+    def panels(names: Sequence[str], *wanted: tuple[str, str, Mapping[str, str]]) -> list[Panel]:
+        """Panels of (title, y, series -> key of the metrics), as far as there are values."""
+        made = []
+        for title, y, series in wanted:
+            rows = [row for name, key in series.items() for row in batch_curve(batches, key, name)]
+            if rows:
+                made.append(
+                    _panel(title, rows, list(dict.fromkeys([*names, *series])), y, zero=y.startswith(("share", "mean |")))
+                )
+        return made
+
+    rewards = panels(
+        objectives,
+        *((f"Reward: {name}", "mean reward", {name: f"rewards/{name}/mean"}) for name in objectives),
+        ("Absent rewards", "share of completions", {name: f"credit/{name}/reward_absent" for name in objectives}),
+    )
+    credit = panels(
+        blocks,
+        ("Size of the credit", "mean |credit|", {name: f"credit/{name}/mean_abs" for name in blocks}),
+        ("Credit of exactly 0", "share of completions", {name: f"credit/{name}/zero_frac" for name in blocks}),
+    )
+    dead = panels(
+        objectives,
+        ("Nobody to compare with", "share of completions", {name: f"credit/{name}/singletons" for name in objectives}),
+        ("Groups with one total reward", "share of groups", {"total reward": "frac_reward_zero_std"}),
+        ("Batches without any signal", "share of batches", {"all objectives": "credit/no_signal"}),
+    )
+    return [
+        Section(
+            "Rewards", "Means over the completions of a training batch that have the reward.", objectives, panels=rewards
+        ),
+        Section("Credit", "What the blocks of a training batch are paid.", blocks, panels=credit),
+        Section(
+            "Dead strata", "Where no comparison was possible: these completions taught nothing.", objectives, panels=dead
+        ),
+        Section("Optimiser", panels=panels((), *_OPTIMISER)),
+    ]
+
+
+_OPTIMISER = (
+    ("Entropy", "nats per token", {"entropy": "entropy"}),
+    ("Gradient norm", "norm", {"gradient norm": "grad_norm"}),
+    ("Completion length", "tokens", {"tokens": "completions/mean_length"}),
+    ("Learning rate", "per step", {"learning rate": "learning_rate"}),
+)
+
+
+def _bins(rows: Sequence[Row]) -> list[Row]:
+    return [
+        {
+            "confidence": "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
+            "completions": row["count"], "mean confidence": row["confidence"], "accuracy": row["accuracy"],
+            "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+        }
+        for row in rows
+    ]  # fmt: skip

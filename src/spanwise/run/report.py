@@ -1,0 +1,223 @@
+"""`spanwise report FOLDER`: write `report.html` from what a run left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spanwise.errors import DataError
+from spanwise.measure import Comparison, Curve, mean_interval, voting
+from spanwise.measure import compare as compare_runs
+from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report
+from spanwise.run.credit_write import choose_rows
+from spanwise.run.report_files import FIDELITY, read_json, read_lines, read_numbers, read_recipe, read_table
+from spanwise.run.samples import FILE, Samples, read_samples
+from spanwise.run.tokens import pieces_of, token_rows
+from spanwise.segment import Vocabulary
+
+#: Most completions in a token view.
+MOST = 500
+#: Budgets of the voting curves; those between cost more than they show.
+BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def report_folder(folder: str | Path) -> Path:
+    """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export.
+
+    Args:
+        folder: what it is shows by its files: `credit.parquet`, `fidelity.json`, `metrics.jsonl` (train), or a `summary.json` with
+            arms and run folders `<arm>-<seed>` beside it (compare).
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        DataError: nothing that a report can be made of, or a file that cannot be read.
+    """
+    place = Path(folder)
+    kinds: Mapping[str, Callable[[Path], str]] = {
+        "credit.parquet": credit_page,
+        FIDELITY: fidelity_page,
+        "metrics.jsonl": train_page,
+        "summary.json": compare_page,
+    }
+    for name, page in kinds.items():
+        if (place / name).is_file() and (name != "metrics.jsonl" or (place / "recipe.yaml").is_file()):
+            html = page(place)
+            break
+    else:
+        raise DataError(
+            f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
+        )
+    target = place / "report.html"
+    try:
+        target.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+    return target
+
+
+def train_page(folder: Path) -> str:
+    """The report of a run folder."""
+    samples = read_samples(folder) if (folder / FILE).is_file() else None
+    recipe = read_recipe(folder)
+    return train_report(
+        recipe=recipe,
+        metrics=read_lines(folder / "metrics.jsonl"),
+        summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
+        samples=None if samples is None else _columns(samples),
+        votes=None if samples is None else _votes(samples),
+        view=_last_rollouts(folder, str(recipe.get("method", "this run"))),
+    )
+
+
+def compare_page(folder: Path) -> str:
+    """The report of a comparison, worked out anew from its runs; a run without an evaluation file gives its final figures only."""
+    summary = read_json(folder / "summary.json")
+    if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
+        raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
+    arms, seeds, reference = summary["arms"], summary["seeds"], summary.get("reference")
+    places = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms}
+    ended = {
+        arm: {seed: read_json(file) for seed, place in found.items() if (file := place / "summary.json").is_file()}
+        for arm, found in places.items()
+    }
+    samples = {
+        arm: {seed: read_samples(places[arm][seed]) for seed in found if (places[arm][seed] / FILE).is_file()}
+        for arm, found in ended.items()
+    }
+    votes = {arm: {seed: _votes(one, resamples=1) for seed, one in found.items()} for arm, found in samples.items()}
+    figures = {
+        arm: {
+            seed: {
+                **end["final"],
+                **(samples[arm][seed].figures() if seed in samples[arm] else {}),
+                **_voted(votes[arm].get(seed)),
+            }
+            for seed, end in found.items()
+        }
+        for arm, found in ended.items()
+    }
+    return compare_report(
+        title=f"Comparison of {len(arms)} arms",
+        recipe=summary.get("recipe", {}),
+        comparison=_compared(figures, list(next(iter(summary["figures"].values()), {})), reference),
+        curves={arm: {seed: end["curve"] for seed, end in found.items()} for arm, found in ended.items()},
+        samples={arm: pooled(list(found.values())) for arm, found in samples.items() if found},
+        votes={arm: over_seeds(found) for arm, found in votes.items() if found},
+        command=f"spanwise compare --arms {','.join(arms)} --seeds {','.join(map(str, seeds))}"
+        + (f" --reference {reference}" if reference else ""),
+    )
+
+
+def fidelity_page(folder: Path) -> str:
+    """The report of `fidelity.json`."""
+    found = read_json(folder / FIDELITY)
+    try:
+        return fidelity_report(**found)
+    except (TypeError, KeyError) as error:
+        raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
+
+
+def credit_page(folder: Path) -> str:
+    """The report of a credit export; the tokens are named by the tokenizer of the run that the rollouts are of, if it is there."""
+    table, summary = read_table(folder / "credit.parquet"), read_json(folder / "summary.json")
+    names, methods = table.column_names, list(summary["methods"])
+    objectives = [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
+    credit = {
+        method: {
+            name.removeprefix(f"credit/{method}/"): read_numbers(table, name)
+            for name in names
+            if name.startswith(f"credit/{method}/") and not name.endswith("/stop")
+        }
+        for method in methods
+    }
+    source = Path(summary["source"])
+    run = next((place for place in (source, *source.parents) if (place / "model").is_dir()), None)
+    group_n = torch.tensor(table.column("group" if "group" in names else "row").to_pylist())
+    rows = table.take(choose_rows(group_n, MOST))
+    return credit_report(
+        source=summary["source"],
+        note=summary.get("note", ""),
+        methods=methods,
+        credit=credit,
+        rewards={name: read_numbers(table, f"reward/{name}") for name in objectives},
+        statuses=summary["statuses"],
+        dead={method: summary["methods"][method]["dead_strata"] for method in methods},
+        view=TokenView(tuple(methods), token_rows(rows, pieces=None if run is None else _pieces(run))),
+    )
+
+
+def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
+    """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
+    made = {}
+    for way, first in next(iter(votes.values())).items():
+        rows = [
+            [i.value for i in curves[way].intervals] for curves in votes.values() if curves[way].budgets == first.budgets
+        ]
+        value_sb = torch.tensor(rows, dtype=torch.float64)
+        made[way] = Curve(first.budgets, value_sb, tuple(votes), tuple(map(mean_interval, value_sb.T)))
+    return made
+
+
+def _voted(votes: Mapping[str, Curve] | None) -> dict[str, float]:
+    """The last point of each voting curve, as `majority@16`."""
+    return {f"{way}@{curve.budgets[-1]}": curve.intervals[-1].value for way, curve in (votes or {}).items()}
+
+
+def _compared(
+    figures: Mapping[str, Mapping[int, Mapping[str, float | None]]], names: Sequence[str], reference: str | None
+) -> Comparison:
+    there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
+    if not there:
+        raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
+    return compare_runs(figures, figures=[name for name in names if name in there], reference=reference)
+
+
+def _columns(samples: Samples) -> dict[str, Tensor]:
+    columns = {
+        "confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n,
+        "well_formed": samples.well_formed_n,
+    }  # fmt: skip
+    return columns if samples.refusal_n is None else {**columns, "refusal": samples.refusal_n}
+
+
+def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
+    """All seeds together; the same prompt under two seeds counts as two."""
+    wide = [_columns(found) for found in samples]
+    step = 1 + max(int(columns["prompt"].max()) for columns in wide)
+    whole = {name: torch.cat([columns[name] for columns in wide]) for name in ("confidence", "correct")}
+    return {**whole, "prompt": torch.cat([columns["prompt"] + n * step for n, columns in enumerate(wide)])}
+
+
+def _votes(samples: Samples, *, resamples: int = 1000) -> dict[str, Curve]:
+    answers, correct_n = samples.answers[samples.first], samples.correct[samples.first]
+    size = int(torch.bincount(samples.prompt_n[~correct_n.isnan()]).max()) if bool((~correct_n.isnan()).any()) else 0
+    budgets = sorted({n for n in (*BUDGETS, min(size, BUDGETS[-1])) if 1 <= n <= size})
+    if len(budgets) < 2:
+        return {}
+    prompts = samples.prompt_n.tolist()
+    return voting(answers, correct_n, samples.confidence_n, prompts=prompts, budgets=budgets, resamples=resamples)
+
+
+def _last_rollouts(folder: Path, method: str) -> TokenView | None:
+    """The newest batch of completions that the run kept."""
+    files = sorted((folder / "rollouts").glob("step_*.parquet"))
+    if not files:
+        return None
+    pieces = _pieces(folder) if (folder / "model").is_dir() else None
+    return TokenView((method,), token_rows(read_table(files[-1]).slice(0, MOST), pieces=pieces, method=method))
+
+
+def _pieces(run: Path) -> Callable[[list[int]], list[str]] | None:
+    """Token texts from the tokenizer of a run; None if it cannot be read, the ids are shown then."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(run / "model"), local_files_only=True)
+    except Exception:  # transformers raises whatever its parsers raise
+        return None
+    return pieces_of(Vocabulary.from_tokenizer(tokenizer))

@@ -1,0 +1,120 @@
+"""`Samples`: what the completions of one evaluation said, kept so that figures, intervals and votes can be worked out later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.errors import DataError
+from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
+
+FILE = "evaluation.parquet"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One entry per completion.
+
+    Attributes:
+        prompt_n: index of the held-out prompt.
+        answers: what each attempt answered, by block; None where nothing could be read.
+        correct: by block: 1 where that answer is right, 0 where it is wrong or missing, NaN where the check gave no verdict.
+        confidence_n: stated confidence; NaN where none was stated.
+        well_formed_n: no fault in the tags.
+        refusal_n: the completion declined to answer; None where the task knows no refusals.
+    """
+
+    prompt_n: Int[Tensor, " n"]
+    answers: Mapping[str, list[str | None]]
+    correct: Mapping[str, Float[Tensor, " n"]]
+    confidence_n: Float[Tensor, " n"]
+    well_formed_n: Bool[Tensor, " n"]
+    refusal_n: Bool[Tensor, " n"] | None = None
+
+    @property
+    def first(self) -> str:
+        """The block that answers first."""
+        return next(iter(self.correct))
+
+    def figures(self) -> dict[str, float | None]:
+        """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts."""
+        values = figures(
+            self.correct[self.first], self.confidence_n, well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
+        )
+        later = {f"{name}_accuracy": float(c.nanmean()) for name, c in self.correct.items() if name != self.first}
+        return {**values, **later}
+
+    def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
+        """The figures with bootstrap intervals by prompt; "basic" ones, as a resampled ECE is larger than the ECE."""
+        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed, "kind": "basic"}
+        marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
+        found = figure_intervals(self.correct[self.first], self.confidence_n, **marks, **options)
+        for name, correct_n in self.correct.items():
+            if name != self.first:
+                later = figure_intervals(correct_n, self.confidence_n, **marks, **options)
+                found[f"{name}_accuracy"] = later["accuracy"]
+        return found
+
+    def votes(self, block: str | None = None, *, budgets: tuple[int, ...] | None = None) -> dict[str, Curve]:
+        """Accuracy against the number of samples (`measure.voting`) of the answers of one block, default the first."""
+        name = block or self.first
+        return voting(
+            self.answers[name], self.correct[name], self.confidence_n, prompts=self.prompt_n.tolist(), budgets=budgets
+        )
+
+    def table(self) -> pa.Table:
+        """A row per completion; null where there is nothing."""
+
+        def numbers(value_n: Tensor) -> list[float | None]:
+            return [None if value != value else value for value in value_n.tolist()]
+
+        columns: dict[str, Any] = {"prompt": self.prompt_n.tolist()}
+        for name, correct_n in self.correct.items():
+            columns[f"answer/{name}"] = pa.array(self.answers[name], pa.string())
+            columns[f"correct/{name}"] = pa.array(numbers(correct_n), pa.float64())
+        columns["confidence"] = pa.array(numbers(self.confidence_n), pa.float64())
+        columns["well_formed"] = self.well_formed_n.tolist()
+        if self.refusal_n is not None:
+            columns["refusal"] = self.refusal_n.tolist()
+        return pa.table(columns)
+
+    def write(self, folder: str | Path) -> None:
+        """Write `evaluation.parquet` into a folder."""
+        pq.write_table(self.table(), Path(folder) / FILE)
+
+
+def read_samples(folder: str | Path) -> Samples:
+    """Read `evaluation.parquet` of a run folder.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    place = Path(folder) / FILE
+    try:
+        table = pq.read_table(place)
+        columns = {name: table.column(name).to_pylist() for name in table.column_names}
+        blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
+        return Samples(
+            torch.tensor(columns["prompt"], dtype=torch.long),
+            {name: columns[f"answer/{name}"] for name in blocks},
+            {name: _tensor(columns[f"correct/{name}"]) for name in blocks},
+            _tensor(columns["confidence"]),
+            torch.tensor(columns["well_formed"], dtype=torch.bool),
+            torch.tensor(columns["refusal"], dtype=torch.bool) if "refusal" in columns else None,
+        )
+    except FileNotFoundError:
+        raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise DataError(f"'{place}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
+
+
+def _tensor(values: list[float | None]) -> Tensor:
+    return torch.tensor([float("nan") if value is None else value for value in values], dtype=torch.float64)

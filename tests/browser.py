@@ -1,0 +1,108 @@
+"""Headless Chromium for the report tests; a module takes it with `pytest_plugins = ("browser",)`.
+
+Everything a test needs of a page is here: open it, switch the theme, shrink it to a phone, read the console, take a picture.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+class Browser:
+    """One Chromium window.
+
+    Args:
+        driver: selenium's.
+        folder: where `show` writes its pages.
+    """
+
+    def __init__(self, driver: Any, folder: Path) -> None:
+        self.driver, self.folder = driver, folder
+
+    def show(
+        self, page: str | Path, *, width: int = 1200, height: int = 900, dark: bool = False, fragment: str = ""
+    ) -> None:
+        """Open a page (HTML text or a file) at this size and colour scheme, with an empty console."""
+        if isinstance(page, str):
+            path = self.folder / "page.html"
+            path.write_text(page, encoding="utf-8")
+        else:
+            path = page.resolve()
+        self.driver.get("about:blank")
+        self.size(width, height)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.driver.get_log("browser")
+        self.driver.get(path.as_uri() + (f"#{fragment}" if fragment else ""))
+
+    def size(self, width: int, height: int) -> None:
+        """Give the page this size in CSS pixels; a window cannot be as narrow as a phone."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a script in the page (`return ...`)."""
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, script: str, *, seconds: float = 10.0) -> Any:
+        """Wait until a script returns something true, and return it."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.driver, seconds, poll_frequency=0.02).until(lambda driver: driver.execute_script(script))
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other (a letter, or one of selenium's `Keys`)."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        for key in keys:
+            ActionChains(self.driver).send_keys(key).perform()
+
+    def console(self) -> list[str]:
+        """Warnings and errors of the console since the page was opened (or since the last call)."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")]
+
+    def picture(self, path: Path, *, whole: bool = False) -> None:
+        """Write a PNG of the window, or of the whole page."""
+        options: dict[str, Any] = {"format": "png"}
+        if whole:
+            size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+            options["captureBeyondViewport"] = True
+            options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium for the whole session, offline; skipped where there is none."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Chromium and chromedriver on the PATH")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    folder = tmp_path_factory.mktemp("browser")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        driver.execute_cdp_cmd("Network.enable", {})
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        yield Browser(driver, folder)
+    finally:
+        driver.quit()

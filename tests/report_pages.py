@@ -1,0 +1,129 @@
+"""The four reports from small hand-made figures, for the tests of the page and of the browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from spanwise.measure import compare, voting
+from spanwise.report import TokenRow, TokenView, compare_report, credit_report, fidelity_report, train_report
+
+HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
+RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}
+NAN = float("nan")
+
+
+def start() -> dict[str, Any]:
+    """Figures of an evaluation; the AUROC does not exist."""
+    return {"accuracy": 0.25, "refusal_rate": 0.5, "format_rate": 0.75, "ece": 0.3125, "brier": 0.375, "auroc": None}
+
+
+def batch(step: int) -> dict[str, Any]:
+    """A line of metrics of one training batch."""
+    return {
+        "step": step, "accuracy": 0.5, "ece": 0.2, "malformed": 0.125, "rewards/correct/mean": 0.5, "rewards/brier/mean": -0.25,
+        "credit/solution/mean_abs": 0.25, "credit/solution/zero_frac": 0.5, "credit/correct/singletons": 0.0,
+        "credit/brier/singletons": 0.125, "credit/correct/reward_absent": 0.0, "credit/brier/reward_absent": None,
+        "frac_reward_zero_std": 0.5, "credit/no_signal": 0.0, "entropy": 0.75,
+    }  # fmt: skip
+
+
+def train_page(**changes: Any) -> str:
+    """A run of two steps, with samples, votes and one completion."""
+    prompt_n = torch.arange(8) // 4
+    confidence_n = torch.tensor([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5], dtype=torch.float64)
+    correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    votes = voting(list("abcaaabb"), correct_n, confidence_n, prompts=prompt_n.tolist(), resamples=20)
+    options = {
+        "recipe": RECIPE,
+        "metrics": [
+            {"step": 0, "evaluation": start()}, batch(1), batch(2), {"step": 2, "final": start() | {"accuracy": 0.875}},
+        ],
+        "summary": {"seconds": 12.0, "spanwise_share": 0.015},
+        "samples": {"confidence": confidence_n, "correct": correct_n},
+        "votes": votes,
+        "view": view(1),
+    }  # fmt: skip
+    return train_report(**{**options, **changes})
+
+
+def compare_page() -> str:
+    """Two arms over three seeds; one figure is missing in one seed."""
+    runs = {
+        "blended": {0: {"ece": 0.0625, "accuracy": 0.75}, 1: {"ece": 0.07, "accuracy": None}, 2: {"ece": 0.06, "accuracy": 0.5}},
+        "outcome": {0: {"ece": 0.125, "accuracy": 0.75}, 1: {"ece": 0.13, "accuracy": 0.5}, 2: {"ece": 0.12, "accuracy": 0.25}},
+        "never": {0: {"ece": None, "accuracy": 0.5}},
+    }  # fmt: skip
+    points = {seed: [{"step": 0, "ece": 0.5, "accuracy": 0.1}, {"step": 9, "ece": 0.25 - 0.01 * seed}] for seed in range(3)}
+    return compare_report(
+        title="Two arms", recipe=RECIPE, comparison=compare(runs), curves={"blended": points, "outcome": points}
+    )
+
+
+def fidelity_page() -> str:
+    """Two baselines at two group sizes."""
+    figures = [
+        {
+            "baseline": name,
+            "group_size": size,
+            "figure": figure,
+            "value": value,
+            "low": value - 0.0625,
+            "high": value + 0.0625,
+        }
+        for name, value in (("group", 0.5), ("blended", 0.8125))
+        for size in (4, 16)
+        for figure in ("rmse", "correlation", "ceiling")
+    ]
+    differences = [
+        {"a": "blended", "b": "group", "group_size": 4, "figure": "correlation", "value": 0.3125, "low": 0.25, "high": 0.375}
+    ]
+    points = [
+        {"baseline": "group", "group_size": 4, "p": p, "q": p, "error": None} for p in (0.1, 0.5, 0.9)
+    ] + [{"baseline": "blended", "group_size": 4, "p": p, "q": p + 0.001, "error": 0.004} for p in (0.1, 0.5, 0.9)]  # fmt: skip
+    tokens = [{"critic": "critic after 5 steps", "estimator": "SAE", "value": 0.4375, "low": 0.375, "high": 0.5}]
+    return fidelity_report(
+        source="runs/bae", recipe=RECIPE,
+        counts={"completions": 64, "prompts": 8, "rerolls": 512, "prefixes": 16, "share": 0.984375},
+        figures=figures, differences=differences, points=points, tokens=tokens,
+    )  # fmt: skip
+
+
+def credit_page(completions: int = 4, tokens: int = 6, *, text: str = "x", source: str = "rollouts.parquet") -> str:
+    """Two methods over some completions; one reward in four is absent, one in four failed."""
+    n = torch.arange(completions)
+    reward_n = torch.where(n % 4 >= 2, NAN, (n % 2).double())
+    quarter = completions // 4
+    return credit_report(
+        source=source,
+        note="The file holds no token ids.",
+        methods=["grpo", "bae"],
+        credit={
+            "grpo": {"all": (n % 2).double() - 0.5},
+            "bae": {"solution": (n % 3).double() - 1, "confidence": torch.where(n % 4 == 3, NAN, 0.25 * (n % 2))},
+        },
+        rewards={"correct": reward_n, "never": torch.full((completions,), NAN, dtype=torch.float64)},
+        statuses={
+            "correct": {"ok": completions - 2 * quarter, "absent": quarter, "timeout": quarter},
+            "never": {"absent": completions},
+        },
+        dead={"grpo": {"correct": 0.375}, "bae": {"correct": 0.375, "never": 1.0}},
+        view=view(completions, tokens, text),
+    )
+
+
+def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
+    """Completions whose tokens say `text`, each with its number."""
+
+    def row(number: int) -> TokenRow:
+        half = tokens // 2
+        credit = {"grpo": [0.5 - number % 2] * tokens, "bae": [0.25 * (number % 5)] * half + [-0.125] * (tokens - half)}
+        words = [f"{text}{number * 7 % 50}.{t % 400} " for t in range(tokens)]
+        return TokenRow(
+            prompt=f"prompt {number // 4} {text}", tokens=words, advantages=credit,
+            spans={"solution": (0, half), "confidence": (half, tokens)}, rewards={"correct": 1.0}, statuses={"correct": "ok"},
+            fault="", values=[0.001 * (t % 100) for t in range(tokens)], probabilities=[0.5] * tokens, step=number // 64,
+        )  # fmt: skip
+
+    return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])
