@@ -1,0 +1,158 @@
+"""spanwise's own rollouts: `rollouts/step_<step>.parquet`, with the ids that were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from spanwise.engines.files.table import Ragged, RolloutTable, check_length, groups
+from spanwise.engines.files.text import cut_text, load_tokenizer
+from spanwise.errors import DataError
+from spanwise.score import Reward
+from spanwise.segment import Vocabulary
+from spanwise.types import Status
+
+REQUIRED = ("prompt", "completion_ids", "trainable")
+_PER_TOKEN = {"value": ("values", "value"), "logp": ("logprobs", "log_probs", "logps")}
+_OWN = ("credit/", "start/", "reward/", "status/", "advantages")
+
+
+def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
+    """Read spanwise's own parquet; the tokenizer is the one of the run's model, if it lies there.
+
+    Raises:
+        DataError: lists of one completion that differ in length, or a tokenizer that spells another text.
+    """
+    folder = run_folder(files[0])
+    names = pq.read_schema(files[0]).names
+    per_token = {key: next((n for n in known if n in names), None) for key, known in _PER_TOKEN.items()}
+    if tokenizer is None and folder is not None and (folder / "model" / "tokenizer.json").is_file():
+        tokenizer = folder / "model"
+    held = [n for n in per_token.values() if n]
+    wanted = [n for n in names if not n.startswith(_OWN) and n not in ("text", *held)]
+    wanted += [n for n in names if n.startswith(("reward/", "status/")) or (n == "text" and tokenizer is None)]
+    tables = [pq.read_table(file, columns=[*wanted, *held]) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        _check(file, table, ["trainable", *held])
+    table = pa.concat_tables(tables, promote_options="default")
+    ids = _ragged(table["completion_ids"], np.int32)
+    trainable = _flat(table["trainable"], np.bool_)
+    values = {key: _flat(table[name], np.float32) for key, name in per_token.items() if name}
+    if tokenizer is not None:
+        vocabulary, note, has_ids = load_tokenizer(tokenizer)[1], "", True
+        _check_spelling(files[0], vocabulary, tokenizer)
+    elif "text" in table.column_names:
+        cut = cut_text([[(text or "", True)] for text in table["text"].to_pylist()])
+        ids, trainable, vocabulary, has_ids, values = cut.tokens, cut.trainable, cut.vocabulary, False, {}
+        note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
+    else:
+        raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
+    steps = table["step"].to_pylist() if "step" in table.column_names else [0] * len(ids)
+    prompts = table["prompt"].to_pylist()
+    skipped = ("step", "prompt", "completion_ids", "trainable", "text", *held)
+    return RolloutTable(
+        source="spanwise",
+        path=path,
+        note=note,
+        prompts=prompts,
+        group_n=groups(prompts, steps),
+        step_n=torch.tensor(steps, dtype=torch.long),
+        tokens=ids,
+        trainable=trainable,
+        vocabulary=vocabulary,
+        has_ids=has_ids,
+        columns={
+            name: table[name].to_pylist()
+            for name in table.column_names
+            if name not in skipped and "/" not in name and not pa.types.is_list(table[name].type)
+        },
+        rewards=_rewards(table),
+        token_values=values,
+        learned_n=_learned(table, ids, trainable) if has_ids else None,
+        folder=folder,
+    )
+
+
+def run_folder(file: Path) -> Path | None:
+    """The run folder that a rollout file lies in, known by its `recipe.yaml`."""
+    found = [place for place in (file.parent.parent, file.parent) if (place / "recipe.yaml").is_file()]
+    return found[0] if found else None
+
+
+def _check(file: Path, table: pa.Table, names: Sequence[str]) -> None:
+    lengths = _lengths(file, table, "completion_ids")
+    for name in names:
+        other = _lengths(file, table, name)
+        wrong = np.flatnonzero(lengths != other)
+        if wrong.size:
+            row = int(wrong[0])
+            check_length(name, int(other[row]), int(lengths[row]), file=file, row=row)
+
+
+def _lengths(file: Path, table: pa.Table, name: str) -> np.ndarray:
+    column = table[name]
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
+    if column.null_count:
+        raise DataError(f"{column.null_count} of {len(column)} completions of '{file}' have no '{name}'.")
+    flat = column.combine_chunks()
+    return flat.value_lengths().to_numpy(zero_copy_only=False)
+
+
+def _ragged(column: pa.ChunkedArray, dtype: Any) -> Ragged:
+    lengths = column.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
+    return Ragged(_flat(column, dtype), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+
+
+def _flat(column: pa.ChunkedArray, dtype: Any) -> np.ndarray:
+    flat = column.combine_chunks().flatten()
+    if flat.null_count:
+        flat = flat.cast(pa.float64())  # a gap among values is NaN; ids and flags have none
+    return flat.to_numpy(zero_copy_only=False).astype(dtype)
+
+
+def _rewards(table: pa.Table) -> dict[str, Reward]:
+    rewards = {}
+    for column in table.column_names:
+        if column.startswith("reward/"):
+            name = column.removeprefix("reward/")
+            status = f"status/{name}"
+            said = table[status].to_pylist() if status in table.column_names else ["absent"] * len(table)
+            values = [None if value is None or value != value else value for value in table[column].to_pylist()]
+            reasons = [Status.ABSENT if value == "ok" else Status[value.upper()] for value in said]
+            rewards[name] = Reward.of(values, status=reasons)
+    return rewards
+
+
+def _learned(table: pa.Table, ids: Ragged, trainable: np.ndarray) -> torch.Tensor | None:
+    """A completion that has tokens and no block was left out of the loss (`mask_truncated_completions`)."""
+    ends = [name for name in table.column_names if name.startswith("end/")]
+    if not ends:
+        return None
+    inside = np.max([table[name].to_numpy() for name in ends], axis=0) > 0
+    counts = np.concatenate(([0], np.cumsum(trainable)))[ids.offsets]
+    return torch.from_numpy(inside | (np.diff(counts) == 0))
+
+
+def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
+    """The first completions as the tokenizer spells them, against the text beside them."""
+    if "text" not in pq.read_schema(file).names:
+        return
+    batch = next(pq.ParquetFile(file).iter_batches(batch_size=32, columns=["completion_ids", "trainable", "text"]), None)
+    rows = [] if batch is None else batch.to_pylist()
+    wrong = 0
+    for row in rows:
+        ids = np.array([i for i, keep in zip(row["completion_ids"], row["trainable"], strict=True) if keep], dtype=np.int64)
+        known = ids[(ids >= 0) & (ids < len(vocabulary))]
+        wrong += len(known) < len(ids) or vocabulary.join(known)[0].decode(errors="replace") != row["text"]
+    if wrong > len(rows) // 2:
+        raise DataError(
+            f"The tokenizer of '{tokenizer}' spells {wrong} of the first {len(rows)} completions of '{file}' otherwise than "
+            f"the file does; give the tokenizer that they were sampled with."
+        )
