@@ -361,7 +361,7 @@ def test_tables_hold_every_baseline():
     tables = [
         *room.fidelity_tables(found),
         room.difference_table(found),
-        room.fixed_point_table(group_sizes=(4,), batches=40),
+        room.fixed_point_table(room.fixed_point_rows(group_sizes=(4,), batches=40)),
     ]
     for table in tables:
         console.print(table)

@@ -10,12 +10,15 @@ from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_
 from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.measure.quantiles import t_cdf, t_power, t_quantile
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
+from spanwise.measure.token_fidelity import TokenFidelity, monte_carlo_advantage, token_fidelity
+from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
 from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
 from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
 
 __all__ = [
     "BASELINES",
     "FIGURES",
+    "TOKEN_ESTIMATORS",
     "BrierParts",
     "Cell",
     "Comparison",
@@ -31,6 +34,9 @@ __all__ = [
     "Scheme",
     "ScoreName",
     "SimulatedFixedPoint",
+    "TokenEstimator",
+    "TokenFidelity",
+    "Trajectories",
     "Weighted",
     "auroc",
     "bootstrap",
@@ -46,6 +52,7 @@ __all__ = [
     "gradient_shares",
     "holm",
     "mean_interval",
+    "monte_carlo_advantage",
     "on_rows",
     "paired_bootstrap",
     "pass_at_k",
@@ -59,6 +66,7 @@ __all__ = [
     "t_cdf",
     "t_power",
     "t_quantile",
+    "token_fidelity",
     "voting",
     "weighted_auroc",
     "weighted_brier",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from rich import box
@@ -13,10 +14,10 @@ from rich.table import Table
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
-from spanwise.measure.fixed_point import fixed_point, simulated_fixed_point
-from spanwise.measure.proper_score import ScoreName
 from spanwise.recipe import Recipe
 from spanwise.run.evaluate import confidences, load_model
+from spanwise.run.report import report_folder
+from spanwise.run.report_files import fixed_point_rows, write_fidelity
 from spanwise.score import Objective, score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task
@@ -79,7 +80,7 @@ def collect(
         model, tokenizer, heads, samples=rerolls, max_new_tokens=room, temperature=temperature, seed=seed + 1
     )
     befores = [before for _, before in found for _ in range(rerolls)]
-    again_nt, again_mask_nt = _joined(befores, more_nt, more_mask_nt, limit)
+    again_nt, again_mask_nt = joined(befores, more_nt, more_mask_nt, limit)
     again_text = segment(again_nt, again_mask_nt, layout=task.layout, vocabulary=vocabulary)[1]
     return Rerolls(
         confidence_xs=confidences(text, last, task.layout).reshape(-1, samples),
@@ -89,7 +90,7 @@ def collect(
     )
 
 
-def _joined(
+def joined(
     befores: list[tuple[int, ...]], more_nt: torch.Tensor, more_mask_nt: torch.Tensor, limit: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Prefix and continuation of each completion as one row, cut to the length a completion may have."""
@@ -101,19 +102,21 @@ def _joined(
     return ids_nt, mask_nt
 
 
+class Sizes(TypedDict, total=False):
+    """How much is sampled: keywords of `collect`, with its defaults."""
+
+    prompts: int
+    samples: int
+    rerolls: int
+    seed: int
+
+
 def fidelity_folder(
-    model_folder: Path,
-    recipe: Recipe,
-    *,
-    prompts: int = 128,
-    samples: int = 32,
-    rerolls: int = 32,
-    seed: int = 0,
-    console: Console | None = None,
+    model_folder: Path, recipe: Recipe, *, console: Console | None = None, **sizes: Unpack[Sizes]
 ) -> tuple[Fidelity, Rerolls]:
     """Fidelity of the baselines on a saved model; `recipe` says the task, the score of the confidence and the temperature.
 
-    Group sizes are those of 4, 8, 16 and 32 that `samples` allows.
+    Group sizes are those of 4, 8, 16 and 32 that the samples of a prompt allow.
 
     Raises:
         DataError: the folder holds no readable model.
@@ -124,28 +127,34 @@ def fidelity_folder(
     model, tokenizer = load_model(model_folder)
     task = make_task(recipe, console or Console())
     rolled = collect(
-        model, tokenizer, task, prompts=prompts, samples=samples, rerolls=rerolls, temperature=recipe.temperature,
-        max_new_tokens=recipe.max_completion_length, seed=seed,
-    )  # fmt: skip
-    sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    return fidelity(rolled, group_sizes=sizes, rule=recipe.calibration, seed=seed), rolled
+        model, tokenizer, task, temperature=recipe.temperature, max_new_tokens=recipe.max_completion_length, **sizes
+    )
+    samples = rolled.prefix_xs.shape[1]
+    group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
+    return fidelity(rolled, group_sizes=group_sizes, rule=recipe.calibration, seed=sizes.get("seed", 0)), rolled
 
 
 def show(
     checkpoint: Path,
     recipe: Recipe,
     *,
-    prompts: int = 128,
-    samples: int = 32,
-    rerolls: int = 32,
-    seed: int = 0,
+    output: str | Path,
+    tokens: Sequence[Mapping[str, Any]] = (),
     console: Console | None = None,
+    **sizes: Unpack[Sizes],
 ) -> Fidelity:
-    """What `spanwise fidelity CHECKPOINT` does: the fidelity tables of a model folder, and the q* table."""
+    """What `spanwise fidelity CHECKPOINT` does: the fidelity tables of a model folder, the q* table, `fidelity.json`, the report.
+
+    Args:
+        checkpoint: the model folder.
+        recipe: says the task, the score of the confidence and the temperature.
+        output: folder for what is written.
+        tokens: what `run.token_fidelity.token_rows` gives, for the report.
+        console: where the tables go.
+        sizes: see `collect`.
+    """
     console = console or Console()
-    found, rolled = fidelity_folder(
-        checkpoint, recipe, prompts=prompts, samples=samples, rerolls=rerolls, seed=seed, console=console
-    )
+    found, rolled = fidelity_folder(checkpoint, recipe, console=console, **sizes)
     console.print(
         f"{rolled.prefix_xs.numel()} completions of {len(rolled.prefix_xs)} prompts, {rolled.again_dm.numel()} re-rolls of "
         f"{len(rolled.again_dm)} distinct prefixes; {found.share:.1%} of the completions could be used.",
@@ -154,7 +163,13 @@ def show(
     for table in fidelity_tables(found):
         console.print(table)
     console.print(difference_table(found))
-    console.print(fixed_point_table(rule=recipe.calibration, seed=seed))
+    points = fixed_point_rows(rule=recipe.calibration, seed=sizes.get("seed", 0))
+    console.print(fixed_point_table(points))
+    write_fidelity(
+        output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), found=found, rolled=rolled, points=points,
+        tokens=tokens,
+    )  # fmt: skip
+    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
     return found
 
 
@@ -164,11 +179,11 @@ def fidelity_tables(found: Fidelity) -> list[Table]:
     for size in found.group_sizes:
         ceiling = found.value(found.baselines[0], size, "ceiling")
         title = f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})"
-        table = _table(title, "", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
+        table = plain_table(title, "", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
         for name in found.baselines:
             low, high = found.interval(name, size, "rmse")
-            first, *rest = (_decimals(found.value(name, size, figure)) for figure in FIGURES if figure != "ceiling")
-            table.add_row(name, first, f"{_decimals(low)}-{_decimals(high)}", *rest)
+            first, *rest = (decimals(found.value(name, size, figure)) for figure in FIGURES if figure != "ceiling")
+            table.add_row(name, first, f"{decimals(low)}-{decimals(high)}", *rest)
         tables.append(table)
     return tables
 
@@ -176,7 +191,7 @@ def fidelity_tables(found: Fidelity) -> list[Table]:
 def difference_table(found: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
     """One baseline's figures minus another's, with paired intervals over prompts."""
     figures = ("correlation", "rmse_scaled", "gradient_noise")
-    table = _table(f"{one} minus {other}, paired over prompts", "G", *(figure.replace("_", " ") for figure in figures))
+    table = plain_table(f"{one} minus {other}, paired over prompts", "G", *(figure.replace("_", " ") for figure in figures))
     for size in found.group_sizes:
         cells = []
         for figure in figures:
@@ -186,35 +201,29 @@ def difference_table(found: Fidelity, one: str = "blended", other: str = "outcom
     return table
 
 
-def fixed_point_table(
-    *, rule: ScoreName = "brier", group_sizes: tuple[int, ...] = (*GROUP_SIZES, 64), batches: int = 100, seed: int = 0
-) -> Table:
-    """The q* table: what each baseline drives a confidence to. Blended is simulated in batches of 512 completions."""
-    p_b = torch.tensor(PROBABILITIES, dtype=torch.float64)
-    table = _table("q*: the confidence a policy is driven to, by p", "", "G", *(f"{p:g}" for p in PROBABILITIES))
-    table.add_row("none, batch, group", "any", *(_decimals(p) for p in PROBABILITIES))
-    for name, alone in (("outcome", False), ("outcome (LOO)", True)):
-        for size in group_sizes:
-            point_b = fixed_point(p_b, group_size=size, baseline="outcome", leave_one_out=alone)
-            table.add_row(name, str(size), *map(_decimals, point_b.tolist()))
-    worst = 0.0
-    for size in group_sizes:
-        copies = max(1, 512 // (size * len(p_b)))
-        simulated = simulated_fixed_point(
-            p_b[:, None], group_size=size, baseline="blended", rule=rule, copies=copies, batches=batches, seed=seed
-        )
-        worst = max(worst, float(simulated.error_bz.max()))
-        table.add_row("blended", str(size), *map(_decimals, simulated.point_bz[:, 0].tolist()))
+def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """The q* table of `fixed_point_rows`: what each baseline drives a confidence to."""
+    p_b = list(dict.fromkeys(row["p"] for row in points))
+    table = plain_table("q*: the confidence a policy is driven to, by p", "", "G", *(f"{p:g}" for p in p_b))
+    table.add_row("none, batch, group", "any", *map(decimals, p_b))
+    for name in dict.fromkeys(row["baseline"] for row in points):
+        for size in dict.fromkeys(row["group_size"] for row in points):
+            q_b = [row["q"] for row in points if (row["baseline"], row["group_size"]) == (name, size)]
+            if name not in ("none", "batch", "group"):
+                table.add_row(name, str(size), *map(decimals, q_b))
+    worst = max(row["error"] or 0.0 for row in points)
     table.caption = f"outcome: exact; blended: simulated, standard error at most {worst:.4f}"
     return table
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
+def plain_table(title: str, first: str, *columns: str) -> Table:
+    """An empty table without borders; every column but the first is of numbers."""
     table = Table(first, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
-def _decimals(number: float) -> str:
+def decimals(number: float) -> str:
+    """Three decimals, "-" for NaN."""
     return "-" if number != number else f"{number:.3f}"

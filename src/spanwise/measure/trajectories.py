@@ -1,0 +1,90 @@
+"""Completions with Monte Carlo values before every token, and the estimators that are held against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.credit import advantage, gae, sae
+from spanwise.errors import AlignmentError
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """N completions and what Monte Carlo says of the state before each of their tokens.
+
+    Attributes:
+        prompt_n: the prompt of each completion.
+        reward_n: the reward at its end; NaN where it is absent.
+        value_nt: mean reward of fresh continuations from before each token; NaN where unknown.
+        noise_nt: variance of that mean.
+        logp_nt: log-probability of each sampled token under the policy.
+        mask_nt: the tokens that count; nothing is read at the others.
+    """
+
+    prompt_n: Int[Tensor, " n"]
+    reward_n: Float[Tensor, " n"]
+    value_nt: Float[Tensor, "n t"]
+    noise_nt: Float[Tensor, "n t"]
+    logp_nt: Float[Tensor, "n t"]
+    mask_nt: Bool[Tensor, "n t"]
+
+    def __post_init__(self) -> None:
+        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt)}
+        if len(sizes) > 1:
+            raise AlignmentError(f"Values, noise, log-probabilities and mask have the shapes {_listed(sizes)}.")
+        if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
+            raise AlignmentError(
+                f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."
+            )
+
+    @property
+    def reward_nt(self) -> Float[Tensor, "n t"]:
+        """The reward at the last token that counts, 0 before it."""
+        last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
+        return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
+
+
+#: From trajectories and a critic's values (N, T) to advantages (N, T); read at tokens that count only.
+TokenEstimator = Callable[[Trajectories, Tensor], Tensor]
+
+
+def _gae(trajectories: Trajectories, value_nt: Tensor, *, lam: float) -> Tensor:
+    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, lam=lam)
+
+
+def _sae(trajectories: Trajectories, value_nt: Tensor, *, threshold: float, lam: float) -> Tensor:
+    logp_nt = trajectories.logp_nt.double()
+    return sae(trajectories.reward_nt, value_nt, logp_nt, trajectories.mask_nt, threshold=threshold, lam=lam)
+
+
+def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
+    credit_n = advantage(trajectories.reward_n.double(), trajectories.prompt_n, baseline="group").advantage_n
+    return credit_n[:, None].expand_as(value_nt)
+
+
+def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
+    first_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
+    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
+
+
+#: The estimators compared by default; SAE is called by its threshold and its lambda.
+TOKEN_ESTIMATORS: Mapping[str, TokenEstimator] = {
+    **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
+    **{
+        f"SAE {threshold:g}, {lam:g}": partial(_sae, threshold=threshold, lam=lam)
+        for threshold in (0.2, 0.5, 0.8, 0.95)
+        for lam in (0.0, 0.5, 0.8)
+    },
+    "GRPO c - group mean": _group_mean,
+    "GRPO c - V(prompt)": _prompt_value,
+}
+
+
+def _listed(sizes: set[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
