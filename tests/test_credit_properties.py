@@ -199,7 +199,7 @@ def test_blended_alone_in_the_batch_is_the_mean_of_the_others(batch):
 @settings(max_examples=80, deadline=None)
 def test_blended_never_reads_the_own_reward(batch, data):
     # Neither in an estimate nor in a weight: whatever a completion earns, its baseline stays.
-    reward, group, outcome, by_outcome = batch
+    reward = batch[0]
     i = data.draw(st.integers(0, len(reward) - 1))
     before = blended_baseline(*batch)[i]
     if not reward[i].isnan():

@@ -1,4 +1,4 @@
-"""The command line: `spanwise train | eval | demo | methods`."""
+"""The command line: `spanwise train | eval | compare | fidelity | credit | report | demo | methods`."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def evaluate(
     *,
     recipe: Path | None = None,
     prompts: int = 512,
-    samples: int = 8,
+    samples: int = 16,
     seed: int = 1,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> None:
-    """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals.
+    """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
     Args:
-        model: a run folder (its recipe says the task) or a model folder.
+        model: a run folder (its recipe says the task) or a model folder; `evaluation.parquet` is written into it.
         recipe: YAML file that says the task; default: the run's own, else the embedded task.
         prompts: held-out prompts.
         samples: completions per prompt.
@@ -103,13 +103,55 @@ def evaluate(
         set_: any recipe field, as field=value; may be repeated.
     """
     place, loaded = _run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
-    from spanwise.run.display import figure_table, quiet
+    from spanwise.run.display import interval_table, quiet, vote_table
     from spanwise.run.evaluate import evaluate_folder
 
     quiet()
     console = Console()
-    figures = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
-    console.print(figure_table(str(model), {f"{prompts} x {samples}": figures}))
+    found = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+    found.write(model)
+    console.print(interval_table(f"{model}: {prompts} prompts x {samples} samples", found.intervals()))
+    for block in found.correct:
+        console.print(vote_table(f"accuracy of a vote, block '{block}'", found.votes(block)))
+
+
+@app.command
+def compare(
+    recipe: Path | None = None,
+    /,
+    *,
+    arms: str = "outcome,blended,group,rlcr",
+    seeds: str = "0,1,2,3,4",
+    output: str = "runs/compare",
+    reference: str | None = None,
+    processes: int | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Train several methods or baselines with several seeds from one start, and say which differences are more than noise.
+
+    What is already in the output folder is not trained again, so an interrupted comparison goes on, and more seeds can be added.
+
+    Args:
+        recipe: YAML file with what the arms share.
+        arms: baselines, methods or recipe files, separated by commas.
+        seeds: numbers separated by commas.
+        output: folder for the table, the report and the runs.
+        reference: compare every other arm with this one only; default: all pairs.
+        processes: trainings side by side; default 2 on two CPU cores.
+        set_: any recipe field of all arms, as field=value; may be repeated.
+    """
+    shared = {}
+    if recipe is not None:
+        from spanwise.recipe import load
+
+        shared = load(recipe).model_dump(exclude_unset=True, mode="json")
+    from spanwise.run.compare import compare as run
+    from spanwise.run.display import quiet
+
+    quiet()
+    names = [name.strip() for name in arms.split(",") if name.strip()]
+    choices = {**shared, **_assignments(set_ or [])}
+    run(arms=names, seeds=_numbers(seeds), output=output, choices=choices, reference=reference, processes=processes)
 
 
 @app.command
@@ -121,7 +163,11 @@ def fidelity(
     prompts: int = 128,
     samples: int = 32,
     rerolls: int = 32,
+    tokens: Flag = False,
+    token_prompts: int = 48,
+    critic_steps: int = 80,
     seed: int = 0,
+    output: Path = Path("runs/fidelity"),
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> None:
     """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
@@ -132,7 +178,11 @@ def fidelity(
         prompts: held-out prompts.
         samples: completions per prompt.
         rerolls: fresh last blocks per distinct prefix.
+        tokens: also compare GAE, SAE and GRPO at every token of the first block, with critics fitted on other prompts.
+        token_prompts: held-out prompts of --tokens, four completions each.
+        critic_steps: how long the critic of --tokens is fitted; it is looked at on the way.
         seed: of sampling.
+        output: folder for fidelity.json and report.html.
         set_: any recipe field, as field=value; may be repeated.
     """
     from spanwise.run.display import quiet
@@ -140,7 +190,68 @@ def fidelity(
 
     quiet()
     place, loaded = _run_or_model(checkpoint, recipe, _assignments(set_ or []))
-    show(place, loaded, prompts=prompts, samples=samples, rerolls=rerolls, seed=seed, console=Console())
+    rows = []
+    if tokens:
+        from spanwise.run.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
+
+        steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
+        found = token_fidelity_folder(place, loaded, prompts=token_prompts, rerolls=rerolls, steps=steps, seed=seed)
+        show_tokens(found, console=Console())
+        rows = token_rows(found)
+    sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
+    show(place, loaded, output=output, tokens=rows, console=Console(), **sizes)
+
+
+@app.command
+def credit(
+    rollouts: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    methods: str | None = None,
+    tokenizer: Path | None = None,
+    reward: list[str] | None = None,
+    output: Path = Path("runs/credit"),
+    rows: int = 500,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Show what several methods would have credited to every token of rollouts that exist already. Nothing is trained.
+
+    Reads spanwise's own rollouts, TRL's completions (log_completions=True), verl's rollout dump (trainer.rollout_data_dir) and
+    verifiers' traces; writes credit.parquet, summary.json and report.html.
+
+    Args:
+        rollouts: a file, a folder of files, or the run folder they lie in.
+        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), or recipe for the recipe's own; default:
+            grpo, rlcr, bae and the recipe's own.
+        tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
+        reward: objective=column: take the reward from this column of the file, as in correct=accuracy_reward; objective=text
+            computes it from the text. May be repeated.
+        output: folder for what is written.
+        rows: at most so many completions in the report.
+        set_: any recipe field, as field=value; may be repeated.
+    """
+    taken = dict(_pair(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or [])
+    from spanwise.run.credit import credit as run
+    from spanwise.run.display import quiet
+
+    quiet()
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    options = {"recipe": recipe, "methods": names, "tokenizer": tokenizer, "reward": taken}
+    run(rollouts, output=output, rows=rows, console=Console(), overrides=_assignments(set_ or []), **options)
+
+
+@app.command
+def report(folder: Path, /) -> None:
+    """Write FOLDER/report.html: one file, no network, of a training run, a comparison, a fidelity measurement or a credit export.
+
+    Args:
+        folder: what `spanwise train`, `compare`, `fidelity` or `credit` wrote.
+    """
+    from spanwise.run.report import report_folder
+
+    print(report_folder(folder))
 
 
 @app.command
@@ -159,16 +270,12 @@ def demo(
         steps: generation batches of each arm.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise RecipeError(f"--seeds takes whole numbers separated by commas, such as 0,1,2; got '{seeds}'.") from None
     from spanwise.run.demo import demo as run
     from spanwise.run.display import quiet
 
     quiet()
     choices = _assignments(set_ or []) | ({} if steps is None else {"steps": steps})
-    run(output=output, seeds=numbers, choices=choices, console=Console())
+    run(output=output, seeds=_numbers(seeds), choices=choices, console=Console())
 
 
 @app.command
@@ -218,15 +325,27 @@ def _run_or_model(folder: Path, recipe: Path | None, overrides: dict[str, Any]) 
     return folder / "model" if (folder / "model").is_dir() else folder, loaded
 
 
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise RecipeError(f"--seeds takes whole numbers separated by commas, such as 0,1,2; got '{seeds}'.") from None
+
+
+def _pair(entry: str, option: str, shape: str) -> tuple[str, str]:
+    key, equals, value = entry.partition("=")
+    if not equals or not value:
+        raise RecipeError(f"{option} takes {shape}; got '{entry}'.")
+    return key.strip(), value.strip()
+
+
 def _assignments(pairs: list[str]) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise RecipeError(f"--set takes field=value, such as --set entropy=0.05; got '{pair}'.")
-        values[key.strip().replace("-", "_")] = yaml.safe_load(value)
+        key, value = _pair(pair, "--set", "field=value, such as --set entropy=0.05")
+        values[key.replace("-", "_")] = yaml.safe_load(value)
     return values
 
 

@@ -23,8 +23,10 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # What is trained on what.
-    task: Literal["digits", "confidence", "two_attempts"] = Field(
-        "digits", description="digits: the embedded task; confidence, two_attempts: a model and a dataset by name or folder"
+    task: Literal["digits", "digits_twice", "confidence", "two_attempts"] = Field(
+        "digits",
+        description="digits: the embedded task; digits_twice: the same with two attempts; "
+        "confidence, two_attempts: a model and a dataset by name or folder",
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
     start_seed: int = Field(0, description="embedded task: seed of the warm start, shared by runs of every seed")
@@ -78,6 +80,7 @@ class Recipe(BaseModel):
     output: str = Field("runs/train", description="folder of the run")
     save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
     keep_rollouts: int = Field(1, ge=0, description="write the rollouts of every k-th step; 0: none")
+    report: bool = Field(True, description="write report.html at the end")
     report_to: str = Field("none", description="none, trackio, wandb: as TRL takes it")
     threads: int = Field(1, ge=1, description="torch threads on CPU; more than one is slower on a shared machine")
 
@@ -91,14 +94,16 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        if self.task != "digits":
+        if self.task not in ("digits", "digits_twice"):
             for field in ("model", "dataset"):
                 if getattr(self, field) is None:
                     raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")
         elif self.model or self.dataset:
             raise ValueError(
-                "A model or dataset is given, but the task is 'digits'; add --task confidence to train on them."
+                f"A model or dataset is given, but the task is '{self.task}'; add --task confidence to train on them."
             )
+        if self.task == "digits_twice" and self.start != "easy":
+            raise ValueError(f"Task 'digits_twice' has one warm start; leave out start (got '{self.start}').")
         batch = self.prompts * self.group_size
         if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spanwise.measure import Curve, Interval
+
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
@@ -85,6 +87,25 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
         column.justify = "right"
     for name in names:
         table.add_row(name.replace("_", " "), *(_short(figures.get(name)) for figures in columns.values()))
+    return table
+
+
+def interval_table(title: str, intervals: Mapping[str, Interval | None]) -> Table:
+    """A row per figure, none of which can be below 0: the value and its interval."""
+    table = Table("", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, i in intervals.items():
+        shown = ("-", "") if i is None else (f"{i.value:.3f}", f"{max(i.low, 0.0):.3f} to {i.high:.3f}")
+        table.add_row(name.replace("_", " "), *shown)
+    return table
+
+
+def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
+    """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
+    budgets = next(iter(votes.values())).budgets
+    shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
+    table = Table("n", *(str(budgets[i]) for i in shown), title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, curve in votes.items():
+        table.add_row(name, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
     return table
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from spanwise.engines.sample import sample
 from spanwise.errors import DataError
-from spanwise.measure import figures
 from spanwise.recipe import Recipe
+from spanwise.run.samples import Samples
 from spanwise.score import Objective, parse_confidence, score
 from spanwise.segment import Layout, Vocabulary, segment
 from spanwise.tasks import Task, is_refusal
@@ -28,8 +28,8 @@ def evaluate(
     temperature: float = 1.0,
     max_new_tokens: int | None = None,
     seed: int = 1,
-) -> dict[str, float | None]:
-    """Sample the first held-out prompts and measure accuracy, calibration, format and refusals.
+) -> Samples:
+    """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
     Args:
         model, tokenizer: as `from_pretrained` gives them.
@@ -51,19 +51,26 @@ def evaluate(
         seed=seed,
     )
     spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.from_tokenizer(tokenizer))
-    solution, last = task.layout.names[0], task.layout.names[-1]
     columns = {
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
-    scores = score([Objective("correct", pays=(solution,))], text, columns=columns)
-    correct_n = scores.reward_nm[:, 0]
-    # A completion without its first block solved nothing.
-    correct_n = torch.where(spans.present_nk[:, 0], correct_n, 0.0)
-    refusal_n = torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None
-    values = figures(correct_n, confidences(text, last, task.layout), well_formed_n=spans.fault_n == 0, refusal_n=refusal_n)
-    if "second" in task.layout.names:
-        values["second_accuracy"] = _second_accuracy(text, columns)
-    return values
+    tags = dict(task.layout.blocks)
+    answering = [name for name in task.layout.names if "answer" in tags[name]] or [task.layout.names[0]]
+    return Samples(
+        torch.arange(len(rows)).repeat_interleave(samples),
+        {name: [(entry.get(name) or {}).get("answer") for entry in text] for name in answering},
+        {name: _correct(name, text, columns) for name in answering},
+        confidences(text, task.layout.names[-1], task.layout),
+        spans.fault_n == 0,
+        torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
+    )
+
+
+def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]]) -> torch.Tensor:
+    """Whether the answer of a block is right; a completion without the block solved nothing."""
+    correct_n = score([Objective("correct", pays=(block,))], text, columns=columns).reward_nm[:, 0]
+    there_n = torch.tensor([entry.get(block) is not None for entry in text])
+    return torch.where(there_n, correct_n, 0.0).double()
 
 
 def confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tensor:
@@ -77,14 +84,9 @@ def confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tens
     return torch.tensor(read, dtype=torch.float64)
 
 
-def _second_accuracy(text: list[BlockText], columns: dict[str, list[Any]]) -> float:
-    scores = score([Objective("correct", pays=("second",))], text, columns=columns)
-    return float(scores.reward_nm.nan_to_num(nan=0.0).mean())
-
-
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
-) -> dict[str, float | None]:
+) -> Samples:
     """Evaluate a saved model on the task of a recipe.
 
     Raises:

@@ -22,15 +22,16 @@ from spanwise.recipe import Plan, Recipe, plan, resolved
 from spanwise.run.display import Live, figure_table, warm_up_progress
 from spanwise.run.evaluate import evaluate
 from spanwise.run.folder import RunFolder
+from spanwise.run.samples import Samples
 from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console) -> Task:
     """The task of a recipe: the embedded one (warm-started on first use) or a model and a dataset by name."""
-    if recipe.task == "digits":
+    if recipe.task in ("digits", "digits_twice"):
         return digits_task(
-            recipe.start,
+            recipe.start if recipe.task == "digits" else "twice",
             seed=recipe.seed,
             start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
@@ -100,6 +101,10 @@ def train(
             f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
         )
     trainer.save_model(str(folder.model))
+    if recipe.report and trainer.accelerator.is_main_process:
+        from spanwise.run.report import report_folder  # a second of imports that only the end needs
+
+        console.print(f"Report: {report_folder(folder.path)}", highlight=False, soft_wrap=True)
     return summary
 
 
@@ -230,7 +235,10 @@ class Recorder(TrainerCallback):
 
     def summary(self, trainer: SpanGRPOTrainer, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model and put the run into one dictionary."""
-        final = self._measure(trainer, self.recipe.eval_samples)
+        samples = self._measure(trainer, self.recipe.eval_samples)
+        if trainer.accelerator.is_main_process:
+            samples.write(self.folder.path)
+        final = samples.figures()
         self.evaluations.append({"step": self.recipe.steps, **final})
         self.folder.add_metrics({"step": self.recipe.steps, "final": final})
         return {
@@ -261,11 +269,11 @@ class Recorder(TrainerCallback):
         return values
 
     def _evaluate(self, step: int) -> None:
-        values = self._measure(self._trainer(), 2)
+        values = self._measure(self._trainer(), 2).figures()
         self.evaluations.append({"step": step, **values})
         self.folder.add_metrics({"step": step, "evaluation": values})
 
-    def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> dict[str, Any]:
+    def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
         model = trainer.accelerator.unwrap_model(trainer.model)
         return evaluate(
             model,

@@ -1,15 +1,18 @@
 """What to train on: the embedded digit chain with its tiny warm-started model, or a model and a dataset by name."""
 
 from spanwise.tasks.digits import DIGITS_LAYOUT, Difficulty, held_out_problems, is_refusal
+from spanwise.tasks.digits_twice import TWICE_LAYOUT
 from spanwise.tasks.hub import load_task
 from spanwise.tasks.task import Task, digits_task
 from spanwise.tasks.tiny import build_model, build_tokenizer
-from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_folder, warm_start
+from spanwise.tasks.warm_start import Phase, Start, WarmStartSettings, default_cache_folder, warm_start
 
 __all__ = [
     "DIGITS_LAYOUT",
+    "TWICE_LAYOUT",
     "Difficulty",
     "Phase",
+    "Start",
     "Task",
     "WarmStartSettings",
     "build_model",

@@ -235,7 +235,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Whether a completion does not answer: it has no answer, or one that is not a single digit.
+    """Whether a completion does not answer: its first block has no answer, or one that is not a single digit.
 
     Example:
         >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
@@ -243,7 +243,7 @@ def is_refusal(text: BlockText) -> bool:
         >>> is_refusal({"solution": {"reasoning": "3", "answer": "3"}, "confidence": None})
         False
     """
-    answer = (text.get("solution") or {}).get("answer") or ""
+    answer = (next(iter(text.values()), None) or {}).get("answer") or ""
     return not (len(answer) == 1 and answer in "0123456789")
 
 

@@ -14,13 +14,13 @@ from spanwise.segment.layout import Layout
 from spanwise.tasks.digits import (
     DIGITS_LAYOUT,
     HELD_OUT,
-    Difficulty,
     Problems,
     draw_problems,
     held_out_problems,
     held_out_prompts,
 )
-from spanwise.tasks.warm_start import WarmStartSettings, warm_start
+from spanwise.tasks.digits_twice import TWICE_LAYOUT
+from spanwise.tasks.warm_start import Start, WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,7 +52,7 @@ class Task:
 
 
 def digits_task(
-    difficulty: Difficulty,
+    start: Start,
     *,
     seed: int = 0,
     start_seed: int = 0,
@@ -67,7 +67,7 @@ def digits_task(
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
     Args:
-        difficulty: how good the warm start is; see `warm_start`.
+        start: how good the warm start is, or "twice" for two attempts; see `warm_start`.
         seed: of the training prompts.
         start_seed: of the warm start; runs that differ only in `seed` share it.
         train_size: how many training prompts.
@@ -82,13 +82,13 @@ def digits_task(
     evaluation = held_out_problems(eval_size)
     rng = np.random.default_rng([seed, 1])
     train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
-    model = warm_start(difficulty, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
+    model = warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
     return Task(
-        name=f"digits-{difficulty}",
+        name=f"digits-{start}",
         model=str(model),
         train=_dataset(train),
         evaluation=_dataset(evaluation),
-        layout=DIGITS_LAYOUT,
+        layout=TWICE_LAYOUT if start == "twice" else DIGITS_LAYOUT,
         max_completion_length=32,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.errors import DataError
-from spanwise.tasks.digits import NOISE, Difficulty, draw_problems, held_out_prompts, noisy_traces
+from spanwise.tasks.digits import NOISE, Difficulty, TraceNoise, draw_problems, held_out_prompts, noisy_traces
+from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, TwicePart, twice_traces
 from spanwise.tasks.tiny import END, PAD, build_model, build_tokenizer
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ else:
     PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
 
 Progress = Callable[[int, int, float], None]
+#: The warm starts, and the stretches of training each is made of; every stretch is cached.
+Start = Difficulty | Literal["twice"]
+Part = Difficulty | TwicePart
+_PARTS: dict[str, tuple[Part, ...]] = {"easy": ("easy",), "hard": ("easy", "hard"), "twice": ("twice_early", "twice")}
+_ALL_NOISE: dict[Part, TraceNoise | TwiceNoise] = {**NOISE, **TWICE_NOISE}
 _RECORD = "warm_start.json"
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +62,8 @@ class WarmStartSettings:
     Args:
         easy: from random weights, on mildly noisy traces.
         hard: from the end of `easy`, on very noisy traces; starting there from random weights learns no arithmetic.
+        twice_early: two attempts, from random weights; most reflections write the steps out, without a slip.
+        twice: from the end of `twice_early`; most reflections only repeat, the others slip often.
         batch: traces per step.
         warm_up: steps of linear warm-up in each phase.
         floor: the schedule ends at this share of the peak.
@@ -65,6 +73,8 @@ class WarmStartSettings:
 
     easy: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
     hard: Phase = Phase(steps=150, learning_rate=2e-3, matrix_learning_rate=0.02)
+    twice_early: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
+    twice: Phase = Phase(steps=150, learning_rate=1e-3, matrix_learning_rate=0.005)
     batch: int = 64
     warm_up: int = 20
     floor: float = 0.02
@@ -73,9 +83,9 @@ class WarmStartSettings:
 
 
 def shortened(steps: int) -> WarmStartSettings:
-    """The default settings with both phases cut to `steps`: a model that has learned little, in little time."""
+    """The default settings with every phase cut to `steps`: a model that has learned little, in little time."""
     full = WarmStartSettings()
-    return replace(full, easy=replace(full.easy, steps=steps), hard=replace(full.hard, steps=steps))
+    return replace(full, **{part: replace(_phase(part, full), steps=steps) for part in _ALL_NOISE})
 
 
 def default_cache_folder() -> Path:
@@ -86,7 +96,7 @@ def default_cache_folder() -> Path:
 
 
 def warm_start(
-    difficulty: Difficulty,
+    start: Start,
     *,
     seed: int = 0,
     cache_folder: str | Path | None = None,
@@ -95,11 +105,12 @@ def warm_start(
 ) -> Path:
     """The folder of the warm-started model and its tokenizer; trained on the first call, read from the cache afterwards.
 
-    The hard start continues the easy one and shares its cache. A cached folder with a missing or altered file is rebuilt, with
-    a notice in the log. Training runs on the CPU with one thread.
+    The hard start continues the easy one and shares its cache; the start with two attempts is its own. A cached folder with a
+    missing or altered file is rebuilt, with a notice in the log. Training runs on the CPU with one thread.
 
     Args:
-        difficulty: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %).
+        start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
+            two attempts, each of which solves about 18 %, see `digits_twice`.
         seed: of the weights and the traces.
         cache_folder: where to keep it; None: see `default_cache_folder`.
         progress: called as `progress(step, total, loss)` after every step that is really made.
@@ -113,7 +124,7 @@ def warm_start(
     """
     settings = settings or WarmStartSettings()
     root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
-    path: list[Difficulty] = ["easy"] if difficulty == "easy" else ["easy", "hard"]
+    path = _PARTS[start]
     folders = [root / _folder_name(part, seed, settings) for part in path]
     done = next((index + 1 for index in reversed(range(len(path))) if _is_intact(folders[index])), 0)
     if done == len(path):
@@ -132,26 +143,29 @@ def warm_start(
 
 
 def trace_batch(
-    tokenizer: PreTrainedTokenizerFast, size: int, *, difficulty: Difficulty, rng: np.random.Generator
+    tokenizer: PreTrainedTokenizerFast, size: int, *, part: Part, rng: np.random.Generator
 ) -> tuple[Int[Tensor, "n t"], int]:
     """Token ids of `size` noisy traces, prompt included and padded on the right, and how many tokens every prompt has.
 
     No held-out prompt is among them.
     """
     problems = draw_problems(size, rng=rng, exclude=held_out_prompts())
-    traces = noisy_traces(problems, NOISE[difficulty], rng=rng)
+    if part == "twice_early" or part == "twice":
+        traces = twice_traces(problems, TWICE_NOISE[part], rng=rng)
+    else:
+        traces = noisy_traces(problems, NOISE[part], rng=rng)
     texts = [f"{prompt}{trace}{END}" for prompt, trace in zip(problems.prompts, traces, strict=True)]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     return ids_nt, len(tokenizer(problems.prompts[0])["input_ids"])
 
 
 def _train(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, part: Difficulty, seed: int, settings: WarmStartSettings
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, part: Part, seed: int, settings: WarmStartSettings
 ) -> Iterator[float]:
     """Train in place, one step per item; yields the mean loss over the completion tokens."""
     phase = _phase(part, settings)
     optimizers = _optimizers(model, phase)
-    rng = np.random.default_rng([seed, 0, list(NOISE).index(part)])
+    rng = np.random.default_rng([seed, 0, list(_ALL_NOISE).index(part)])
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     model.train()
     with _one_thread():
@@ -161,7 +175,7 @@ def _train(
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             for group, peak in zip(groups, peaks, strict=True):
                 group["lr"] = peak * share
-            ids_nt, prompt_length = trace_batch(tokenizer, settings.batch, difficulty=part, rng=rng)
+            ids_nt, prompt_length = trace_batch(tokenizer, settings.batch, part=part, rng=rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
             loss = torch.nn.functional.cross_entropy(
                 logits_ntv[:, :-1].flatten(0, 1),
@@ -192,20 +206,21 @@ def _optimizers(model: PreTrainedModel, phase: Phase) -> list[torch.optim.Optimi
     ]
 
 
-def _phase(part: Difficulty, settings: WarmStartSettings) -> Phase:
-    return settings.easy if part == "easy" else settings.hard
+def _phase(part: Part, settings: WarmStartSettings) -> Phase:
+    return getattr(settings, part)
 
 
-def _identity(part: Difficulty, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """What the weights depend on; the easy start does not depend on the hard phase."""
-    settings_used = asdict(settings)
-    noise = {name: asdict(value) for name, value in NOISE.items()}
-    if part == "easy":
-        del settings_used["hard"], noise["hard"]
+def _identity(part: Part, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
+    """What the weights depend on: this part and those before it; the easy start does not depend on the hard phase."""
+    path = next(parts for parts in _PARTS.values() if part in parts)
+    used = path[: path.index(part) + 1]
+    skipped = set(_ALL_NOISE) - set(used)
+    settings_used = {name: value for name, value in asdict(settings).items() if name not in skipped}
+    noise = {name: asdict(_ALL_NOISE[name]) for name in used}
     return {"difficulty": part, "seed": seed, "settings": settings_used, "noise": noise}
 
 
-def _folder_name(part: Difficulty, seed: int, settings: WarmStartSettings) -> str:
+def _folder_name(part: Part, seed: int, settings: WarmStartSettings) -> str:
     key = hashlib.sha256(json.dumps(_identity(part, seed, settings), sort_keys=True).encode()).hexdigest()
     return f"digits-{part}-{seed}-{key[:12]}"
 

@@ -1,0 +1,151 @@
+"""Where each baseline drives the confidence of a real policy whose solutions stay as they are.
+
+Full training on the embedded task hides the bias of the outcome baseline: solutions become certain, groups unanimous, and in a
+unanimous group every baseline points the same way. Here the solution of every completion is sampled from the frozen warm start, so
+that groups stay mixed, and only the confidence block is trained (Brier, G = 4). What a calibrated policy should say is then known.
+
+    python benchmarks/frozen_prefix.py --seeds 5 --steps 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+import torch
+
+from spanwise.credit import advantage
+from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from spanwise.losses import aggregate, ppo_clip
+from spanwise.measure import auroc, compare, ece
+from spanwise.run.display import quiet
+from spanwise.run.evaluate import confidences, load_model
+from spanwise.score import Objective, score
+from spanwise.segment import Vocabulary, segment
+from spanwise.tasks import digits_task
+
+ARMS = ("none", "group", "outcome", "blended")
+
+
+class Frozen:
+    """Prefixes (prompt and solution) sampled once from the frozen model, with the verdict on each."""
+
+    def __init__(self, model, tokenizer, task, rows, *, samples, seed):
+        self.task, self.tokenizer = task, tokenizer
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        prompts = rows["prompt"][:]
+        ids_nt, mask_nt = sample(model, tokenizer, prompts, samples=samples, max_new_tokens=32, seed=seed)
+        spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=self.vocabulary)
+        answers = [answer for answer in rows["answer"] for _ in range(samples)]
+        self.correct_n = score([Objective("correct", pays=("solution",))], text, columns={"answer": answers}).reward_nm[:, 0]
+        self.correct_n = torch.where(spans.present_nk[:, 0], self.correct_n, 0.0)
+        before = [ids for ids in prompt_ids(tokenizer, prompts) for _ in range(samples)]
+        ends = spans.end_nk[:, 0].tolist()
+        self.solutions = [row[:end] for row, end in zip(ids_nt.tolist(), ends, strict=True)]
+        self.prefixes = [b + s for b, s in zip(before, self.solutions, strict=True)]
+
+    def continued(self, model, rows, *, seed):
+        """Fresh confidence blocks after the prefixes `rows`: ids, mask, stated confidences (NaN: none)."""
+        prefixes = [self.prefixes[i] for i in rows]
+        ids_nt, mask_nt = continue_ids(model, self.tokenizer, prefixes, samples=1, max_new_tokens=24, seed=seed)
+        whole = [self.solutions[i] + ids[: int(m)] for i, ids, m in zip(rows, ids_nt.tolist(), mask_nt.sum(1), strict=True)]
+        width = max(map(len, whole))
+        padded_nt = torch.tensor([ids + [0] * (width - len(ids)) for ids in whole])
+        inside_nt = torch.arange(width) < torch.tensor([len(ids) for ids in whole])[:, None]
+        _, text = segment(padded_nt, inside_nt, layout=self.task.layout, vocabulary=self.vocabulary)
+        return ids_nt, mask_nt, confidences(text, "confidence", self.task.layout)
+
+
+def log_probabilities(model, prefixes, ids_nt, pad):
+    """log p of every continuation token, and the entropy there."""
+    width = max(map(len, prefixes))
+    left = torch.tensor([[pad] * (width - len(p)) + p for p in prefixes])
+    seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prefixes])
+    input_nt = torch.cat([left, ids_nt], dim=1)
+    attention_nt = torch.cat([seen, torch.ones_like(ids_nt)], dim=1)
+    position_nt = (attention_nt.cumsum(1) - 1).clamp(min=0)
+    logits = model(input_ids=input_nt, attention_mask=attention_nt, position_ids=position_nt).logits[:, width - 1 : -1]
+    logp_ntv = logits.log_softmax(dim=-1)
+    chosen_nt = logp_ntv.gather(2, ids_nt[:, :, None])[:, :, 0]
+    return chosen_nt, -(logp_ntv.exp() * logp_ntv).sum(dim=-1)
+
+
+def train(arm, start, train_pool, *, steps, prompts, group_size, seed, learning_rate=3e-4, entropy=0.01):
+    """Train the confidence block of a fresh copy of the warm start."""
+    model, tokenizer = load_model(start)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    group_n = torch.arange(prompts).repeat_interleave(group_size)
+    size = prompts * group_size
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 10)
+        rows = list(range(step * size, (step + 1) * size))
+        ids_nt, mask_nt, q_n = train_pool.continued(model, rows, seed=1000 * seed + step)
+        c_n = train_pool.correct_n[rows].double()
+        reward_n = -((q_n - c_n) ** 2)
+        by_outcome_n2 = torch.stack([-(q_n**2), -((q_n - 1) ** 2)], dim=1)
+        given = advantage(reward_n, group_n, baseline=arm, outcome_n=c_n, by_outcome_n2=by_outcome_n2, if_missing=-1.0)
+        adv_n = given.advantage_n + given.missing_n  # a block without a confidence pays with its own tokens
+        logp_nt, entropy_nt = log_probabilities(
+            model, [train_pool.prefixes[i] for i in rows], ids_nt, tokenizer.pad_token_id
+        )
+        adv_nt = adv_n.float()[:, None].expand_as(logp_nt)
+        loss_nt = ppo_clip(logp_nt, logp_nt.detach(), adv_nt, mask_nt) - entropy * torch.where(mask_nt, entropy_nt, 0.0)
+        loss = aggregate(loss_nt, mask_nt, mode="sequence-mean-token-mean")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model
+
+
+def figures(model, pool, *, seed):
+    """Held-out calibration over the frozen solutions."""
+    _, _, q_n = pool.continued(model, list(range(len(pool.prefixes))), seed=seed)
+    stated_n = ~q_n.isnan()
+    q_n, c_n = q_n[stated_n], pool.correct_n[stated_n].double()
+    over = float((q_n - c_n).mean())
+    return {
+        "mean confidence": float(q_n.mean()), "over-confidence": over, "ece": ece(q_n, c_n), "auroc": auroc(q_n, c_n),
+        "brier": float((q_n - c_n).square().mean()), "states one": float(stated_n.double().mean()),
+    }  # fmt: skip
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--steps", type=int, default=60)
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--prompts", type=int, default=64)
+    options.add_argument("--group-size", type=int, default=4)
+    options.add_argument("--arms", default=",".join(ARMS))
+    chosen = options.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    runs = {arm: {} for arm in chosen.arms.split(",")}
+    for seed in range(chosen.seeds):
+        task = digits_task("easy", seed=seed, train_size=chosen.steps * chosen.prompts)
+        model, tokenizer = load_model(task.model)
+        pool = Frozen(model, tokenizer, task, task.train, samples=chosen.group_size, seed=seed)
+        held_out = Frozen(model, tokenizer, task, task.evaluation, samples=8, seed=1)
+        if seed == 0:
+            right_pg = pool.correct_n.reshape(-1, chosen.group_size).mean(dim=1)
+            mixed = float(((right_pg > 0) & (right_pg < 1)).double().mean())
+            print(
+                f"{float(held_out.correct_n.mean()):.3f} of the frozen solutions are right, {mixed:.0%} of the groups mixed"
+            )
+            print("before:", {name: round(value, 3) for name, value in figures(model, held_out, seed=1).items()})
+        for arm in runs:
+            started = time.perf_counter()
+            trained = train(
+                arm, task.model, pool, steps=chosen.steps, prompts=chosen.prompts, group_size=chosen.group_size, seed=seed
+            )
+            runs[arm][seed] = figures(trained, held_out, seed=1)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in runs[arm][seed].items() if not math.isnan(value))
+            print(f"seed {seed}  {arm:8}  {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)
+    found = compare(runs, reference="blended" if "blended" in runs else None)
+    print(found.markdown(), *found.sentences(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Two attempts at the smudged digit chain: an answer at once, then a reflection that has room for the steps, and a second answer.
+
+    7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
+
+The first attempt is one digit without any working. A transformer of two layers cannot take many steps at once, so beyond the
+first step its answer is a guess, and a vote over guesses is a guess too. The reflection may write a digit per step, which the
+same model can learn, or nothing. The warm start has the habit of an untrained model: most of its reflections are empty and repeat
+the first answer, and those that write the steps out slip so often that the second attempt starts about as accurate as the first.
+Nothing but the reward says that writing them out pays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from spanwise.segment.layout import Layout
+from spanwise.tasks.digits import STEPS, Problems, run_chain
+
+TwicePart = Literal["twice_early", "twice"]
+
+#: The two attempts. The first has no tag for reasoning: it has no room for any.
+TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
+
+
+@dataclass(frozen=True)
+class TwiceNoise:
+    """What the traces of a warm start with two attempts are like.
+
+    Args:
+        slip: probability that a digit of the reflection is replaced by a random one, by operator in the order of `OPERATORS`.
+        repeat: share of reflections that are empty and give the first answer again.
+        glance: probability that a first answer takes one more step right; a chain of k steps has glance**(k - 1), the other first
+            answers are random digits.
+        refusal: share of first answers that are `?`.
+    """
+
+    slip: tuple[float, float, float, float]
+    repeat: float
+    refusal: float = 0.02
+    glance: float = 0.8
+
+
+TWICE_NOISE: dict[TwicePart, TwiceNoise] = {
+    "twice_early": TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.2),
+    "twice": TwiceNoise(slip=(0.15, 0.25, 0.45, 0.20), repeat=0.85),
+}
+
+
+def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
+    """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer.
+
+    Were all first answers right, a model would learn to copy them into the reflection instead of taking the steps. The
+    end-of-sequence token is not part of the text.
+
+    Args:
+        problems: N problems.
+        noise: slips, repetitions, refusals.
+        rng: the source of randomness; the same state gives the same traces.
+
+    Example:
+        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
+        >>> exact, rng = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0), np.random.default_rng(0)
+        >>> twice_traces(one, exact, rng=rng)[0]
+        '<answer>0</answer><reasoning>00</reasoning><answer>0</answer>'
+    """
+    size = len(problems)
+    slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
+    digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))
+    repeat_n = rng.random(size) < noise.repeat
+    seen_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
+    first_n = np.where(seen_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))
+    first_n = np.where(rng.random(size) < noise.refusal, "?", first_n)
+    traces = []
+    rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), repeat_n.tolist(), strict=True)
+    for first, digits, length, repeat in rows:
+        reasoning, second = ("", first) if repeat else ("".join(map(str, digits[:length])), str(digits[length - 1]))
+        traces.append(f"<answer>{first}</answer><reasoning>{reasoning}</reasoning><answer>{second}</answer>")
+    return traces

@@ -1,0 +1,180 @@
+"""`spanwise compare` with real trainings of a step or two, and what it leaves behind."""
+
+import json
+import math
+import os
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from scipy import stats
+
+from spanwise.errors import DataError, RecipeError
+from spanwise.run.compare import arm_fields, compare, planned
+from spanwise.run.samples import Samples, read_samples
+
+SMALL = {
+    "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
+    "keep_rollouts": 0,
+}  # fmt: skip
+
+
+def run(output, capsys, *, arms=("group", "rlcr"), seeds=(0, 1), **options):
+    found = compare(
+        arms=arms, seeds=seeds, output=str(output), choices={**SMALL, **options.pop("choices", {})},
+        console=Console(width=160), **options,
+    )  # fmt: skip
+    return found, capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("SPANWISE_CACHE")
+    os.environ["SPANWISE_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("SPANWISE_CACHE")
+    if before is not None:
+        os.environ["SPANWISE_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def finished(cache, tmp_path_factory):
+    """Two arms with two seeds, trained once."""
+    output = tmp_path_factory.mktemp("compare") / "out"
+    compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
+    return output
+
+
+def test_every_arm_and_seed_is_a_run_folder(finished):
+    folders = sorted(path.name for path in finished.iterdir() if path.is_dir())
+    assert folders == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
+    recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
+    assert (recipe["method"], recipe["seed"], recipe["sum_first"]) == ("rlcr", 1, True)
+    group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
+    assert [objective["baseline"] for objective in group["objectives"]] == ["group", "group"]
+
+
+RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
+
+
+def test_the_table_is_student_t_over_seeds(finished, cache, capsys, tmp_path):
+    # The evaluations are replaced by ones of four samples of one prompt, of which so many are right and all say .8.
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    for name, right in RIGHT.items():
+        correct = torch.tensor([1.0] * right + [0.0] * (4 - right), dtype=torch.float64)
+        answers = ["7" if c else "3" for c in correct]
+        said = torch.full((4,), 0.8, dtype=torch.float64)
+        every = torch.ones(4, dtype=torch.bool)
+        Samples(torch.zeros(4).long(), {"solution": answers}, {"solution": correct}, said, every).write(output / name)
+    found, said = run(output, capsys)
+    summary = json.loads((output / "summary.json").read_text())
+    for arm, values in {"group": (0.75, 0.5), "rlcr": (0.25, 1.0)}.items():
+        cell = summary["figures"][arm]["accuracy"]
+        assert cell["mean"] == pytest.approx(sum(values) / 2)
+        low, high = stats.t.interval(0.95, 1, loc=sum(values) / 2, scale=abs(values[0] - values[1]) / 2)
+        assert (cell["low"], cell["high"]) == pytest.approx((low, high))
+        brier = [0.04 * p + 0.64 * (1 - p) for p in values]
+        assert summary["figures"][arm]["brier"]["mean"] == pytest.approx(sum(brier) / 2)
+        votes = {0.25: 0.0, 0.5: 0.5, 0.75: 1.0, 1.0: 1.0}
+        assert summary["figures"][arm]["majority@4"]["mean"] == pytest.approx(sum(votes[p] for p in values) / 2)
+    difference = next(entry for entry in summary["differences"] if entry["figure"] == "accuracy")
+    assert difference["interval"]["mean"] == pytest.approx((0.5 - 0.5) / 2)
+    assert difference["verdict"] == "noise"
+    assert found.figures == (
+        "accuracy",
+        "auroc",
+        "ece",
+        "brier",
+        "format_rate",
+        "majority@4",
+        "weighted@4",
+    )  # refusals: unknown
+    assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # where all are right there is none
+    assert summary["seeds"] == [0, 1]
+    assert summary["recipe"]["steps"] == 1
+    assert "method" not in summary["recipe"]
+    assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
+    assert "do not order the methods" in said
+
+
+def test_the_evaluation_can_be_worked_out_again(finished):
+    table = pq.read_table(finished / "group-0" / "evaluation.parquet").to_pylist()
+    assert len(table) == 16
+    assert sorted({row["prompt"] for row in table}) == [0, 1, 2, 3]
+    final = json.loads((finished / "group-0" / "summary.json").read_text())["final"]
+    assert final["accuracy"] == pytest.approx(sum(row["correct/solution"] for row in table) / 16)
+    assert final["coverage"] == pytest.approx(sum(row["confidence"] is not None for row in table) / 16)
+    samples = read_samples(finished / "group-0")
+    intervals = samples.intervals(resamples=50)
+    for name, value in samples.figures().items():
+        assert (intervals[name] is None) == (value is None)
+        assert value is None or intervals[name].value == pytest.approx(value)
+    alone = samples.votes(budgets=(1,))["majority"].intervals[0].value
+    assert alone == pytest.approx(final["accuracy"])
+
+
+def test_what_is_there_is_not_trained_again(finished, cache, capsys, tmp_path):
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    for file in output.glob("*.yaml"):
+        asked = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**asked, "output": "somewhere else"}))
+    before = {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")}
+    _, said = run(output, capsys)
+    assert "runs are there" not in said
+    assert {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")} == before
+
+    (output / "rlcr-1" / "evaluation.parquet").unlink()  # as an interruption before the end leaves it
+    found, said = run(output, capsys, reference="group")
+    assert "3 of 4 runs are there" in said
+    after = {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")}
+    assert [path.parent.name for path in after if after[path] != before[path]] == ["rlcr-1"]
+    assert {(d.a, d.b) for d in found.differences} == {("rlcr", "group")}
+
+    with pytest.raises(DataError, match=r"of another recipe \(steps was 1 and is 2 now\). Give another --output, or delete"):
+        run(output, capsys, choices={"steps": 2})
+
+
+def test_a_run_that_fails_is_named_and_the_others_stay(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("trainer: {epsilon_hihg: 1}\n")
+    with pytest.raises(DataError, match=r"1 of 1 runs failed, the first was bad-0: Error: .*epsilon_hihg.*bad-0.log"):
+        run(tmp_path / "out", capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
+    assert (tmp_path / "out" / "group-0" / "summary.json").is_file()
+
+
+def test_arms_and_seeds_that_cannot_be():
+    with pytest.raises(RecipeError, match=r"no arm .* 'blendd'. Did you mean 'blended'"):
+        arm_fields("blendd")
+    for arms, seeds, match in (((), (0,), "each arm once, and at least one; got none"), (("group",), (1, 1), "got 1, 1")):
+        with pytest.raises(RecipeError, match=match):
+            planned(arms, seeds, {}, "out")
+    with pytest.raises(RecipeError, match="Did you mean 'group'"):
+        compare(arms=("group",), seeds=(0,), output="out", reference="grup")
+
+
+def test_absent_figures_stay_absent(tmp_path):
+    with pytest.raises(DataError, match=r"does not exist; write it with: spanwise eval"):
+        read_samples(tmp_path)
+    (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="cannot be read as an evaluation"):
+        read_samples(tmp_path)
+
+
+def test_a_missing_value_is_null_in_the_file(finished, tmp_path):
+    samples = read_samples(finished / "group-0")
+    samples.confidence_n[0] = math.nan
+    samples.correct["solution"][1] = math.nan
+    samples.write(tmp_path)
+    row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
+    assert row["confidence"] is None
+    assert other["correct/solution"] is None
+    again = read_samples(tmp_path)
+    assert again.figures()["coverage"] == pytest.approx(samples.figures()["coverage"])
+    assert again.confidence_n.isnan().sum() >= 1

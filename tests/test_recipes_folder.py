@@ -1,0 +1,131 @@
+"""The recipes folder: every file loads and plans, the paper's settings reach the trainer, the embedded ones train."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from rich.console import Console
+
+from spanwise.recipe import load, plan
+from spanwise.run.train import train, trainer_config
+from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
+from spanwise.tasks.hub import LAYOUTS
+
+pytestmark = [
+    # transformers 5 warns of its own property, which TRL reads.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    # Eight completions of an untrained model may all be wrong.
+    pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning"),
+]
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+EMBEDDED = {"confidence.yaml", "two_attempts.yaml"}
+PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qwen_7b_confidence.yaml": 512}
+CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
+
+
+def layout_of(task: str):
+    return {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}[task]
+
+
+def planned(name: str, **overrides):
+    recipe = load(FOLDER / name, overrides)
+    return recipe, plan(recipe, layout_of(recipe.task), recipe.max_completion_length or 32)
+
+
+def test_no_recipe_is_left_untested() -> None:
+    assert set(FILES) == EMBEDDED | set(PAPER)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_says_what_it_is_and_its_command(name) -> None:
+    what, command, *rest = (FOLDER / name).read_text().splitlines()
+    assert what.startswith("# ")
+    assert f"train recipes/{name}" in command
+    assert rest[0].startswith("task: ")
+    assert load(FOLDER / name).output == f"runs/{Path(name).stem}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_pays_every_block_by_itself(name) -> None:
+    recipe, filled = planned(name)
+    first, last = filled.layout.names
+    assert [objective.pays for objective in filled.objectives] == [(first,), (last,)]
+    expected = "second_attempt" if "twice" in recipe.task or "attempts" in recipe.task else "brier"
+    assert [objective.reward for objective in filled.objectives] == ["correct", expected]
+    assert (filled.objectives[1].given, filled.objectives[1].baseline) == ("correct", "outcome")
+    assert filled.per == "block"
+
+
+@pytest.mark.parametrize("baseline", CONFIDENCE)
+@pytest.mark.parametrize("calibration", ["brier", "log_score"])
+def test_variants_on_the_command_line(baseline, calibration) -> None:
+    _, filled = planned("confidence.yaml", baseline=baseline, calibration=calibration)
+    assert (filled.objectives[1].reward, filled.objectives[1].baseline) == (calibration, baseline)
+    assert not filled.sum_first
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
+    _, filled = planned(name, method="rlcr")
+    assert filled.sum_first
+    assert {frozenset(objective.pays) for objective in filled.objectives} == {frozenset(filled.layout.names)}
+    assert filled.objectives[1].pays[0] == filled.layout.names[-1]  # the block it reads
+
+
+@pytest.mark.parametrize(("name", "steps"), PAPER.items())
+def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
+    recipe, filled = planned(name)
+    rows = Dataset.from_dict({"prompt": ["1"], "answer": ["1"]})
+    task = Task("paper", str(recipe.model), rows, rows, filled.layout, 4096)
+    config = trainer_config(recipe, task, filled)
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 2048
+    assert config.generation_batch_size == 2048
+    assert config.num_generations == 32
+    assert (config.max_completion_length, config.temperature) == (4096, 1.0)
+    assert (config.learning_rate, config.weight_decay) == (1e-6, 0.1)
+    assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.999)
+    assert config.optim.startswith("adamw")
+    assert (config.lr_scheduler_type, config.warmup_steps) == ("constant_with_warmup", 64)
+    assert (config.use_adaptive_entropy, config.entropy_target, config.entropy_coef_delta) == (True, 0.2, 5e-4)
+    assert config.beta == 0.0
+    assert config.max_steps == steps
+    assert ("3B" if "3b" in name else "7B") in str(recipe.model)
+    assert str(recipe.model).startswith("Qwen/Qwen2.5-")
+    assert str(recipe.model).endswith("-Instruct")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("confidence.yaml", "bae"), ("two_attempts.yaml", "bae"), ("two_attempts.yaml", "rlcr")]
+)
+def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "recipes-cache"))
+    small = {
+        "steps": 1,
+        "prompts": 2,
+        "group_size": 4,
+        "start_steps": 2,
+        "eval_prompts": 4,
+        "eval_samples": 2,
+        "report": False,
+    }
+    recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})
+    summary = train(recipe, console=Console(quiet=True))
+    assert (summary["method"], summary["task"], summary["steps"]) == (method, recipe.task, 1)
+    assert summary["final"]["refusal_rate"] is not None
+    assert ("second_accuracy" in summary["final"]) == (recipe.task == "digits_twice")
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:
+    script = runpy.run_path(str(FOLDER / "math_dapo.py"))
+    boxed = script["boxed"]
+    assert boxed(r"first \boxed{1}, then $\boxed{\frac{1}{2}}$.") == r"\frac{1}{2}"
+    assert boxed(r"nothing \boxed{open") == boxed("no box at all") == ""
+    rows = Dataset.from_dict({"problem": [" a? ", "b?", "c?"], "solution": [r"so \boxed{ {2} }", "?", r"\boxed{7}"]})
+    found = script["questions"](rows, question="problem", solution="solution", box=True)
+    assert found.to_dict() == {"question": ["a?", "c?"], "answer": [" {2} ", "7"]}
+    plain = script["questions"](rows, question="problem", solution="problem", box=False)
+    assert plain["answer"][:] == ["a?", "b?", "c?"]

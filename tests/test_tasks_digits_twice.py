@@ -1,0 +1,148 @@
+"""Two attempts at the digit chain: what the traces hold, the warm start's cache, the task."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from spanwise.errors import RecipeError
+from spanwise.recipe import load
+from spanwise.segment import Vocabulary, segment
+from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
+from spanwise.tasks.digits import Problems, draw_problems, held_out_prompts
+from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, twice_traces
+from spanwise.tasks.warm_start import shortened, trace_batch
+
+torch.set_num_threads(1)
+TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")
+EXACT = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0)
+TINY = shortened(2)
+
+
+def by_hand(prompt: str, plus: bool) -> str:
+    """Read the prompt as a person would; the digit after every step."""
+    digits, value = "", int(prompt[0])
+    for operator, operand in re.findall(r"([-+*~])(\d)", prompt):
+        value = eval(f"({value} {operator if operator != '~' else '+' if plus else '-'} {operand}) % 10")
+        digits += str(value)
+    return digits
+
+
+def traces(problems: Problems, noise: TwiceNoise, seed: int = 0) -> list[tuple[str, str, str]]:
+    """First answer, reflection and second answer of each trace."""
+    written = twice_traces(problems, noise, rng=np.random.default_rng(seed))
+    return [TRACE.fullmatch(trace).groups() for trace in written]
+
+
+def drawn(size: int, seed: int = 1) -> Problems:
+    return draw_problems(size, rng=np.random.default_rng(seed))
+
+
+def test_without_noise_the_reflection_holds_a_digit_for_every_step() -> None:
+    problems = drawn(400)
+    rows = zip(problems.prompts, problems.plus_n.tolist(), traces(problems, EXACT), strict=True)
+    for prompt, plus, (first, reasoning, second) in rows:
+        assert reasoning == by_hand(prompt, plus)
+        assert first == second == reasoning[-1]
+
+
+def test_a_repeating_reflection_is_empty_and_stands_by_the_first_answer() -> None:
+    found = traces(drawn(400), TwiceNoise(slip=(0.5, 0.5, 0.5, 0.5), repeat=1.0, refusal=0.3, glance=0.0))
+    assert {reasoning for _, reasoning, _ in found} == {""}
+    assert all(first == second for first, _, second in found)
+    assert {first for first, _, _ in found} == set("0123456789?")
+
+
+def test_shares_are_the_stated_ones() -> None:
+    problems = drawn(12_000)
+    noise = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.3, refusal=0.1, glance=0.8)
+    found = traces(problems, noise)
+    assert np.mean([first == "?" for first, _, _ in found]) == pytest.approx(0.1, abs=0.01)
+    assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(0.3, abs=0.015)
+    right, total = Counter(), Counter()
+    for (first, _, _), answer, k in zip(found, problems.answers, problems.length_n.tolist(), strict=True):
+        if first != "?":
+            right[k] += first == answer
+            total[k] += 1
+    # .8 ** (k - 1) of them know, and a random digit is right one time in ten
+    expected = {1: 1.0, 2: 0.82, 3: 0.676, 4: 0.5608, 5: 0.46864, 6: 0.394912}
+    assert {k: right[k] / total[k] for k in expected} == pytest.approx(expected, abs=0.035)
+
+
+def test_reflections_slip_as_often_as_stated() -> None:
+    size = 4000
+    times = Problems(*map(np.array, ([3] * size, [1] * size, [[2] * 6] * size, [[7] * 6] * size, [True] * size)))
+    found = traces(times, replace(TWICE_NOISE["twice"], repeat=0.0))
+    # 3 * 7 = 1; a slip at a multiplication (.45) is right by chance one time in ten
+    assert np.mean([second != "1" for _, _, second in found]) == pytest.approx(0.405, abs=0.025)
+    assert all(reasoning == second for _, reasoning, second in found)
+
+
+def test_the_layout_reads_both_answers() -> None:
+    tokenizer = build_tokenizer()
+    texts = [
+        "<answer>4</answer><reasoning>17</reasoning><answer>7</answer><eos>",
+        "<answer>?</answer><reasoning></reasoning><answer>?</answer><eos>",
+    ]
+    ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+    mask_nt = ids_nt != tokenizer.pad_token_id
+    spans, text = segment(ids_nt, mask_nt, layout=TWICE_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    assert spans.fault_n.tolist() == [0, 0]
+    assert spans.start_nk.tolist() == [[0, 3], [0, 3]]
+    assert spans.end_nk.tolist() == [[3, 11], [3, 9]]
+    assert [(entry["first"]["answer"], entry["second"]["answer"]) for entry in text] == [("4", "7"), ("?", "?")]
+    assert [is_refusal(entry) for entry in text] == [False, True]
+
+
+def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
+    steps = []
+    twice = warm_start("twice", cache_folder=tmp_path, settings=TINY, progress=lambda *step: steps.append(step[:2]))
+    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {folder.name.split("-")[1] for folder in tmp_path.iterdir()} == {"twice_early", "twice"}
+    easy = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+    other = replace(TINY, twice=replace(TINY.twice, steps=3), twice_early=replace(TINY.twice_early, steps=1))
+    assert warm_start("easy", cache_folder=tmp_path, settings=other) == easy
+    assert warm_start("twice", cache_folder=tmp_path, settings=replace(TINY, easy=replace(TINY.easy, steps=9))) == twice
+    steps.clear()
+    last = replace(TINY, twice=replace(TINY.twice, steps=3))
+    assert warm_start("twice", cache_folder=tmp_path, settings=last, progress=lambda *step: steps.append(step[:2])) != twice
+    assert steps == [(1, 3), (2, 3), (3, 3)]  # the early part came from the cache
+
+
+@pytest.mark.parametrize("part", ["twice_early", "twice"])
+def test_batches_hold_traces_of_two_attempts(part) -> None:
+    tokenizer = build_tokenizer()
+    ids_nt, prompt_length = trace_batch(tokenizer, 600, part=part, rng=np.random.default_rng(0))
+    assert prompt_length == 8
+    texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
+    prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
+    assert not {f"{prompt}=" for prompt in prompts} & held_out_prompts()
+    found = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
+    assert all(completion.endswith("<eos>") for completion in completions)
+    # a reflection that says something has a digit for every step
+    lengths = [len(re.findall(r"[-+*~]", prompt)) for prompt in prompts]
+    assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(found, lengths, strict=True))
+    share = {"twice_early": 0.2, "twice": 0.85}[part]
+    assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(share, abs=0.06)
+
+
+def test_task_has_two_blocks_and_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
+    task = digits_task("twice", train_size=700, cache_folder=tmp_path, settings=TINY)
+    assert (task.name, task.layout, len(task.evaluation)) == ("digits-twice", TWICE_LAYOUT, 512)
+    assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
+    assert set(task.evaluation["prompt"]) == held_out_prompts()
+    assert Path(task.model, "config.json").is_file()
+    longest = "<answer>1</answer><reasoning>123456</reasoning><answer>1</answer><eos>"
+    assert len(build_tokenizer()(longest)["input_ids"]) <= task.max_completion_length
+
+
+def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
+    assert load(None, {"task": "digits_twice"}).start == "easy"
+    with pytest.raises(RecipeError, match="Task 'digits_twice' has one warm start; leave out start"):
+        load(None, {"task": "digits_twice", "start": "hard"})
+    with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_twice'"):
+        load(None, {"task": "digits_twice", "model": "m", "dataset": "d"})
