@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy test check bench mutation clean
+.PHONY: demo demo-seeds easy evidence test check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -14,6 +14,14 @@ demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of 
 
 easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
 	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed || exit 1; done
+
+evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, and goes on where it stopped
+	for score in brier log_score; do for size in 4 16; do $(BIN)/spanwise compare --arms none,batch,group,outcome,blended,rlcr \
+	  --reference blended --output runs/easy-$$score-g$$size --set start=easy --set calibration=$$score --set eval_every=40 \
+	  --set keep_rollouts=120 --set group_size=$$size --set prompts=$$((256 / $$size)) || exit 1; done; done
+	for seed in 0 1 2; do for method in bae rlcr; do $(BIN)/spanwise train recipes/two_attempts.yaml --method $$method \
+	  --seed $$seed --output runs/twice-$$method-$$seed && $(BIN)/spanwise eval runs/twice-$$method-$$seed || exit 1; done; done
+	$(BIN)/python benchmarks/frozen_prefix.py --arms group,outcome,blended
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2

@@ -58,7 +58,7 @@ class Frozen:
 
 
 def log_probabilities(model, prefixes, ids_nt, pad):
-    """log p of every continuation token, and the entropy there."""
+    """Log p of every continuation token, and the entropy there."""
     width = max(map(len, prefixes))
     left = torch.tensor([[pad] * (width - len(p)) + p for p in prefixes])
     seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prefixes])
@@ -113,6 +113,7 @@ def figures(model, pool, *, seed):
 
 
 def main():
+    """Print a line per run, then the comparison."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--seeds", type=int, default=5)

@@ -28,7 +28,7 @@ def train(
     recipe: Path | None = None,
     /,
     *,
-    task: Literal["digits", "confidence", "two_attempts"] | None = None,
+    task: Literal["digits", "digits_twice", "confidence", "two_attempts"] | None = None,
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,
@@ -51,7 +51,7 @@ def train(
 
     Args:
         recipe: YAML file; options on the command line win over it.
-        task: digits (embedded), confidence or two_attempts (with --model and --dataset).
+        task: digits or digits_twice (embedded), confidence or two_attempts (with --model and --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv).
@@ -103,7 +103,8 @@ def evaluate(
         set_: any recipe field, as field=value; may be repeated.
     """
     place, loaded = _run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
-    from spanwise.run.display import interval_table, quiet, vote_table
+    from spanwise.measure import curve_difference
+    from spanwise.run.display import gain_table, interval_table, quiet, vote_table
     from spanwise.run.evaluate import evaluate_folder
 
     quiet()
@@ -111,8 +112,12 @@ def evaluate(
     found = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
     found.write(model)
     console.print(interval_table(f"{model}: {prompts} prompts x {samples} samples", found.intervals()))
-    for block in found.correct:
-        console.print(vote_table(f"accuracy of a vote, block '{block}'", found.votes(block)))
+    votes = {block: found.votes(block) for block in found.correct}
+    for block, curves in votes.items():
+        console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
+    for block in list(votes)[1:]:
+        gain = curve_difference(votes[block]["majority"], votes[found.first]["majority"])
+        console.print(gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))
 
 
 @app.command

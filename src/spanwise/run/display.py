@@ -109,6 +109,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     return table
 
 
+def gain_table(title: str, gain: Curve) -> Table:
+    """A row per budget of a difference of two curves, with its interval."""
+    table = Table("n", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for n, i in zip(gain.budgets, gain.intervals, strict=True):
+        table.add_row(str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
+    return table
+
+
 def sparkline(values: Sequence[float | None]) -> str:
     """Values between 0 and 1 as a row of blocks; a dot where there is none.
 
