@@ -1,4 +1,4 @@
-"""Headless Chromium for the report tests; a module takes it with `pytest_plugins = ("browser",)`.
+"""Headless Chromium for the report tests: the fixture `browser`.
 
 Everything a test needs of a page is here: open it, switch the theme, shrink it to a phone, read the console, take a picture.
 """

@@ -10,6 +10,8 @@ import jaxtyping
 import pytest
 import torch
 
+from browser import browser  # noqa: F401  (the fixture)
+
 torch.set_num_threads(1)
 
 

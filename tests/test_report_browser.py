@@ -8,7 +8,6 @@ import pytest
 
 from report_pages import HOSTILE, compare_page, credit_page, fidelity_page, train_page
 
-pytest_plugins = ("browser",)
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:selenium")
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}

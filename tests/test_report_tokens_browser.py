@@ -19,8 +19,6 @@ from selenium.webdriver.common.keys import Keys
 import spanwise.report.tokens as code
 from spanwise.report.tokens import TokenRow, TokenView, token_view
 
-pytest_plugins = ("browser",)
-
 BASE = """
 :root { color-scheme: light; --background: #fff; --text: #1d2127; --muted: #5c6570; --line: #dfe2e6; --accent: #0b6fb8; }
 :root[data-theme="dark"] { color-scheme: dark; --background: #14171c; --text: #e7eaee; --muted: #9ba5b2; --line: #313843; }
