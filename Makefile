@@ -36,6 +36,7 @@ check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road,
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py
 	$(BIN)/python benchmarks/estimators.py
+	$(BIN)/python benchmarks/credit_files.py
 
 mutation: .venv/dev.stamp        ## mutation testing of credit/ and segment/, on a copy; resumes where it stopped
 	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
