@@ -3,6 +3,7 @@
 Usage: launch_two_ranks.py FOLDER ROWS_PER_RANK ACCUMULATION
 """
 
+import os
 import sys
 import warnings
 
@@ -36,8 +37,11 @@ def main():
             log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("credit/")}
             kept = run.last_rollouts.advantages_nt
             torch.save({"gradient": gradient, "log": log, "advantages_nt": kept}, f"{folder}/{name}.pt")
+    run.accelerator.wait_for_everyone()
     run.accelerator.end_training()
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way
