@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spanwise.errors import DataError
-from spanwise.measure import Comparison, Curve, mean_interval, voting
+from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
 from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report
 from spanwise.run.credit_write import choose_rows
@@ -194,13 +194,12 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
 
 
 def _votes(samples: Samples, *, resamples: int = 1000) -> dict[str, Curve]:
-    answers, correct_n = samples.answers[samples.first], samples.correct[samples.first]
+    correct_n = samples.correct[samples.first]
     size = int(torch.bincount(samples.prompt_n[~correct_n.isnan()]).max()) if bool((~correct_n.isnan()).any()) else 0
     budgets = sorted({n for n in (*BUDGETS, min(size, BUDGETS[-1])) if 1 <= n <= size})
     if len(budgets) < 2:
         return {}
-    prompts = samples.prompt_n.tolist()
-    return voting(answers, correct_n, samples.confidence_n, prompts=prompts, budgets=budgets, resamples=resamples)
+    return samples.votes(budgets=budgets, resamples=resamples)
 
 
 def _last_rollouts(folder: Path, method: str) -> TokenView | None:

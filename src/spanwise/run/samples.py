@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,14 @@ class Samples:
                 found[f"{name}_accuracy"] = later["accuracy"]
         return found
 
-    def votes(self, block: str | None = None, *, budgets: tuple[int, ...] | None = None) -> dict[str, Curve]:
+    def votes(
+        self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
+    ) -> dict[str, Curve]:
         """Accuracy against the number of samples (`measure.voting`) of the answers of one block, default the first."""
         name = block or self.first
+        prompts = self.prompt_n.tolist()
         return voting(
-            self.answers[name], self.correct[name], self.confidence_n, prompts=self.prompt_n.tolist(), budgets=budgets
+            self.answers[name], self.correct[name], self.confidence_n, prompts=prompts, budgets=budgets, resamples=resamples
         )
 
     def table(self) -> pa.Table:
