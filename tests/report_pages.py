@@ -42,7 +42,7 @@ def train_page(**changes: Any) -> str:
         ],
         "summary": {"seconds": 12.0, "spanwise_share": 0.015},
         "samples": {"confidence": confidence_n, "correct": correct_n},
-        "votes": votes,
+        "votes": {"solution": votes},
         "view": view(1),
     }  # fmt: skip
     return train_report(**{**options, **changes})

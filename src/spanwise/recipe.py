@@ -16,6 +16,9 @@ from spanwise.errors import RecipeError, unknown
 from spanwise.score import Objective, check_objectives
 from spanwise.segment import Layout
 
+#: The tasks that need no model or dataset by name.
+EMBEDDED = ("digits", "digits_twice")
+
 
 class Recipe(BaseModel):
     """Everything one run depends on. Fields left out take the embedded task's values; `resolved` fills in the preset."""
@@ -94,7 +97,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        if self.task not in ("digits", "digits_twice"):
+        if self.task not in EMBEDDED:
             for field in ("model", "dataset"):
                 if getattr(self, field) is None:
                     raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from spanwise.measure import Comparison, Curve, Difference
 from spanwise.report.charts import curves, forest
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import FIGURES, SHARES, Row, Seeds, seed_curves, wide
+from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, is_share, seed_curves, wide
 from spanwise.report.train import calibration_section, voting_section
 
 VERDICTS = ("clear", "borderline", "noise")
@@ -49,6 +49,7 @@ def compare_report(
     most = max((cell.interval.count for cell in comparison.cells.values()), default=0)
     clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
+    points = [point for by_seed in curves.values() for found in by_seed.values() for point in found]
     sections = [
         Section(
             "Figures",
@@ -69,7 +70,7 @@ def compare_report(
             "Mean over seeds; the band goes from the lowest to the highest seed. Read accuracy, refusals and format before "
             "calibration: a collapsed policy has a beautiful ECE.",
             legend=arms,
-            panels=[panel for name in FIGURES if (panel := _curve_panel(curves, arms, name))],
+            panels=[panel for name in figures_of(points) if (panel := _curve_panel(curves, arms, name))],
         ),
         calibration_section(samples or {}),
         voting_section(votes or {}, over="seeds"),
@@ -120,7 +121,7 @@ def _table(comparison: Comparison, most: int) -> list[Row]:
             i = comparison.cells[arm, figure].interval
             half = "" if i.low != i.low else f" ± {(i.high - i.low) / 2:.3f}"
             seeds = "" if i.count == most else f" (n={i.count})"
-            row[_name(figure)] = f"{i.value:.3f}{half}{seeds}" if i.count else None
+            row[figure_name(figure)] = f"{i.value:.3f}{half}{seeds}" if i.count else None
         rows.append(row)
     return rows
 
@@ -139,7 +140,7 @@ def _forests(comparison: Comparison) -> list[Panel]:
         if rows:
             panels.append(
                 Panel(
-                    _name(figure),
+                    figure_name(figure),
                     (forest(rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts"),),
                     table,
                 )
@@ -156,10 +157,6 @@ def _curve_panel(found: Mapping[str, Seeds], arms: tuple[str, ...], name: str) -
     rows = [row for arm in arms for row in seed_curves(found.get(arm, {}), name, arm)]
     if not rows:
         return None
-    share = name in SHARES
-    chart = curves(rows, names=arms, y="share of completions" if share else FIGURES[name], percent=share)
-    return Panel(FIGURES[name][:1].upper() + FIGURES[name][1:], (chart,), wide(rows, key="x", label="step"))
-
-
-def _name(figure: str) -> str:
-    return FIGURES.get(figure, figure.replace("_", " "))
+    share, title = is_share(name), figure_name(name)
+    chart = curves(rows, names=arms, y="share of completions" if share else title, percent=share)
+    return Panel(title[:1].upper() + title[1:], (chart,), wide(rows, key="x", label="step"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -137,7 +138,7 @@ def render(
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{name}.css") for name in ("report", *needs))),
         scripts=[Markup(script) for script in scripts],
-        vega=Markup(_vega()) if drawn else None,
+        vega=deflated(_vega()) if drawn else None,
         policy=_policy(runs),
     )
 
@@ -149,6 +150,15 @@ def json_data(value: Any) -> Markup:
     {"text":"\u003c/script\u003e"}
     """
     return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE))
+
+
+def deflated(text: str) -> str:
+    """Compress text to base64, which holds no character that means something in HTML.
+
+    >>> zlib.decompress(base64.b64decode(deflated("1 < 2"))).decode()
+    '1 < 2'
+    """
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def spec_data(chart: Drawn) -> Markup:

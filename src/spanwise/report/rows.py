@@ -35,6 +35,29 @@ SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100
 
 
+def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The figures that evaluations can have: the usual ones, and `<block>_accuracy` of later attempts.
+
+    >>> [name for name in figures_of([{"step": 0, "second_accuracy": .5}]) if name not in FIGURES]
+    ['second_accuracy']
+    """
+    return list(dict.fromkeys([*FIGURES, *(name for point in points for name in point if name.endswith("_accuracy"))]))
+
+
+def figure_name(name: str) -> str:
+    """How a figure is called.
+
+    >>> figure_name("ece"), figure_name("second_accuracy")
+    ('ECE', 'second accuracy')
+    """
+    return FIGURES.get(name, name.replace("_", " "))
+
+
+def is_share(name: str) -> bool:
+    """Whether a figure is a share of completions."""
+    return name in SHARES or name.endswith("_accuracy")
+
+
 def figure(point: Mapping[str, Any], name: str) -> float | None:
     """One figure of an evaluation; `malformed` is what `format_rate` leaves over. None where it does not exist.
 

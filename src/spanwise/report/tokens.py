@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
+from spanwise.report.page import deflated
 
 #: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
 #: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
@@ -96,14 +95,14 @@ def token_view(view: TokenView) -> Markup:
 
 
 def pack(data: Any) -> str:
-    """Compress JSON to base64, which holds no character that means something in HTML.
+    """Compress JSON to base64.
 
-    >>> zlib.decompress(base64.b64decode(pack({"a": [1, None]})))
-    b'{"a":[1,null]}'
+    >>> pack({"a": [1, None]}) == deflated('{"a":[1,null]}')
+    True
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)  # JSON can hold half a pair, UTF-8 cannot
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return deflated(text)
 
 
 def payload(view: TokenView) -> dict[str, Any]:

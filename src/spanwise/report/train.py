@@ -8,16 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import Curve, figure_intervals
+from spanwise.measure import Curve, curve_difference, figure_intervals
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
     FIGURES,
-    SHARES,
     Row,
     batch_curve,
     confidence_rows,
     figure,
+    figure_name,
+    figures_of,
+    is_share,
     merged,
     percent,
     reliability_rows,
@@ -37,7 +39,7 @@ def train_report(
     metrics: Lines,
     summary: Mapping[str, Any],
     samples: Mapping[str, Tensor] | None = None,
-    votes: Mapping[str, Curve] | None = None,
+    votes: Mapping[str, Mapping[str, Curve]] | None = None,
     view: TokenView | None = None,
 ) -> str:
     """Write the report of a training run, finished or not, as one HTML file.
@@ -48,7 +50,7 @@ def train_report(
         summary: what `summary.json` holds; empty while the run goes on.
         samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
             `prompt`, `well_formed` (and `refusal`) the headline has intervals.
-        votes: curves of `measure.voting` over the same completions.
+        votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
         view: completions for the token view.
 
     Edge cases:
@@ -61,16 +63,18 @@ def train_report(
     """
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
+    attempts = list((votes or {}).items())
     sections = [
         Section(
             "Learning",
             "Calibration never stands alone: a policy that refuses everything, or always says one number, can have a beautiful "
             "ECE.",
             legend=(HELD_OUT, BATCH),
-            panels=[panel for name in FIGURES if (panel := _figure_panel(name, points, batches))],
+            panels=[panel for name in figures_of(points) if (panel := _figure_panel(name, points, batches))],
         ),
         calibration_section({"": samples} if samples else {}),
-        voting_section({"": votes} if votes else {}),
+        voting_section(dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts])),
+        attempts_section(votes or {}),
         *_batch_sections(batches),
         tokens_section(view),
     ]
@@ -122,6 +126,27 @@ def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "pro
         "pass@k: at least one is right."
     )
     return Section("Voting", text, legend=ways, panels=panels)
+
+
+def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
+    """What a later attempt is better by, if there is one: majority against majority, prompt by prompt."""
+    first, *later = votes or ("",)
+    differences = {
+        f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
+        for name in later
+        if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
+    }
+    rows = voting_rows(differences)
+    if not rows:
+        return Section("Attempts")
+    chart = curves(rows, names=list(differences), x="samples n", y="difference in accuracy", y_zero=True, height=280)
+    return Section(
+        "Attempts",
+        "Accuracy of the majority of a later attempt minus that of the first one, over the same samples; bands are 95 % intervals "
+        "over prompts. Above 0 the later attempt is better.",
+        legend=list(differences),
+        panels=[Panel("Later attempt minus the first", (chart,), wide(rows, key="x", label="n"))],
+    )
 
 
 def tokens_section(view: TokenView | None) -> Section:
@@ -185,7 +210,7 @@ def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Head
     made = []
     for name in ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed"):
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
-        show = percent if name in SHARES else shown
+        show = percent if is_share(name) else shown
         value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
         notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
         notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
@@ -197,9 +222,9 @@ def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
     held_out = seed_curves({0: points}, name, HELD_OUT)
     batch = batch_curve(batches, name, BATCH)
     rows = [{key: row[key] for key in ("series", "x", "value")} for row in (*batch, *held_out)]
-    return (
-        None if not rows else _panel(FIGURES[name], rows, (HELD_OUT, BATCH), share=name in SHARES, zero=name in _FROM_ZERO)
-    )
+    if not rows:
+        return None
+    return _panel(figure_name(name), rows, (HELD_OUT, BATCH), share=is_share(name), zero=name in _FROM_ZERO)
 
 
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")

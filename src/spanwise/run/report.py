@@ -69,7 +69,7 @@ def train_page(folder: Path) -> str:
         metrics=read_lines(folder / "metrics.jsonl"),
         summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=None if samples is None else _columns(samples),
-        votes=None if samples is None else _votes(samples),
+        votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
         view=_last_rollouts(folder, str(recipe.get("method", "this run"))),
     )
 
@@ -89,7 +89,9 @@ def compare_page(folder: Path) -> str:
         arm: {seed: read_samples(places[arm][seed]) for seed in found if (places[arm][seed] / FILE).is_file()}
         for arm, found in ended.items()
     }
-    votes = {arm: {seed: _votes(one, resamples=1) for seed, one in found.items()} for arm, found in samples.items()}
+    votes = {
+        arm: {seed: _votes(one, one.first, resamples=1) for seed, one in found.items()} for arm, found in samples.items()
+    }
     figures = {
         arm: {
             seed: {
@@ -193,13 +195,13 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     return {**whole, "prompt": torch.cat([columns["prompt"] + n * step for n, columns in enumerate(wide)])}
 
 
-def _votes(samples: Samples, *, resamples: int = 1000) -> dict[str, Curve]:
-    correct_n = samples.correct[samples.first]
+def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
+    correct_n = samples.correct[block]
     size = int(torch.bincount(samples.prompt_n[~correct_n.isnan()]).max()) if bool((~correct_n.isnan()).any()) else 0
     budgets = sorted({n for n in (*BUDGETS, min(size, BUDGETS[-1])) if 1 <= n <= size})
     if len(budgets) < 2:
         return {}
-    return samples.votes(budgets=budgets, resamples=resamples)
+    return samples.votes(block, budgets=budgets, resamples=resamples)
 
 
 def _last_rollouts(folder: Path, method: str) -> TokenView | None:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Train
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import ece
-from spanwise.recipe import Plan, Recipe, plan, resolved
+from spanwise.recipe import EMBEDDED, Plan, Recipe, plan, resolved
 from spanwise.run.display import Live, figure_table, warm_up_progress
 from spanwise.run.evaluate import evaluate
 from spanwise.run.folder import RunFolder
@@ -29,7 +29,7 @@ from spanwise.tasks.warm_start import shortened
 
 def make_task(recipe: Recipe, console: Console) -> Task:
     """The task of a recipe: the embedded one (warm-started on first use) or a model and a dataset by name."""
-    if recipe.task in ("digits", "digits_twice"):
+    if recipe.task in EMBEDDED:
         return digits_task(
             recipe.start if recipe.task == "digits" else "twice",
             seed=recipe.seed,

@@ -20,13 +20,15 @@
     // as above
   }
 
-  function loadVega() {
-    if (window.vegaEmbed) return;
-    // The bundle lies in the page as text, so that parsing it does not delay the first view.
+  let vega = null; // promise that the charts' library is there
+  const loadVega = () => (vega ??= (async () => {
+    // The bundle lies in the page compressed: a smaller file, and parsing it does not delay the first view.
+    const packed = atob(document.getElementById("vega").textContent);
+    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
     const script = document.createElement("script");
-    script.textContent = document.getElementById("vega").textContent;
+    script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
     document.head.append(script);
-  }
+  })());
 
   function colours() {
     const style = getComputedStyle(root);
@@ -53,6 +55,7 @@
 
   async function drawAfter(before, element) {
     (await before)?.finalize();
+    await loadVega();
     const spec = JSON.parse(document.getElementById(element.dataset.spec).textContent);
     const tooltip = { theme: isDark() ? "dark" : "light" };
     // `ast`: expressions are interpreted, so that the page's policy need not allow eval.
@@ -68,7 +71,6 @@
 
   // One drawing of a chart at a time: a second one waits for the first.
   function draw(element) {
-    loadVega();
     drawn.set(element, drawAfter(drawn.get(element), element));
   }
 
