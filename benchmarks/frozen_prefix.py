@@ -2,9 +2,9 @@
 
 Full training on the embedded task hides the bias of the outcome baseline: solutions become certain, groups unanimous, and in a
 unanimous group every baseline points the same way. Here the solution of every completion is sampled from the frozen warm start, so
-that groups stay mixed, and only the confidence block is trained (Brier, G = 4). What a calibrated policy should say is then known.
+that groups stay mixed, and only the confidence block is trained. What a calibrated policy should say is then known.
 
-    python benchmarks/frozen_prefix.py --seeds 5 --steps 60
+    python benchmarks/frozen_prefix.py --seeds 5 --steps 60 [--score log_score] [--group-size 16 --prompts 16]
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from typing import Any
 
 import torch
+from datasets import Dataset
+from torch import Tensor
 
 from spanwise.credit import advantage
+from spanwise.credit.methods import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.losses import aggregate, ppo_clip
 from spanwise.measure import auroc, compare, ece
+from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.run.display import quiet
 from spanwise.run.evaluate import confidences, load_model
 from spanwise.score import Objective, score
 from spanwise.segment import Vocabulary, segment
-from spanwise.tasks import digits_task
+from spanwise.tasks import Task, digits_task
 
 ARMS = ("none", "group", "outcome", "blended")
 
@@ -31,7 +36,7 @@ ARMS = ("none", "group", "outcome", "blended")
 class Frozen:
     """Prefixes (prompt and solution) sampled once from the frozen model, with the verdict on each."""
 
-    def __init__(self, model, tokenizer, task, rows, *, samples, seed):
+    def __init__(self, model: Any, tokenizer: Any, task: Task, rows: Dataset, *, samples: int, seed: int) -> None:
         self.task, self.tokenizer = task, tokenizer
         self.vocabulary = Vocabulary.from_tokenizer(tokenizer)
         prompts = rows["prompt"][:]
@@ -45,7 +50,7 @@ class Frozen:
         self.solutions = [row[:end] for row, end in zip(ids_nt.tolist(), ends, strict=True)]
         self.prefixes = [b + s for b, s in zip(before, self.solutions, strict=True)]
 
-    def continued(self, model, rows, *, seed):
+    def continued(self, model: Any, rows: list[int], *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Fresh confidence blocks after the prefixes `rows`: ids, mask, stated confidences (NaN: none)."""
         prefixes = [self.prefixes[i] for i in rows]
         ids_nt, mask_nt = continue_ids(model, self.tokenizer, prefixes, samples=1, max_new_tokens=24, seed=seed)
@@ -57,7 +62,7 @@ class Frozen:
         return ids_nt, mask_nt, confidences(text, "confidence", self.task.layout)
 
 
-def log_probabilities(model, prefixes, ids_nt, pad):
+def log_probabilities(model: Any, prefixes: list[list[int]], ids_nt: Tensor, pad: int) -> tuple[Tensor, Tensor]:
     """Log p of every continuation token, and the entropy there."""
     width = max(map(len, prefixes))
     left = torch.tensor([[pad] * (width - len(p)) + p for p in prefixes])
@@ -71,9 +76,12 @@ def log_probabilities(model, prefixes, ids_nt, pad):
     return chosen_nt, -(logp_ntv.exp() * logp_ntv).sum(dim=-1)
 
 
-def train(arm, start, train_pool, *, steps, prompts, group_size, seed, learning_rate=3e-4, entropy=0.01):
+def train(
+    arm: Any, start: Any, train_pool: Frozen, *, rule: ScoreName, steps: int, prompts: int, group_size: int, seed: int
+) -> Any:
     """Train the confidence block of a fresh copy of the warm start."""
     model, tokenizer = load_model(start)
+    learning_rate, entropy = 3e-4, 0.01
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     group_n = torch.arange(prompts).repeat_interleave(group_size)
     size = prompts * group_size
@@ -83,9 +91,11 @@ def train(arm, start, train_pool, *, steps, prompts, group_size, seed, learning_
         rows = list(range(step * size, (step + 1) * size))
         ids_nt, mask_nt, q_n = train_pool.continued(model, rows, seed=1000 * seed + step)
         c_n = train_pool.correct_n[rows].double()
-        reward_n = -((q_n - c_n) ** 2)
-        by_outcome_n2 = torch.stack([-(q_n**2), -((q_n - 1) ** 2)], dim=1)
-        given = advantage(reward_n, group_n, baseline=arm, outcome_n=c_n, by_outcome_n2=by_outcome_n2, if_missing=-1.0)
+        reward_n = proper_score(q_n, c_n, rule=rule)
+        by_outcome_n2 = torch.stack([proper_score(q_n, torch.full_like(q_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+        given = advantage(
+            reward_n, group_n, baseline=arm, outcome_n=c_n, by_outcome_n2=by_outcome_n2, if_missing=WORST_SCORE[rule]
+        )
         adv_n = given.advantage_n + given.missing_n  # a block without a confidence pays with its own tokens
         logp_nt, entropy_nt = log_probabilities(
             model, [train_pool.prefixes[i] for i in rows], ids_nt, tokenizer.pad_token_id
@@ -100,7 +110,7 @@ def train(arm, start, train_pool, *, steps, prompts, group_size, seed, learning_
     return model
 
 
-def figures(model, pool, *, seed):
+def figures(model: Any, pool: Frozen, *, seed: int) -> dict[str, float]:
     """Held-out calibration over the frozen solutions."""
     _, _, q_n = pool.continued(model, list(range(len(pool.prefixes))), seed=seed)
     stated_n = ~q_n.isnan()
@@ -112,13 +122,14 @@ def figures(model, pool, *, seed):
     }  # fmt: skip
 
 
-def main():
+def main() -> None:
     """Print a line per run, then the comparison."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--prompts", type=int, default=64)
     options.add_argument("--group-size", type=int, default=4)
+    options.add_argument("--score", choices=("brier", "log_score"), default="brier")
     options.add_argument("--arms", default=",".join(ARMS))
     chosen = options.parse_args()
     quiet()
@@ -139,8 +150,9 @@ def main():
         for arm in runs:
             started = time.perf_counter()
             trained = train(
-                arm, task.model, pool, steps=chosen.steps, prompts=chosen.prompts, group_size=chosen.group_size, seed=seed
-            )
+                arm, task.model, pool, rule=chosen.score, steps=chosen.steps, prompts=chosen.prompts,
+                group_size=chosen.group_size, seed=seed,
+            )  # fmt: skip
             runs[arm][seed] = figures(trained, held_out, seed=1)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in runs[arm][seed].items() if not math.isnan(value))
             print(f"seed {seed}  {arm:8}  {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)

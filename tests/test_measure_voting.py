@@ -45,7 +45,9 @@ def by_enumeration(rows, n):
             ranks = [-99 if row[column] is None else row[column] for row in subset]
             tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
             totals[name] += Fraction(sum(tied), len(tied))
-    return {name: float(total / len(subsets)) for name, total in totals.items()}
+    weightless = all(q is None for _, _, q, _ in rows)
+    left_out = ("weighted", "maxconf") if weightless else ()
+    return {name: float(total / len(subsets)) for name, total in totals.items() if name not in left_out}
 
 
 def run(rows, prompts=None, **options):
@@ -70,6 +72,7 @@ def test_against_every_subset(rows):
     curves = run(rows)
     for b in range(len(rows)):
         expected = by_enumeration(rows, b + 1)
+        assert set(curves) == {"pass@1", *expected}
         for name, value in expected.items():
             assert float(curves[name].value_pb[0, b]) == pytest.approx(value, abs=1e-12), (name, b + 1)
         assert float(curves["pass@1"].value_pb[0, b]) == pytest.approx(sum(c for _, c, *_ in rows) / len(rows))
@@ -114,13 +117,19 @@ def test_the_ways_against_each_other(rows):
     assert flat["maxconf"] == pytest.approx(flat["pass@1"])
     # Best of n by confidence is MaxConf, by correctness pass@k; everything at n = 1 is pass@1 for consistent verdicts.
     by_confidence = shown(run([(a, c, q, q) for a, c, q, _ in rows]))
-    assert by_confidence["best_of"] == pytest.approx(by_confidence["maxconf"])
+    assert by_confidence["best_of"] == pytest.approx(by_confidence.get("maxconf", by_confidence["pass@1"]))
     oracle = shown(run([(a, c, q, c) for a, c, q, _ in rows]))
     assert oracle["best_of"] == pytest.approx(oracle["pass@k"])
     consistent = shown(run([(a, int(a.strip() == "1"), q, s) for a, _, q, s in rows]))
     for way in consistent.values():
         assert way[0] == pytest.approx(consistent["pass@1"][0])
         assert all(v <= best + 1e-12 for v, best in zip(way, consistent["pass@k"], strict=True))
+
+
+def test_where_nobody_states_a_confidence_there_is_nothing_to_weigh():
+    curves = run([("1", 1, None, 0), ("2", 0, None, 0)])
+    assert list(curves) == ["pass@1", "pass@k", "majority", "best_of"]
+    assert "weighted" in run([("1", 1, 0, 0), ("2", 0, None, 0)])  # a confidence of 0 is one
 
 
 def test_absent_confidence_votes_without_weight():
@@ -180,8 +189,10 @@ def test_order_and_other_prompts_do_not_matter(rows, random):
         assert curve.prompts == again[name].prompts
         torch.testing.assert_close(curve.value_pb, again[name].value_pb, equal_nan=True)
         for i, p in enumerate(curve.prompts):
-            alone = run([row for q, row in rows if q == p])[name].value_pb[0]
-            torch.testing.assert_close(curve.value_pb[i, : len(alone)], alone)
+            alone = run([row for q, row in rows if q == p])
+            if name in alone:  # a prompt by itself may hold no confidence
+                value_b = alone[name].value_pb[0]
+                torch.testing.assert_close(curve.value_pb[i, : len(value_b)], value_b)
 
 
 def test_sixteen_samples_are_exact():

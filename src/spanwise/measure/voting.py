@@ -72,7 +72,7 @@ def voting(
         pass@1     mean correctness, whatever the budget
         pass@k     1 - C(m - c, n) / C(m, n): at least one of n is right, for c right ones of m
         majority   argmax_a #{i: a(i) = a}
-        weighted   argmax_a sum_i q(i) 1{a(i) = a}
+        weighted   argmax_a sum_i q(i) 1{a(i) = a}; as maxconf, only where some sample states a confidence
         maxconf    the sample of highest confidence
         best_of    the sample of highest `score_n` (a verifier, a reward model); only with `score_n`
 
@@ -127,9 +127,10 @@ def voting(
         "pass@1": lambda pool, n: float(pool.correct_m.mean()),
         "pass@k": lambda pool, n: pass_at_k(len(pool.correct_m), int(pool.correct_m.sum()), n),
         "majority": lambda pool, n: _vote(pool, torch.ones_like(pool.correct_m), n, subsets),
-        "weighted": lambda pool, n: _vote(pool, pool.confidence_m.nan_to_num(nan=0.0), n, subsets),
-        "maxconf": lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n),
     }
+    if not bool(confidence_n.isnan().all()):
+        ways["weighted"] = lambda pool, n: _vote(pool, pool.confidence_m.nan_to_num(nan=0.0), n, subsets)
+        ways["maxconf"] = lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n)
     if score_n is not None:
         ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
     pools = [

@@ -156,12 +156,11 @@ def credit_page(folder: Path) -> str:
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
     made = {}
-    for way, first in next(iter(votes.values())).items():
-        rows = [
-            [i.value for i in curves[way].intervals] for curves in votes.values() if curves[way].budgets == first.budgets
-        ]
-        value_sb = torch.tensor(rows, dtype=torch.float64)
-        made[way] = Curve(first.budgets, value_sb, tuple(votes), tuple(map(mean_interval, value_sb.T)))
+    for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
+        # A seed without any confidence has no weighted vote.
+        there = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
+        value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in there.values()], dtype=torch.float64)
+        made[way] = Curve(first.budgets, value_sb, tuple(there), tuple(map(mean_interval, value_sb.T)))
     return made
 
 
