@@ -16,12 +16,14 @@ easy: .venv/train.stamp          ## from the easy start with Brier, three seeds:
 	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed || exit 1; done
 
 evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, and goes on where it stopped
-	for score in brier log_score; do for size in 4 16; do $(BIN)/spanwise compare --arms none,batch,group,outcome,blended,rlcr \
-	  --reference blended --output runs/easy-$$score-g$$size --set start=easy --set calibration=$$score --set eval_every=40 \
-	  --set keep_rollouts=120 --set group_size=$$size --set prompts=$$((256 / $$size)) || exit 1; done; done
-	for seed in 0 1 2; do for method in bae rlcr; do $(BIN)/spanwise train recipes/two_attempts.yaml --method $$method \
+	for start_score in easy-brier easy-log_score hard-log_score; do for size in 4 16; do \
+	  $(BIN)/spanwise compare --arms none,batch,group,outcome,blended,rlcr --reference blended \
+	  --output runs/$$start_score-g$$size --set start=$${start_score%%-*} --set calibration=$${start_score#*-} --set eval_every=40 \
+	  --set keep_rollouts=120 --set group_size=$$size --set prompts=$$((256 / $$size)) && \
+	  $(BIN)/python benchmarks/clear_and_smudged.py runs/$$start_score-g$$size || exit 1; done; done
+	for seed in 0 1 2 3 4; do for method in bae rlcr; do $(BIN)/spanwise train recipes/two_attempts.yaml --method $$method \
 	  --seed $$seed --output runs/twice-$$method-$$seed && $(BIN)/spanwise eval runs/twice-$$method-$$seed || exit 1; done; done
-	$(BIN)/python benchmarks/frozen_prefix.py --arms group,outcome,blended
+	for score in brier log_score; do $(BIN)/python benchmarks/frozen_prefix.py --arms group,outcome,blended --score $$score || exit 1; done
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2

@@ -69,6 +69,11 @@ def test_train_leaves_everything_behind(run):
     assert 0 < summary["spanwise_share"] < 1
     assert (folder / "model" / "config.json").is_file()
     assert "segment + score + credit took" in done.stdout
+    # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
+    assert (
+        "groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80;"
+        in done.stdout
+    )
 
 
 def test_rollouts_can_be_read_and_add_up(run):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spanwise.measure import Curve, Interval
+from spanwise.measure.fixed_point import fixed_point
+from spanwise.measure.proper_score import ScoreName
+from spanwise.score import Objective
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -115,6 +119,28 @@ def gain_table(title: str, gain: Curve) -> Table:
     for n, i in zip(gain.budgets, gain.intervals, strict=True):
         table.add_row(str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
     return table
+
+
+def pull_note(objectives: Iterable[Objective], *, group_size: int, leave_one_out: bool = False) -> str | None:
+    """What the outcome baseline does to a confidence in small groups; None where it moves .70 by less than .05.
+
+    >>> report = Objective("brier", pays=("report",), given="correct", baseline="outcome")
+    >>> pull_note([report], group_size=4).split(";")[0]
+    'In groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80'
+    >>> pull_note([report], group_size=16) is None
+    True
+    """
+    if not any(o.baseline == "outcome" and o.reward in get_args(ScoreName) for o in objectives):
+        return None
+    p_b = torch.tensor([0.7], dtype=torch.float64)
+    point = float(fixed_point(p_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))
+    if abs(point - 0.7) < 0.05:
+        return None
+    return (
+        f"In groups of {group_size} that hold right and wrong answers the outcome baseline drives a confidence of .70 to "
+        f"{point:.2f}".replace(" 0.", " .")
+        + "; larger groups do it less, the baselines blended and group do not (docs/fidelity.md)."
+    )
 
 
 def sparkline(values: Sequence[float | None]) -> str:

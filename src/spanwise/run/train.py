@@ -19,7 +19,7 @@ from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import ece
 from spanwise.recipe import EMBEDDED, Plan, Recipe, plan, resolved
-from spanwise.run.display import Live, figure_table, warm_up_progress
+from spanwise.run.display import Live, figure_table, pull_note, warm_up_progress
 from spanwise.run.evaluate import evaluate
 from spanwise.run.folder import RunFolder
 from spanwise.run.samples import Samples
@@ -88,6 +88,9 @@ def train(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     recorder.trainer = trainer
+    note = pull_note(filled.objectives, group_size=recipe.group_size, leave_one_out=recipe.leave_one_out)
+    if note and not filled.sum_first and trainer.accelerator.is_main_process:
+        console.print(note, highlight=False, soft_wrap=True)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
