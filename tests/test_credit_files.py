@@ -23,6 +23,7 @@ from spanwise.run.credit import credit, credit_rollouts, figures
 from spanwise.run.credit_apply import split_groups
 from spanwise.run.credit_write import choose_rows
 from spanwise.run.folder import RunFolder
+from spanwise.run.report import last_rollouts
 from spanwise.run.train import train
 from spanwise.segment import Layout, segment
 from spanwise.types import Status
@@ -125,13 +126,12 @@ def script(*, tools=False, truncated=False):
     return spoken
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_path):
-    """The trainer's own rollouts of two steps: one prompt for two groups, tool output, completions left out of the loss."""
+def scripted_run(variant, folder_path):
+    """A run of two steps of the real trainer: one prompt for two groups, tool output, completions left out of the loss."""
     choices, options = VARIANTS[variant]
-    recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(tmp_path), **choices})
+    recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder_path), **choices})
     filled = plan(recipe, Layout(LAYOUT), 16)
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(folder_path)
     said = script(tools=variant == "tools", truncated=variant == "truncated")
     for step, spoken in ((1, said), (2, said[::-1])):
         extra = {
@@ -139,16 +139,61 @@ def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_pa
             "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
         }  # fmt: skip
         options = {"per_device_train_batch_size": 16, **options}
-        trainer = trl_small.trainer(tmp_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
+        trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
         trainer.train()
         folder.write_rollouts(trainer.last_rollouts, step=step)
     folder.write_recipe(resolved(recipe, filled))
     trl_small.tokenizer().save_pretrained(folder.model)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_path):
+    scripted_run(variant, tmp_path)
     result = credit_rollouts(tmp_path, methods=["recipe"])
     assert_the_trainers_own(tmp_path, result)
     assert (result.table.trainable == written(tmp_path, "trainable")).all()
     if variant == "truncated":
         assert int((~result.table.learned_n).sum()) == 2
+
+
+@pytest.mark.parametrize(("variant", "trained", "other"), [("blended", "bae", "rlcr"), ("rlcr", "rlcr", "bae")])
+def test_the_report_of_a_run_shows_another_method_beside_its_own(variant, trained, other, tmp_path):
+    scripted_run(variant, tmp_path)
+    view, credit = last_rollouts(tmp_path, trained)
+    rows = pq.read_table(tmp_path / "rollouts" / "step_000002.parquet").to_pylist()
+    assert view.methods == (trained, other)
+    assert [row.tokens for row in view.completions] == [
+        trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
+    ]
+    assert list(credit) == [trained, other]
+    checked = 0
+    for first in range(0, 16, 4):  # groups of four, in file order
+        group, shown = rows[first : first + 4], view.completions[first : first + 4]
+        for n, (row, seen) in enumerate(zip(group, shown, strict=True)):
+            np.testing.assert_array_equal(seen.advantages[trained], row["advantages"])
+            for block in ("solution", "confidence"):
+                here = row[f"end/{block}"] > 0
+                held = float(credit[trained][block][first + n])
+                assert held == row[f"credit/{block}"] if here else np.isnan(held)
+        totals = [row["reward/correct"] + (-1.0 if row["reward/brier"] is None else row["reward/brier"]) for row in group]
+        right = [row["reward/correct"] for row in group]
+        for row, seen, total in zip(group, shown, totals, strict=True):
+            if other == "rlcr":  # one number: the sum of the rewards against the group's mean
+                expected = np.sign(round(total - np.mean(totals), 9))
+            else:  # bae: the first block against the group's mean of its own reward
+                expected = np.sign(round(row["reward/correct"] - np.mean(right), 9))
+            assert np.sign(round(seen.advantages[other][row["start/solution"]], 9)) == expected
+            checked += expected != 0
+    assert checked > 8
+
+
+def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(tmp_path):
+    scripted_run("blended", tmp_path)
+    for file in (tmp_path / "model").glob("*"):
+        file.unlink()
+    view, credit = last_rollouts(tmp_path, "bae")
+    assert view.methods == ("bae",)
+    assert list(credit) == ["bae"]
 
 
 # --------------------------------------------------------------------------- TRL

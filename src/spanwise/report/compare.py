@@ -11,7 +11,7 @@ from spanwise.measure import Comparison, Curve, Difference
 from spanwise.report.charts import curves, forest
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, is_share, seed_curves, wide
-from spanwise.report.train import calibration_section, voting_section
+from spanwise.report.sections import calibration_section, voting_section
 
 VERDICTS = ("clear", "borderline", "noise")
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from spanwise.report.charts import bars, histograms
+from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, histogram_rows, merged
+from spanwise.report.rows import Row, merged
+from spanwise.report.sections import credit_section, tokens_section
 from spanwise.report.tokens import TokenView
-from spanwise.report.train import tokens_section
 
 
 def credit_report(
@@ -48,13 +48,7 @@ def credit_report(
     count = max((len(reward_n) for reward_n in rewards.values()), default=0)
     sections = [
         tokens_section(view),
-        Section(
-            "Credit by block",
-            "How often a method credits a block with how much. A high bin in the middle means that the block learns little from "
-            "these rollouts.",
-            legend=methods,
-            panels=_histograms(methods, credit),
-        ),
+        credit_section(methods, credit, of="these rollouts"),
         Section("Summary", "Over the completions that have the block.", table=_summary(methods, credit)),
         Section(
             "Dead strata",
@@ -82,20 +76,6 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
         notes = [f"{there:,} present", *([f"{failed:,} failed"] if failed else [])]
         made.append(Headline(f"mean reward: {name}", mean, ", ".join(notes)))
     return made
-
-
-def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:
-    panels = []
-    for block in dict.fromkeys(block for method in methods for block in credit[method]):
-        rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        if rows:
-            table = [
-                {"from": row["low"], "to": row["high"], row["series"]: row["share"]}
-                for row in rows
-                if row["low"] < row["high"]
-            ]
-            panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(table, key="from")))
-    return panels
 
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:

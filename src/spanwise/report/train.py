@@ -8,26 +8,29 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import Curve, curve_difference, figure_intervals
-from spanwise.report.charts import curves, histograms, reliability_diagram
+from spanwise.measure import Curve, figure_intervals
+from spanwise.report.charts import curves
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
     FIGURES,
     Row,
     batch_curve,
-    confidence_rows,
     figure,
     figure_name,
     figures_of,
     is_share,
-    merged,
     percent,
-    reliability_rows,
     seed_curves,
-    voting_rows,
     wide,
-)  # fmt: skip
-from spanwise.report.tokens import TokenView, token_view
+)
+from spanwise.report.sections import (
+    attempts_section,
+    calibration_section,
+    credit_section,
+    tokens_section,
+    voting_section,
+)
+from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
 HELD_OUT, BATCH = "held-out prompts", "training batches"
@@ -40,6 +43,7 @@ def train_report(
     summary: Mapping[str, Any],
     samples: Mapping[str, Tensor] | None = None,
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
+    credit: Mapping[str, Mapping[str, Tensor]] | None = None,
     view: TokenView | None = None,
 ) -> str:
     """Write the report of a training run, finished or not, as one HTML file.
@@ -51,7 +55,9 @@ def train_report(
         samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
             `prompt`, `well_formed` (and `refusal`) the headline has intervals.
         votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
-        view: completions for the token view.
+        credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block. The first method is
+            the one that was trained with.
+        view: completions for the token view, under the same methods.
 
     Edge cases:
         What is not there is left out; a figure of the headline that does not exist is shown as "not measured".
@@ -76,7 +82,8 @@ def train_report(
         voting_section(dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts])),
         attempts_section(votes or {}),
         *_batch_sections(batches),
-        tokens_section(view),
+        credit_section(list(credit or {}), credit or {}, of=f"these rollouts{_of_step(view)}"),
+        tokens_section(view, note=_not_trained(view)),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
@@ -88,72 +95,17 @@ def train_report(
     )
 
 
-def calibration_section(samples: Mapping[str, Mapping[str, Tensor]]) -> Section:
-    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
-    panels, names = [], ("right answers", "wrong answers")
-    for name, columns in samples.items():
-        rows = reliability_rows(columns["confidence"], columns["correct"], columns.get("prompt"))
-        if rows:
-            count = sum(row["count"] for row in rows)
-            note = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
-            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), note))
-    if panels and "" in samples:
-        rows = confidence_rows(samples[""]["confidence"], samples[""]["correct"])
-        chart = histograms(rows, names=names, x="confidence (the last step: exactly 1)", zero=False, height=330)
-        table = [{"confidence": row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
-        panels.append(
-            Panel("Confidence of right and wrong answers", (chart,), merged(table, key="confidence"), legend=names)
-        )
-    return Section(
-        "Reliability",
-        "Accuracy of the completions that say the same confidence. On the dashed line a policy knows what it knows; below it, "
-        "it claims too much. Whiskers are 95 % intervals; the bars count completions.",
-        panels=panels,
-    )
+def _of_step(view: TokenView | None) -> str:
+    steps = sorted({row.step for row in view.completions if row.step is not None}) if view else []
+    return f", of step {steps[0]}" if len(steps) == 1 else ""
 
 
-def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts") -> Section:
-    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
-    rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
-    ways = list(dict.fromkeys(row["series"] for found in rows.values() for row in found))
-    panels = []
-    for name, found in rows.items():
-        if found:
-            chart = curves(found, names=ways, x="samples n", y="accuracy", percent=True, height=280)
-            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(found, key="x", label="n")))
-    text = (
-        f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
-        "pass@k: at least one is right."
-    )
-    return Section("Voting", text, legend=ways, panels=panels)
-
-
-def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """What a later attempt is better by, if there is one: majority against majority, prompt by prompt."""
-    first, *later = votes or ("",)
-    differences = {
-        f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
-        for name in later
-        if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
-    }
-    rows = voting_rows(differences)
-    if not rows:
-        return Section("Attempts")
-    chart = curves(rows, names=list(differences), x="samples n", y="difference in accuracy", y_zero=True, height=280)
-    return Section(
-        "Attempts",
-        "Accuracy of the majority of a later attempt minus that of the first one, over the same samples; bands are 95 % intervals "
-        "over prompts. Above 0 the later attempt is better.",
-        legend=list(differences),
-        panels=[Panel("Later attempt minus the first", (chart,), wide(rows, key="x", label="n"))],
-    )
-
-
-def tokens_section(view: TokenView | None) -> Section:
-    """The token view, if there are completions to show."""
-    if view is None or not view.completions:
-        return Section("Tokens")
-    return Section("Tokens", "What every token is credited with.", body=token_view(view), needs=("tokens",))
+def _not_trained(view: TokenView | None) -> str:
+    """Which methods of the view the run was not trained with."""
+    trained, *others = view.methods if view else ("",)
+    if not others:
+        return ""
+    return f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
 
 
 def command(recipe: Mapping[str, Any]) -> str:
@@ -290,14 +242,3 @@ _OPTIMISER = (
     ("Completion length", "tokens", {"tokens": "completions/mean_length"}),
     ("Learning rate", "per step", {"learning rate": "learning_rate"}),
 )
-
-
-def _bins(rows: Sequence[Row]) -> list[Row]:
-    return [
-        {
-            "confidence": "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
-            "completions": row["count"], "mean confidence": row["confidence"], "accuracy": row["accuracy"],
-            "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
-        }
-        for row in rows
-    ]  # fmt: skip

@@ -164,7 +164,7 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
     for run in runs:
         samples = read_samples(run.folder)
         size = int(torch.bincount(samples.prompt_n).max())
-        votes = samples.votes(budgets=(size,))
+        votes = samples.votes(budgets=(size,), resamples=1)  # seeds give the interval
         voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ("majority", "weighted") if name in votes}
         found.setdefault(run.arm, {})[run.seed] = {**samples.figures(), **voted}
     return found

@@ -217,7 +217,7 @@ def _report(result: CreditResult, folder: Path, rows: int, console: Console) -> 
         source=str(result.table.path),
         note=note.strip(),
         methods=[one.arm.name for one in result.applied],
-        credit={one.arm.name: _by_block(one) for one in result.applied},
+        credit={one.arm.name: one.by_block for one in result.applied},
         rewards={name: result.scores.reward_nm[:, m] for m, name in enumerate(result.scores.names)},
         statuses=statuses(result.scores),
         dead={one.arm.name: one.dead for one in result.applied},
@@ -229,12 +229,6 @@ def _report(result: CreditResult, folder: Path, rows: int, console: Console) -> 
     except OSError as error:
         raise DataError(f"'{place}' cannot be written: {error.strerror or error}.") from error
     return [str(place)]
-
-
-def _by_block(one: Applied) -> dict[str, Tensor]:
-    """Credit per block, NaN where a completion does not have it."""
-    held_nk = torch.where(one.marked.length_nk > 0, one.credit.block_nk, torch.nan)
-    return {name: held_nk[:, k] for k, name in enumerate(one.marked.names)}
 
 
 def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:

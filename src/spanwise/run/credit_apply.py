@@ -46,6 +46,12 @@ class Applied:
         return spread_nt.numpy()[table.tokens.filled(first, last)]
 
     @property
+    def by_block(self) -> dict[str, Float[Tensor, " n"]]:
+        """The credit of each block; NaN where a completion does not have it."""
+        held_nk = torch.where(self.marked.length_nk > 0, self.credit.block_nk, torch.nan)
+        return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)}
+
+    @property
     def silent_n(self) -> Bool[Tensor, " n"]:
         """The completions none of whose blocks gets any credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)

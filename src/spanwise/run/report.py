@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from spanwise.errors import DataError
+from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
 from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report
+from spanwise.run.credit import credit_rollouts
 from spanwise.run.credit_write import choose_rows
+from spanwise.run.credit_write import token_rows as file_rows
 from spanwise.run.report_files import FIDELITY, read_json, read_lines, read_numbers, read_recipe, read_table
 from spanwise.run.samples import FILE, Samples, read_samples
 from spanwise.run.tokens import pieces_of, token_rows
@@ -64,13 +68,15 @@ def train_page(folder: Path) -> str:
     """The report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe = read_recipe(folder)
+    view, credit = last_rollouts(folder, str(recipe.get("method", "this run")))
     return train_report(
         recipe=recipe,
         metrics=read_lines(folder / "metrics.jsonl"),
         summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=None if samples is None else _columns(samples),
         votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
-        view=_last_rollouts(folder, str(recipe.get("method", "this run"))),
+        credit=credit,
+        view=view,
     )
 
 
@@ -203,13 +209,46 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
     return samples.votes(block, budgets=budgets, resamples=resamples)
 
 
-def _last_rollouts(folder: Path, method: str) -> TokenView | None:
-    """The newest batch of completions that the run kept."""
+def last_rollouts(folder: Path, method: str) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
+    """The newest batch of completions that the run kept, as it was credited and as one other method would have.
+
+    Args:
+        folder: of the run.
+        method: that it was trained with. Beside it stands `bae`, or `rlcr` (one number for everything) where it is `bae`; nothing,
+            where the file does not tell enough for that.
+
+    Returns:
+        The token view, and the credit of each block under each method; None and nothing where no rollouts were kept.
+    """
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
-        return None
+        return None, {}
+    table = read_table(files[-1])
     pieces = _pieces(folder) if (folder / "model").is_dir() else None
-    return TokenView((method,), token_rows(read_table(files[-1]).slice(0, MOST), pieces=pieces, method=method))
+    rows = token_rows(table.slice(0, MOST), pieces=pieces, method=method)
+    credit = {method: _recorded(table)}
+    other = "rlcr" if method == "bae" else "bae"
+    try:
+        found = credit_rollouts(files[-1], methods=[other])
+    except SpanwiseError:
+        found = None
+    if found is None or not found.table.has_ids:
+        return TokenView((method,), rows), credit
+    credit[other] = found.applied[0].by_block
+    beside = file_rows(found.table, found.applied, found.scores, found.marked, range(len(rows)))
+    both = [replace(row, advantages={**row.advantages, **b.advantages}) for row, b in zip(rows, beside, strict=True)]
+    return TokenView((method, other), both), credit
+
+
+def _recorded(table: pa.Table) -> dict[str, Tensor]:
+    """The credit of each block as the run recorded it; NaN where a completion does not have the block."""
+    blocks = [name.removeprefix("end/") for name in table.column_names if name.startswith("end/")]
+    ends = {name: read_numbers(table, f"end/{name}") for name in blocks}
+    return {
+        name: read_numbers(table, f"credit/{name}").masked_fill(end_n == 0, torch.nan)
+        for name, end_n in ends.items()
+        if f"credit/{name}" in table.column_names
+    }
 
 
 def _pieces(run: Path) -> Callable[[list[int]], list[str]] | None:

@@ -1,0 +1,122 @@
+"""Sections that more than one kind of report has: reliability, votes, attempts, credit by block, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from spanwise.measure import Curve, curve_difference
+from spanwise.report.charts import curves, histograms, reliability_diagram
+from spanwise.report.page import Panel, Section
+from spanwise.report.rows import Row, confidence_rows, histogram_rows, merged, reliability_rows, voting_rows, wide
+from spanwise.report.tokens import TokenView, token_view
+
+
+def calibration_section(samples: Mapping[str, Mapping[str, Tensor]]) -> Section:
+    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
+    panels, names = [], ("right answers", "wrong answers")
+    for name, columns in samples.items():
+        rows = reliability_rows(columns["confidence"], columns["correct"], columns.get("prompt"))
+        if rows:
+            count = sum(row["count"] for row in rows)
+            note = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
+            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), note))
+    if panels and "" in samples:
+        rows = confidence_rows(samples[""]["confidence"], samples[""]["correct"])
+        chart = histograms(rows, names=names, x="confidence (the last step: exactly 1)", zero=False, height=330)
+        table = [{"confidence": row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
+        panels.append(
+            Panel("Confidence of right and wrong answers", (chart,), merged(table, key="confidence"), legend=names)
+        )
+    return Section(
+        "Reliability",
+        "Accuracy of the completions that say the same confidence. On the dashed line a policy knows what it knows; below it, "
+        "it claims too much. Whiskers are 95 % intervals; the bars count completions.",
+        panels=panels,
+    )
+
+
+def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts") -> Section:
+    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
+    rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
+    ways = list(dict.fromkeys(row["series"] for found in rows.values() for row in found))
+    panels = []
+    for name, found in rows.items():
+        if found:
+            chart = curves(found, names=ways, x="samples n", y="accuracy", percent=True, height=280)
+            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(found, key="x", label="n")))
+    text = (
+        f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
+        "pass@k: at least one is right."
+    )
+    return Section("Voting", text, legend=ways, panels=panels)
+
+
+def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
+    """What a later attempt is better by, if there is one: majority against majority, prompt by prompt."""
+    first, *later = votes or ("",)
+    differences = {
+        f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
+        for name in later
+        if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
+    }
+    rows = voting_rows(differences)
+    if not rows:
+        return Section("Attempts")
+    chart = curves(rows, names=list(differences), x="samples n", y="difference in accuracy", y_zero=True, height=280)
+    return Section(
+        "Attempts",
+        "Accuracy of the majority of a later attempt minus that of the first one, over the same samples; bands are 95 % intervals "
+        "over prompts. Above 0 the later attempt is better.",
+        legend=list(differences),
+        panels=[Panel("Later attempt minus the first", (chart,), wide(rows, key="x", label="n"))],
+    )
+
+
+def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
+    """Histograms of the credit of each block under several methods; `of` says of which completions.
+
+    Args:
+        methods: names, in the order of their colours.
+        credit: method -> block -> credit of each completion (n,); NaN where it has no such block.
+        of: the end of the sentence.
+    """
+    return Section(
+        "Credit by block",
+        f"How often a method credits a block with how much. A high bin in the middle means that the block learns little from {of}.",
+        legend=methods,
+        panels=_histograms(methods, credit),
+    )
+
+
+def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
+    """The token view, if there are completions to show; `note` says more about them."""
+    if view is None or not view.completions:
+        return Section("Tokens")
+    return Section("Tokens", f"What every token is credited with. {note}".strip(), body=token_view(view), needs=("tokens",))
+
+
+def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:
+    panels = []
+    for block in dict.fromkeys(block for method in methods for block in credit[method]):
+        rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
+        if rows:
+            table = [
+                {"from": row["low"], "to": row["high"], row["series"]: row["share"]}
+                for row in rows
+                if row["low"] < row["high"]
+            ]
+            panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(table, key="from")))
+    return panels
+
+
+def _bins(rows: Sequence[Row]) -> list[Row]:
+    return [
+        {
+            "confidence": "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
+            "completions": row["count"], "mean confidence": row["confidence"], "accuracy": row["accuracy"],
+            "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+        }
+        for row in rows
+    ]  # fmt: skip
