@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -155,8 +156,29 @@ def test_arms_and_seeds_that_cannot_be():
     for arms, seeds, match in (((), (0,), "each arm once, and at least one; got none"), (("group",), (1, 1), "got 1, 1")):
         with pytest.raises(RecipeError, match=match):
             planned(arms, seeds, {}, "out")
+    with pytest.raises(
+        RecipeError, match=r"Arm 'group' has the baseline group, and --set baseline=outcome would make it another"
+    ):
+        planned(("group", "bae"), (0,), {"baseline": "outcome"}, "out")
+    assert (
+        planned(("bae",), (0,), {"baseline": "batch"}, "out")[0].recipe.baseline == "batch"
+    )  # the arm says the method only
     with pytest.raises(RecipeError, match="Did you mean 'group'"):
         compare(arms=("group",), seeds=(0,), output="out", reference="grup")
+
+
+def test_an_arm_wins_over_the_shared_recipe(tmp_path):
+    """The recipe of the experiment itself names a method and a baseline, as ours under recipes/ do."""
+    shared = Path(__file__).parents[1] / "recipes" / "confidence.yaml"
+    runs = planned(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
+    assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
+    assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]
+    assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
+    own = tmp_path / "mine.yaml"
+    own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
+    with pytest.raises(RecipeError, match="its own objectives, so changing baseline from outcome to group"):
+        planned(("group",), (0,), {}, "out", shared=own)
+    assert planned(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
 
 
 def test_absent_figures_stay_absent(tmp_path):

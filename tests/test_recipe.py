@@ -5,7 +5,7 @@ import yaml
 
 from spanwise.credit import METHODS
 from spanwise.errors import LayoutError, RecipeError
-from spanwise.recipe import load, plan, resolved
+from spanwise.recipe import answer_layout, load, plan, resolved
 from spanwise.segment import Layout
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -59,8 +59,55 @@ def test_a_resolved_recipe_says_everything(name, tmp_path):
 def test_command_line_wins_over_the_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("steps: 5\nmethod: rlcr\n")
-    recipe = load(path, {"steps": 9, "method": None})
-    assert (recipe.steps, recipe.method) == (9, "rlcr")
+    recipe = load(path, {"steps": 9, "entropy_target": None})
+    assert (recipe.steps, recipe.method, recipe.entropy_target) == (9, "rlcr", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"baseline": "blended"}, ["changing baseline from outcome to blended", "--set objectives=null"]),
+        ({"calibration": "log_score"}, ["changing calibration from brier to log_score"]),
+        ({"method": "rlcr"}, ["its own objectives and sum_first and per", "--set sum_first=null"]),
+    ],
+)
+def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):
+    recipe = load(None, {"baseline": "outcome"})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(resolved(recipe, plan(recipe, LAYOUT, 32)), sort_keys=False))
+    with pytest.raises(RecipeError) as error:
+        load(path, overrides)
+    assert all(word in str(error.value) for word in words), error.value
+    load(path, {"method": "bae", "baseline": "outcome", "calibration": "brier"})  # what it says already
+    nulls = dict.fromkeys(("objectives", "sum_first", "per"))
+    made = plan(load(path, {**overrides, **nulls}), LAYOUT, 32)
+    assert made == plan(load(None, overrides), LAYOUT, 32)
+
+
+def test_a_model_by_name_does_not_start_from_the_toys_learning_rate(tmp_path):
+    names = {"model": "m", "dataset": "d"}
+    assert (load(None, names).learning_rate, load(None).learning_rate) == (1e-6, 4e-4)
+    assert load(None, {**names, "learning_rate": 3e-6}).learning_rate == 3e-6
+    path = tmp_path / "recipe.yaml"
+    path.write_text("task: confidence\nmodel: m\ndataset: d\nlearning_rate: 2.0e-6\n")
+    assert (load(path).learning_rate, load(path).eval_prompts) == (2e-6, 100)
+
+
+TAGGED = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks", "prefilled"),
+    [
+        ({}, TAGGED, None),
+        ({"prefilled": "reasoning"}, TAGGED, "reasoning"),
+        ({"layout": {"all": []}}, TAGGED, None),
+        ({"layout": {"all": ["reasoning", "answer", "analysis", "confidence"]}}, TAGGED, None),
+        ({"layout": {"s": ["think", "answer"], "c": ["confidence"]}}, {"s": ["think", "answer"], "c": ["confidence"]}, None),
+    ],
+)
+def test_completions_are_read_by_the_recipes_blocks(fields, blocks, prefilled):
+    assert answer_layout(load(None, fields), LAYOUT) == Layout(blocks, prefilled=prefilled)
 
 
 def test_a_model_name_means_the_real_task():

@@ -70,7 +70,8 @@ def train(
         resume: a checkpoint folder, or "last".
         set_: any other recipe field, as field=value; may be repeated.
     """
-    named = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "set_")}
+    given = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "set_")}
+    named = {key: value for key, value in given.items() if value is not None}
     from spanwise.recipe import load
 
     loaded = load(recipe, {**named, **_assignments(set_ or [])})
@@ -137,26 +138,23 @@ def compare(
     What is already in the output folder is not trained again, so an interrupted comparison goes on, and more seeds can be added.
 
     Args:
-        recipe: YAML file with what the arms share.
+        recipe: YAML file with what the arms share; an arm's own fields win over it.
         arms: baselines, methods or recipe files, separated by commas.
         seeds: numbers separated by commas.
         output: folder for the table, the report and the runs.
         reference: compare every other arm with this one only; default: all pairs.
         processes: trainings side by side; default 2 on two CPU cores.
-        set_: any recipe field of all arms, as field=value; may be repeated.
+        set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
     """
-    shared = {}
-    if recipe is not None:
-        from spanwise.recipe import load
-
-        shared = load(recipe).model_dump(exclude_unset=True, mode="json")
     from spanwise.run.compare import compare as run
     from spanwise.run.display import quiet
 
     quiet()
     names = [name.strip() for name in arms.split(",") if name.strip()]
-    choices = {**shared, **_assignments(set_ or [])}
-    run(arms=names, seeds=_numbers(seeds), output=output, choices=choices, reference=reference, processes=processes)
+    run(
+        arms=names, seeds=_numbers(seeds), output=output, shared=recipe, choices=_assignments(set_ or []), reference=reference,
+        processes=processes,
+    )  # fmt: skip
 
 
 @app.command

@@ -18,10 +18,19 @@ from spanwise.segment import Layout
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice")
+#: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
+#: learning rate and entropy control, and evaluations that do not take longer than the training.
+HUB: Mapping[str, Any] = {
+    "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
+    "save_every": 40, "keep_rollouts": 20,
+}  # fmt: skip
 
 
 class Recipe(BaseModel):
-    """Everything one run depends on. Fields left out take the embedded task's values; `resolved` fills in the preset."""
+    """Everything one run depends on; `resolved` fills in the preset.
+
+    Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +70,9 @@ class Recipe(BaseModel):
     prompts: int = Field(16, ge=1, description="prompts per step")
     group_size: int = Field(16, ge=2, description="completions per prompt")
     mini_batches: int = Field(1, ge=1, description="optimizer steps per generation batch")
-    micro_batch: int | None = Field(None, ge=1, description="completions per forward pass; default: a whole mini-batch")
+    micro_batch: int | None = Field(
+        None, ge=1, description="completions per forward pass; default: a whole mini-batch, of a model by name at most 4"
+    )
     learning_rate: float = Field(4e-4, gt=0)
     warmup_steps: int = Field(10, ge=0)
     clip: float = Field(0.2, gt=0, description="PPO clip range of the ratio")
@@ -142,36 +153,64 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
     Args:
         path: YAML file; None: the embedded default.
-        overrides: field -> value, from the command line; None values are left out.
+        overrides: field -> value, from the command line; they win over the file, None as well.
 
     Raises:
-        RecipeError: the file cannot be read, an unknown field (with a suggestion), a value of the wrong kind.
+        RecipeError: the file cannot be read, an unknown field (with a suggestion), a value of the wrong kind, an override that
+            another field of the file would make void.
 
     Example:
         >>> load(None, {"method": "rlcr", "steps": 50}).steps
         50
     """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-        except yaml.YAMLError as error:
-            raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
-        if read is not None and not isinstance(read, dict):
-            raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-        values = dict(read or {})
-    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
-    for key in values:
+    written = {} if path is None else _read(path)
+    given = dict(overrides or {})
+    for key in (*written, *given):
         if key not in Recipe.model_fields:
             raise RecipeError(unknown("recipe field", str(key), Recipe.model_fields))
+    _check_void(written, given)
+    values = {**written, **given}
     if "task" not in values and (values.get("model") or values.get("dataset")):
         values["task"] = "confidence"
+    if values.get("task", EMBEDDED[0]) not in EMBEDDED:
+        values = {**HUB, **values}
     try:
         return Recipe(**values)
     except ValidationError as error:
         raise RecipeError(_sentence(error)) from error
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    """What a recipe file says."""
+    try:
+        read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if read is not None and not isinstance(read, dict):
+        raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
+    return dict(read or {})
+
+
+def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse to change a preset that the file has written out: the change would do nothing, without a word.
+
+    Raises:
+        RecipeError: naming the fields that are in the way.
+    """
+    for field in ("method", "baseline", "calibration"):
+        before = written.get(field, Recipe.model_fields[field].default)
+        if field not in given or given[field] == before:
+            continue
+        fixed = ("objectives", "sum_first", "per") if field == "method" else ("objectives",)
+        void = [name for name in fixed if written.get(name) is not None and name not in given]
+        if void:
+            null = " ".join(f"--set {name}=null" for name in void)
+            raise RecipeError(
+                f"The recipe has its own {' and '.join(void)}, so changing {field} from {before} to {given[field]} would change "
+                f"nothing or half of it. Change it there, or take the preset's with {null}."
+            )
 
 
 def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Plan:
@@ -210,6 +249,34 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
         recipe.method if own else None,
         preset.whiten,
     )
+
+
+def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
+    """The blocks that completions are read by: the recipe's, or the task's.
+
+    Where the recipe pays the whole completion as one block, of the task's tags or of none, the task's blocks: a method that sees
+    one block does not change what the completions say.
+    """
+    if recipe.layout is None:
+        return Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled)
+    layout = Layout(recipe.layout, prefilled=recipe.prefilled)
+    if len(layout.names) == 1 and layout.tags in ((), tuple(dict.fromkeys(task_layout.tags))):
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled)
+    return layout
+
+
+def answer_tags(recipe: Recipe) -> dict[str, str]:
+    """The tags of answer and confidence, as the recipe's objectives name them.
+
+    >>> answer_tags(load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}))
+    {'answer': 'x', 'confidence': 'confidence'}
+    """
+    tags = {"answer": "answer", "confidence": "confidence"}
+    kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
+    for entry in recipe.objectives or ():
+        if entry.get("reward") in kinds:
+            tags[kinds[entry["reward"]]] = (entry.get("options") or {}).get("tag", kinds[entry["reward"]])
+    return tags
 
 
 def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:

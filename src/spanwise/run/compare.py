@@ -87,21 +87,39 @@ def arm_fields(name: str) -> dict[str, Any]:
     raise RecipeError(unknown("arm (a baseline, a method or a recipe file)", name, [*BASELINES, *METHODS]))
 
 
-def planned(arms: Sequence[str], seeds: Sequence[int], choices: Mapping[str, Any], output: str) -> list[Run]:
+def planned(
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    choices: Mapping[str, Any],
+    output: str,
+    *,
+    shared: str | Path | None = None,
+) -> list[Run]:
     """Every run of a comparison, seed by seed, so that an early look has whole pairs.
 
+    What an arm says wins over the `shared` recipe file, and `choices` win over both.
+
     Raises:
-        RecipeError: no arm or seed, an arm twice, or one that cannot be planned.
+        RecipeError: no arm or seed, an arm twice, one that cannot be planned, or choices that would make an arm another one.
     """
     names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
     for kind, listed in (("arm", names), ("seed", seeds)):
         if not listed or len(set(listed)) < len(listed):
             raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
     fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
+    for name, own in fields.items():
+        for field in ("method", "baseline"):
+            if field in own and choices.get(field, own[field]) != own[field]:
+                raise RecipeError(
+                    f"Arm '{name}' has the {field} {own[field]}, and --set {field}={choices[field]} would make it another arm; "
+                    f"leave that out, or give it as an arm."
+                )
+    written = set() if shared is None else load(shared).model_fields_set
+    common = {field: value for field, value in COMMON.items() if field not in written}
 
     def recipe(name: str, seed: int) -> Recipe:
         place = str(Path(output) / f"{name}-{seed}")
-        return load(None, {**COMMON, **fields[name], **choices, "seed": seed, "output": place})
+        return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": place})
 
     return [Run(name, seed, recipe(name, seed)) for seed in seeds for name in names]
 
@@ -111,6 +129,7 @@ def compare(
     arms: Sequence[str],
     seeds: Sequence[int],
     output: str,
+    shared: str | Path | None = None,
     choices: Mapping[str, Any] | None = None,
     reference: str | None = None,
     processes: int | None = None,
@@ -122,7 +141,8 @@ def compare(
         arms: baselines, methods or recipe files; each becomes a row.
         seeds: of prompts and sampling; arms with the same seed are paired.
         output: folder; a run folder `<arm>-<seed>` for each, the table in `summary.json` and `comparison.md`.
-        choices: recipe fields of all arms.
+        shared: recipe file with what the arms share; an arm's own fields win over it.
+        choices: recipe fields of all arms, which win over both.
         reference: compare the others with this arm only; default: all pairs.
         processes: trainings side by side; default 2 if there are two cores and no GPU, else 1.
         console: where progress is shown.
@@ -131,7 +151,7 @@ def compare(
         SpanwiseError: an arm or field that does not exist, or an output that holds another comparison.
     """
     console = console or Console()
-    runs = planned(arms, seeds, choices or {}, output)
+    runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
         raise RecipeError(unknown("reference arm", reference, [run.arm for run in runs]))
     Path(output).mkdir(parents=True, exist_ok=True)

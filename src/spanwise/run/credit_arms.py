@@ -11,7 +11,7 @@ from torch import Tensor
 from spanwise.credit import METHODS, method
 from spanwise.engines.files import RolloutTable
 from spanwise.errors import LayoutError, RecipeError
-from spanwise.recipe import Plan, Recipe, plan
+from spanwise.recipe import Plan, Recipe, answer_layout, plan
 from spanwise.score import BASELINES
 from spanwise.segment import Layout
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
@@ -74,16 +74,11 @@ def choose_arms(recipe: Recipe, wanted: Sequence[str], table: RolloutTable) -> t
 
 
 def base_layout(recipe: Recipe) -> Layout:
-    """The recipe's blocks; where it pays the whole completion as one block, the task's blocks of the same tags."""
+    """The blocks of the recipe, or of its task (`answer_layout`)."""
     task = _LAYOUTS.get(recipe.task)
-    if recipe.layout is None:
-        if task is None:
-            raise RecipeError(f"Task '{recipe.task}' has no layout of its own here; add a layout to the recipe.")
-        return Layout(dict(task.blocks), prefilled=recipe.prefilled or task.prefilled)
-    layout = Layout(recipe.layout, prefilled=recipe.prefilled)
-    if task is not None and len(layout.names) == 1 and layout.tags == tuple(dict.fromkeys(task.tags)):
-        return Layout(dict(task.blocks), prefilled=layout.prefilled)
-    return layout
+    if task is None and recipe.layout is None:
+        raise RecipeError(f"Task '{recipe.task}' has no layout of its own here; add a layout to the recipe.")
+    return Layout(recipe.layout or {}, prefilled=recipe.prefilled) if task is None else answer_layout(recipe, task)
 
 
 def _own(recipe: Recipe) -> Arm:

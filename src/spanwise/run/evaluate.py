@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from spanwise.engines.sample import sample
 from spanwise.errors import DataError
-from spanwise.recipe import Recipe
+from spanwise.recipe import Recipe, answer_tags
 from spanwise.run.samples import Samples
 from spanwise.score import Objective, parse_confidence, score
 from spanwise.segment import Layout, Vocabulary, segment
@@ -28,6 +29,7 @@ def evaluate(
     temperature: float = 1.0,
     max_new_tokens: int | None = None,
     seed: int = 1,
+    tags: Mapping[str, str] | None = None,
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
@@ -39,7 +41,12 @@ def evaluate(
         temperature: of sampling; the protocol uses 1.
         max_new_tokens: default: the task's.
         seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
+        tags: those of "answer" and "confidence", where they have other names (`recipe.answer_tags`).
+
+    Edge cases:
+        Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
     """
+    names = {"answer": "answer", "confidence": "confidence", **(tags or {})}
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     ids_nt, mask_nt = sample(
         model,
@@ -54,31 +61,33 @@ def evaluate(
     columns = {
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
-    tags = dict(task.layout.blocks)
-    answering = [name for name in task.layout.names if "answer" in tags[name]] or [task.layout.names[0]]
+    inside = dict(task.layout.blocks)
+    answering = [name for name in task.layout.names if names["answer"] in inside[name]] or [task.layout.names[0]]
     return Samples(
         torch.arange(len(rows)).repeat_interleave(samples),
-        {name: [(entry.get(name) or {}).get("answer") for entry in text] for name in answering},
-        {name: _correct(name, text, columns) for name in answering},
-        confidences(text, task.layout.names[-1], task.layout),
+        {name: [(entry.get(name) or {}).get(names["answer"]) for entry in text] for name in answering},
+        {name: _correct(name, text, columns, task.layout, names["answer"]) for name in answering},
+        confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
     )
 
 
-def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]]) -> torch.Tensor:
+def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, tag: str) -> torch.Tensor:
     """Whether the answer of a block is right; a completion without the block solved nothing."""
-    correct_n = score([Objective("correct", pays=(block,))], text, columns=columns).reward_nm[:, 0]
+    if tag not in dict(layout.blocks)[block]:
+        return torch.full((len(text),), torch.nan, dtype=torch.float64)
+    correct_n = score([Objective("correct", pays=(block,), options={"tag": tag})], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
     return torch.where(there_n, correct_n, 0.0).double()
 
 
-def confidences(text: list[BlockText], block: str, layout: Layout) -> torch.Tensor:
+def confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Stated confidences; NaN where none is stated, or it cannot be read."""
-    tags = dict(layout.blocks)[block]
+    there = tag in dict(layout.blocks)[block]
     read = []
     for entry in text:
-        stated = (entry.get(block) or {}).get("confidence") if "confidence" in tags else None
+        stated = (entry.get(block) or {}).get(tag) if there else None
         value = None if stated is None else parse_confidence(stated)
         read.append(float("nan") if value is None else value)
     return torch.tensor(read, dtype=torch.float64)
@@ -99,7 +108,7 @@ def evaluate_folder(
     task = make_task(recipe, console)
     return evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
-        max_new_tokens=recipe.max_completion_length,
+        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe),
     )  # fmt: skip
 
 

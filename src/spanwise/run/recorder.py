@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.measure import ece
-from spanwise.recipe import Recipe
+from spanwise.recipe import Recipe, answer_tags
 from spanwise.run.display import Live
 from spanwise.run.evaluate import evaluate
 from spanwise.run.folder import RunFolder
@@ -116,6 +116,7 @@ class Recorder(TrainerCallback):
             samples=samples,
             temperature=self.recipe.temperature,
             max_new_tokens=self.recipe.max_completion_length,
+            tags=answer_tags(self.recipe),
         )
 
     def _trainer(self) -> SpanGRPOTrainer:

@@ -6,7 +6,9 @@ import json
 import os
 import time
 import zipfile
+from dataclasses import replace
 from importlib.util import find_spec
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Plan, Recipe, plan, resolved
+from spanwise.recipe import EMBEDDED, Plan, Recipe, answer_layout, plan, resolved
 from spanwise.run.display import figure_table, pull_note, warm_up_progress
 from spanwise.run.folder import RunFolder
 from spanwise.run.recorder import Recorder
@@ -26,9 +28,9 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console) -> Task:
-    """The task of a recipe: the embedded one (warm-started on first use) or a model and a dataset by name."""
+    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset."""
     if recipe.task in EMBEDDED:
-        return digits_task(
+        task = digits_task(
             recipe.start if recipe.task == "digits" else "twice",
             seed=recipe.seed,
             start_seed=recipe.start_seed,
@@ -37,15 +39,17 @@ def make_task(recipe: Recipe, console: Console) -> Task:
             eval_size=recipe.eval_prompts,
             progress=warm_up_progress(console),
         )
-    return load_task(
-        str(recipe.model),
-        str(recipe.dataset),
-        prompt_format=recipe.task,
-        split=recipe.split,
-        question_column=recipe.question_column,
-        answer_column=recipe.answer_column,
-        eval_limit=recipe.eval_prompts,
-    )
+    else:
+        task = load_task(
+            str(recipe.model),
+            str(recipe.dataset),
+            prompt_format=recipe.task,
+            split=recipe.split,
+            question_column=recipe.question_column,
+            answer_column=recipe.answer_column,
+            eval_limit=recipe.eval_prompts,
+        )
+    return replace(task, layout=answer_layout(recipe, task.layout))
 
 
 def train(
@@ -114,7 +118,7 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
     on_cpu = not torch.cuda.is_available()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     mini = recipe.prompts * recipe.group_size // recipe.mini_batches
-    micro = recipe.micro_batch or mini // world
+    micro = recipe.micro_batch or (mini // world if recipe.task in EMBEDDED else gcd(mini // world, 4))
     options = {
         "output_dir": str(Path(recipe.output) / "checkpoints"),
         "per_device_train_batch_size": micro,

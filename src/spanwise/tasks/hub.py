@@ -19,6 +19,8 @@ else:
 
 PromptFormat = Literal["confidence", "two_attempts"]
 PromptStyle = Literal["plain", "user", "system"]
+#: Rows that are set aside for evaluation, or a fifth of them if that is less.
+HELD_OUT = 512
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 LAYOUTS: dict[PromptFormat, Layout] = {
@@ -68,10 +70,10 @@ def load_task(
         prompt_format: which instruction goes before the question: "confidence" (reasoning, answer, analysis, confidence) or
             "two_attempts" (reasoning, answer, reasoning, answer).
         split: of the dataset, for training.
-        eval_split: split for evaluation; None: set aside a random part of `split`, the same every time, at most a fifth.
+        eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
         question_column, answer_column: columns with the question and the right answer.
         limit: use at most so many training questions, from the first.
-        eval_limit: use at most so many evaluation questions.
+        eval_limit: use at most so many evaluation questions; what is trained on does not hang on it.
         max_completion_length: tokens.
 
     Returns:
@@ -155,16 +157,16 @@ def _read(dataset: str, split: str) -> Dataset:
         what = "file" if reader else "folder" if place.is_dir() else "name"
         raise DataError(
             f"Split '{split}' of the dataset {what} '{dataset}' cannot be read ({_reason(error)}). "
-            f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --split."
+            f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
         ) from error
 
 
 def _check_columns(rows: Dataset, dataset: str, question: str, answer: str) -> Dataset:
-    for name, option in ((question, "--question-column"), (answer, "--answer-column")):
+    for name, option in ((question, "question_column"), (answer, "answer_column")):
         if name not in rows.column_names:
             raise DataError(
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with {option}."
+                f"Name the right one with --set {option}=NAME."
             )
         empty = next((row for row, value in enumerate(rows[name]) if value is None or not str(value).strip()), None)
         if empty is not None:
@@ -175,16 +177,19 @@ def _check_columns(rows: Dataset, dataset: str, question: str, answer: str) -> D
 
 
 def _set_aside(rows: Dataset, dataset: str, eval_limit: int) -> tuple[Dataset, Dataset]:
-    """Training rows in their order, and evaluation rows drawn with a fixed seed."""
-    size = min(eval_limit, max(1, len(rows) // 5))
-    if len(rows) < 2 or size < 1:
+    """Training rows in their order, and the first `eval_limit` of the rows set aside.
+
+    Which rows are set aside hangs on the dataset alone: a run and a later evaluation may ask for different numbers of them.
+    """
+    size = min(HELD_OUT, max(1, len(rows) // 5))
+    if len(rows) < 2 or eval_limit < 1:
         raise DataError(
             f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
-            f"at least one must be left on each side. Give a larger dataset or set --eval-prompts to 1 or more."
+            f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
         )
     chosen = np.random.default_rng(0).permutation(len(rows))[:size]
     left = np.setdiff1d(np.arange(len(rows)), chosen)
-    return rows.select(left.tolist()), rows.select(sorted(chosen.tolist()))
+    return rows.select(left.tolist()), rows.select(sorted(chosen[:eval_limit].tolist()))
 
 
 def _to_prompt(row: Mapping[str, Any], *, instruction: str, style: PromptStyle, names: tuple[str, str]) -> dict[str, Any]:
