@@ -91,6 +91,7 @@ def test_the_table_is_student_t_over_seeds(finished, cache, capsys, tmp_path):
         "auroc",
         "ece",
         "brier",
+        "coverage",
         "format_rate",
         "majority@4",
         "weighted@4",
@@ -117,6 +118,36 @@ def test_the_evaluation_can_be_worked_out_again(finished):
         assert value is None or intervals[name].value == pytest.approx(value)
     alone = samples.votes(budgets=(1,))["majority"].intervals[0].value
     assert alone == pytest.approx(final["accuracy"])
+
+
+def test_evaluations_of_different_sizes_are_not_compared(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    whole = read_samples(tmp_path / "out" / "group-0")
+    part = Samples(
+        whole.prompt_n[:8], {k: v[:8] for k, v in whole.answers.items()}, {k: v[:8] for k, v in whole.correct.items()},
+        whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8],
+    )  # fmt: skip
+    part.write(tmp_path / "out" / "group-0")  # as spanwise eval --prompts 2 leaves it
+    with pytest.raises(DataError, match=r"group-0' has 2 prompts x 4 samples and that of .* has 4 prompts x 4 samples"):
+        run(tmp_path / "out", capsys)
+
+
+def test_a_share_without_verdicts_shows_in_the_table(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    samples = read_samples(tmp_path / "out" / "group-0")
+    samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
+    samples.write(tmp_path / "out" / "group-0")
+    found, _ = run(tmp_path / "out", capsys)
+    assert found.cells["group", "verdict_rate"].interval.value == pytest.approx((0.75 + 1) / 2)
+    assert found.cells["group", "majority@4"].interval.count == 2
+
+
+def test_a_later_attempt_without_any_verdict_has_no_accuracy():
+    nothing = torch.full((2,), math.nan, dtype=torch.float64)
+    answers = {"first": ["1", "2"], "second": ["1", "2"]}
+    correct = {"first": torch.ones(2, dtype=torch.float64), "second": nothing}
+    samples = Samples(torch.arange(2), answers, correct, nothing, torch.ones(2, dtype=torch.bool))
+    assert samples.figures()["second_accuracy"] is None
 
 
 def test_what_is_there_is_not_trained_again(finished, cache, capsys, tmp_path):

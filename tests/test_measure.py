@@ -314,3 +314,19 @@ def test_figures_with_intervals():
             assert interval.low < value < interval.high
     without = figure_intervals(c, q, prompts=prompts.tolist(), well_formed_n=formed, resamples=50)
     assert without["refusal_rate"] is None
+
+
+def test_intervals_stay_between_0_and_1_and_are_never_empty():
+    # Nearly always right: the basic interval would mirror past 1. Always well-formed: no resample ever differs.
+    c = torch.ones(60, dtype=torch.float64)
+    c[7] = 0.0
+    q = torch.full((60,), 0.9, dtype=torch.float64)
+    got = figure_intervals(c, q, prompts=[n // 2 for n in range(60)], well_formed_n=torch.ones(60, dtype=torch.bool))
+    accuracy, form = got["accuracy"], got["format_rate"]
+    assert accuracy is not None
+    assert form is not None
+    assert 0.9 < accuracy.low < 59 / 60 < accuracy.high == 1.0
+    assert (form.low, form.high) == pytest.approx(wilson(30, 30))  # 30 prompts, not 60 completions
+    alone = figure_intervals(c[:1], q[:1], prompts=[0], well_formed_n=torch.ones(1, dtype=torch.bool))["accuracy"]
+    assert alone is not None
+    assert math.isnan(alone.low)

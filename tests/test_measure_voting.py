@@ -140,11 +140,20 @@ def test_absent_confidence_votes_without_weight():
     assert got["maxconf"] == pytest.approx([2 / 3, 1 / 3, 0.0])
 
 
-def test_no_verdict_is_as_if_not_drawn():
+def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
     rows = [("1", 1, 9, 0), ("2", 0, 5, 0), ("2", 0, 6, 0)]
-    with_absent = run([*rows, ("1", None, 10, 9)])
-    assert with_absent["majority"].budgets == (1, 2, 3)
-    assert shown(with_absent) == shown(run(rows))
+    judged, unjudged = run([*rows, ("1", 1, 10, 9)]), run([*rows, ("1", None, 10, 9)])
+    assert unjudged["majority"].budgets == (1, 2, 3, 4)
+    assert shown(unjudged) == shown(judged)  # "1" is right, says the first sample
+
+
+def test_an_answer_that_nobody_judged_is_not_right():
+    """Two hard prompts whose popular answer timed out: leaving the samples out would make both look solved."""
+    rows = [("1", 1, 9, 0), ("3", None, 9, 0), ("3", None, 9, 0)]
+    got = shown(run(rows))
+    assert got["pass@1"][0] == pytest.approx(1 / 3)
+    assert got["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
+    assert got["pass@k"] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 def test_a_prompt_without_any_verdict_has_no_value():

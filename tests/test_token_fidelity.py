@@ -210,6 +210,21 @@ def test_leads_choose_anew_in_every_draw():
     assert found.lead("c", "GAE 0", "GAE 1").value == -found.lead("c", "GAE 1", "GAE 0").value
 
 
+def test_an_estimator_that_never_varies_leads_nobody():
+    # A critic that always says 0, and last tokens that are no decisions: GAE 0 is 0 at every decision, the others are not.
+    trajectories, value_nt = drawn(60, 6, seed=5, prompts=20)
+    last_nt = torch.arange(6) == 5
+    sure = replace(
+        trajectories, logp_nt=trajectories.logp_nt.masked_fill(last_nt, 0.0), mask_nt=trajectories.mask_nt | last_nt
+    )
+    found = token_fidelity(sure, {"zero": torch.zeros_like(value_nt)}, draws=50)
+    assert math.isnan(found.interval("zero", "GAE 0", "correlation", kind="decision").value)
+    best = found.best("zero", "GAE", kind="decision")
+    lead = found.lead("zero", "SAE 0.5, 0", "GAE", kind="decision")
+    own = [found.interval("zero", name, "correlation", kind="decision").value for name in ("SAE 0.5, 0", best)]
+    assert lead.value == pytest.approx(own[0] - own[1])
+
+
 def test_intervals_are_by_prompt():
     trajectories, value_nt = drawn(6, 5, seed=6, prompts=6)
     copies = 20  # the same six completions of six prompts, again and again: no new facts, the same interval

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError
 from spanwise.measure.bins import One, Scheme, check_reports
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
-from spanwise.measure.intervals import Interval, Prompts
+from spanwise.measure.intervals import Interval, Prompts, wilson
 from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
 
 
@@ -93,6 +95,8 @@ def figures(
 ) -> dict[str, float | None]:
     """The figures of one evaluation. Calibration is over the completions that stated a confidence; `coverage` is their share.
 
+    Accuracy is over those whose answer could be judged; `verdict_rate` is their share.
+
     A collapsed policy has a beautiful ECE: read accuracy, refusal and format rate first.
 
     Args:
@@ -116,12 +120,17 @@ def figure_intervals(
     refusal_n: Bool[Tensor, " n"] | None = None,
     resamples: int = 1000,
     level: float = 0.95,
-    kind: Kind = "percentile",
+    kind: Kind = "basic",
     seed: int = 0,
 ) -> dict[str, Interval | None]:
     """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
 
-    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`.
+    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`; "basic", as a resampled ECE is larger
+    than the ECE.
+
+    Edge cases:
+        All figures lie in [0, 1], and so do the bounds. A share of exactly 0 or 1, which no resample changes, has Wilson's interval
+        over the prompts.
 
     >>> every = torch.ones(4, dtype=torch.bool)
     >>> right_n, stated_n = torch.tensor([1., 1., 0., 1.]), torch.tensor([.9, .8, .3, .9])
@@ -133,7 +142,21 @@ def figure_intervals(
         name: None if figure is None else bootstrap(figure, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
         for name, figure in weighted.items()
     }
-    return {name: None if i is None or i.value != i.value else i for name, i in intervals.items()}
+    return {name: None if i is None or i.value != i.value else _bounded(i, name in _SHARES) for name, i in intervals.items()}
+
+
+_SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
+
+
+def _bounded(interval: Interval, share: bool) -> Interval:
+    """Bounds inside [0, 1]."""
+    if share and interval.sem == 0 and interval.value in (0.0, 1.0):
+        low, high = wilson(interval.value * interval.count, interval.count, level=interval.level)
+    elif math.isnan(interval.low):
+        return interval
+    else:
+        low, high = max(interval.low, 0.0), min(interval.high, 1.0)
+    return replace(interval, low=low, high=high)
 
 
 def _weighted(
@@ -157,6 +180,7 @@ def _weighted(
         "refusal_rate": None if refusal_n is None else partial(weighted_mean, refusal_n.double()),
         "format_rate": partial(weighted_mean, well_formed_n.double()),
         "coverage": partial(weighted_mean, stated_n.double()),
+        "verdict_rate": partial(weighted_mean, (~correct_n.isnan()).double()),
         "mean_confidence": judged(partial(weighted_mean, q)),
         "sharpness": judged(partial(weighted_sharpness, q)),
         "ece": judged(partial(weighted_ece, q, c)),

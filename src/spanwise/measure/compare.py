@@ -19,8 +19,8 @@ from spanwise.measure.quantiles import t_cdf
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: "clear": beyond the noise, all pairs considered; "borderline": its own interval excludes 0, the number of pairs explains it;
-#: "noise": the interval holds 0; "same": equal in every seed; "unknown": fewer than two common seeds.
+#: "clear": beyond the noise of seeds, all pairs of the figure considered; "borderline": its own interval excludes 0, the number of
+#: pairs (or of seeds) explains it; "noise": the interval holds 0; "same": equal in every seed; "unknown": no two common seeds.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
@@ -47,10 +47,11 @@ class Difference:
         figure, a, b: what is compared.
         interval: mean difference over the common seeds, with its own t interval.
         sd: standard deviation of the differences by seed.
-        p: of the paired t test, two-sided.
+        p: of the paired t test, two-sided; of the sign test, 2^(1 - S), where all S differences are equal.
         p_adjusted: by Holm over the differences of this figure.
         verdict: what may be said.
-        seeds_needed: to see a true difference of this size with the power asked for; None if it is 0 or unknown.
+        seeds_needed: to call a true difference of this size clear with the power asked for, among as many pairs; None if it is 0,
+            unknown, or equal in all seeds (no spread to plan with).
     """
 
     figure: str
@@ -76,7 +77,7 @@ class Difference:
             return f"{size}, beyond the noise."
         takes = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            return f"{size}; 0 lies outside, but not once all pairs are considered (Holm p = {self.p_adjusted:.2f}){takes}."
+            return f"{size}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){takes}."
         return f"{size}, inside the noise{takes}."
 
 
@@ -119,7 +120,15 @@ class Comparison:
         if not clear:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
         rest = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
-        return f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}."
+        return f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}. {self._fine_print()}"
+
+    def _fine_print(self) -> str:
+        """What "beyond the noise" does not cover."""
+        expected = len({d.figure for d in self.differences}) * (1 - self.level)
+        return (
+            f"The noise is that of the seeds, on the same held-out prompts; Holm is over the pairs of one figure, so over "
+            f"{len({d.figure for d in self.differences})} figures up to {expected:.2g} such calls may be luck."
+        )
 
 
 def compare(
@@ -139,12 +148,14 @@ def compare(
         runs: method -> seed -> figure -> value; None and NaN are missing.
         figures: which, in order; default: all, as they first appear.
         reference: compare every other method with this one only; default: all pairs. Fewer pairs, more certain of each.
-        level: of the intervals; a difference is clear when its Holm-adjusted p is below 1 - level.
+        level: of the intervals; a difference is clear when its Holm-adjusted p is below 1 - level. The adjustment is over the pairs
+            of a figure, not over figures.
         power: for `seeds_needed`.
 
     Edge cases:
         One seed has a mean and no interval. A figure that is missing in a seed leaves that seed out.
-        Differences equal in all seeds, and not 0, are clear: there is no noise to hide in.
+        Differences equal in all seeds, and not 0, have no spread for a t test: the sign test takes its place, which needs 6 seeds.
+        Differences below 1e-9 in all seeds are rounding: the same.
 
     Raises:
         RecipeError: no runs, an unknown reference.
@@ -210,7 +221,13 @@ def _differences(runs: Runs, figure: str, pairs: Sequence[tuple[str, str]], leve
     made = []
     for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
         verdict, sd = _verdict(interval, adjusted, level), interval.sem * math.sqrt(interval.count)
-        takes = None if verdict == "unknown" else seeds_needed(interval.value, sd, power=power, alpha=1 - level)
+        times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
+        alpha = (1 - level) / max(1.0, times)
+        takes = (
+            None
+            if verdict in ("unknown", "same") or _flat(interval)
+            else seeds_needed(interval.value, sd, power=power, alpha=alpha)
+        )
         made.append(Difference(figure, a, b, interval, sd, p, adjusted, verdict, takes))
     return made
 
@@ -220,18 +237,22 @@ def _p(interval: Interval) -> float:
     if interval.count < 2:
         return math.nan
     if _flat(interval):
-        return 1.0 if interval.value == 0 else 0.0
+        return 1.0 if _nothing(interval) else 2.0 ** (1 - interval.count)
     return 2 * t_cdf(-abs(interval.value) / interval.sem, interval.count - 1)
 
 
 def _flat(interval: Interval) -> bool:
-    return interval.sem <= 1e-12 * abs(interval.value)
+    return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
+
+
+def _nothing(interval: Interval) -> bool:
+    return abs(interval.value) <= 1e-9 and interval.sem <= 1e-9
 
 
 def _verdict(interval: Interval, adjusted: float, level: float) -> Verdict:
     if interval.count < 2:
         return "unknown"
-    if interval.value == 0 and interval.sem == 0:
+    if _nothing(interval):
         return "same"
     if adjusted < 1 - level:
         return "clear"

@@ -78,10 +78,12 @@ class TokenFidelity:
         sign, families = _sign(figure), (self._family(one), self._family(other))
 
         def difference(weight_rn: Tensor) -> Tensor:
-            best_2r = [
-                torch.stack([sign * self._figure(critic, name, figure, kind)(weight_rn) for name in names]).amax(dim=0)
-                for names in families
-            ]
+            best_2r = []
+            for names in families:
+                value_er = torch.stack([sign * self._figure(critic, name, figure, kind)(weight_rn) for name in names])
+                known_er = ~value_er.isnan()  # one that never varies has no correlation, and leads nobody
+                best_r = value_er.masked_fill(~known_er, -torch.inf).amax(dim=0)
+                best_2r.append(best_r.masked_fill(~known_er.any(dim=0), torch.nan))
             return sign * (best_2r[0] - best_2r[1])
 
         return self._bootstrap(difference, level)

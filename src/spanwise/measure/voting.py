@@ -43,10 +43,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The samples of one prompt that have a verdict, in an order that does not depend on how they came."""
+    """The samples of one prompt, in an order that does not depend on how they came."""
 
+    judged: bool  # any sample has a verdict
     seed: int  # of random subsets; its own, so that their errors average out over prompts
-    correct_m: Float[Tensor, " m"]
+    correct_m: Float[Tensor, " m"]  # what its answer is worth where the sample has no verdict
     confidence_m: Float[Tensor, " m"]  # NaN where absent
     score_m: Float[Tensor, " m"]
     vote_am: Float[Tensor, "a m"]  # 1 at the samples that gave the answer
@@ -93,7 +94,8 @@ def voting(
         Ties give the expected value of a fair choice: among tied answers, or for maxconf and best_of among tied samples. A subset
         in which nobody votes is wrong. If all weights are 0, all answers that were given tie. Prompts with fewer than n samples
         are left out at n. An answer judged both ways counts with its mean. Weights are rounded to 1e-6, so that .3 + .6 ties
-        with .9.
+        with .9. A sample without a verdict votes all the same: its answer counts as it was judged in other samples, and as not
+        right where it never was; to leave it out would be to leave out hard prompts. A prompt without any verdict has no value.
 
     Raises:
         AlignmentError: columns of different lengths.
@@ -116,16 +118,16 @@ def voting(
     """
     prompt_n = prompt_index(prompts, len(answers))
     _check(answers, correct_n, confidence_n, score_n)
-    known_n = ~correct_n.isnan().cpu()
     ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
-    largest = int(torch.bincount(prompt_n[known_n]).max()) if bool(known_n.any()) else 0
+    largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
     chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
     for n in chosen:
         if not 1 <= n <= largest:
-            raise RecipeError(f"A budget of {n} samples cannot be had: prompts have 1 to {largest} samples with a verdict.")
+            lack = "no sample has a verdict" if largest == 0 else f"prompts have 1 to {largest} samples"
+            raise RecipeError(f"A budget of {n} samples cannot be had: {lack}.")
     ways: dict[str, Callable[[_Pool, int], float]] = {
         "pass@1": lambda pool, n: float(pool.correct_m.mean()),
-        "pass@k": lambda pool, n: pass_at_k(len(pool.correct_m), int(pool.correct_m.sum()), n),
+        "pass@k": lambda pool, n: pass_at_k(len(pool.correct_m), int((pool.correct_m > 0.5).sum()), n),
         "majority": lambda pool, n: _vote(pool, torch.ones_like(pool.correct_m), n, subsets),
     }
     if not bool(confidence_n.isnan().all()):
@@ -133,12 +135,10 @@ def voting(
         ways["maxconf"] = lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n)
     if score_n is not None:
         ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
-    pools = [
-        _pool((prompt_n == p) & known_n, answers, correct_n, confidence_n, score_n, seed * 100_003 + p) for p in sorted(ids)
-    ]
+    pools = [_pool(prompt_n == p, answers, correct_n, confidence_n, score_n, seed * 100_003 + p) for p in sorted(ids)]
     curves = {}
     for name, way in ways.items():
-        rows = [[way(pool, n) if n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
+        rows = [[way(pool, n) if pool.judged and n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
         value_pb = torch.tensor(rows, dtype=torch.float64).reshape(len(pools), len(chosen))
         curves[name] = _curve(chosen, value_pb, tuple(ids[p] for p in sorted(ids)), resamples, level, seed)
     return curves
@@ -221,14 +221,24 @@ def _pool(
 
     rows = sorted(
         (row(i) for i in mine_n.nonzero().flatten().tolist()),
-        key=lambda r: (r[0], r[1], *((math.isnan(x), x if x == x else 0.0) for x in r[2:])),
+        key=lambda r: (r[0], *((math.isnan(x), x if x == x else 0.0) for x in r[1:])),
     )
     texts = [row[0] for row in rows]
     given = sorted({text for text in texts if text})
     vote_am = torch.tensor([[float(text == answer) for text in texts] for answer in given], dtype=torch.float64)
     vote_am = vote_am.reshape(len(given), len(rows))
     correct_m, confidence_m, score_m = (torch.tensor([row[k] for row in rows], dtype=torch.float64) for k in (1, 2, 3))
-    return _Pool(seed, correct_m, confidence_m, score_m, vote_am, vote_am @ correct_m / vote_am.sum(dim=1))
+    judged_m = ~correct_m.isnan()
+    value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
+    return _Pool(
+        bool(judged_m.any()),
+        seed,
+        torch.where(judged_m, correct_m, vote_am.T @ value_a),
+        confidence_m,
+        score_m,
+        vote_am,
+        value_a,
+    )
 
 
 def _curve(

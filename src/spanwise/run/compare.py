@@ -25,11 +25,13 @@ from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
 from spanwise.recipe import Recipe, load
 from spanwise.run.report_files import without_nan
-from spanwise.run.samples import read_samples
+from spanwise.run.samples import check_protocol, read_samples
 from spanwise.score.objective import BASELINES
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
-FIGURES = ("accuracy", "auroc", "ece", "brier", "format_rate", "refusal_rate")
+FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
+#: The largest budget of a vote.
+MOST_VOTES = 16
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 _PLACE = ("output", "seed")
 
@@ -179,14 +181,20 @@ def compare(
 
 
 def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt."""
+    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16.
+
+    Raises:
+        DataError: evaluations of different sizes, which `spanwise eval` on one of the runs makes.
+    """
+    samples = {str(run.folder): read_samples(run.folder) for run in runs}
+    check_protocol(samples)
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     for run in runs:
-        samples = read_samples(run.folder)
-        size = int(torch.bincount(samples.prompt_n).max())
-        votes = samples.votes(budgets=(size,), resamples=1)  # seeds give the interval
+        one = samples[str(run.folder)]
+        size = min(int(torch.bincount(one.prompt_n).max()), MOST_VOTES)
+        votes = one.votes(budgets=(size,), resamples=1)  # seeds give the interval
         voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ("majority", "weighted") if name in votes}
-        found.setdefault(run.arm, {})[run.seed] = {**samples.figures(), **voted}
+        found.setdefault(run.arm, {})[run.seed] = {**one.figures(), **voted}
     return found
 
 
@@ -214,7 +222,9 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
     """The figures of the table that any run has."""
     values = [figures for seeds in found.values() for figures in seeds.values()]
     there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
-    return [name for name in FIGURES if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
+    unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
+    shown = [*FIGURES, *(["verdict_rate"] if unjudged else [])]
+    return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
 
 
 def _warm_up(recipe: Recipe, console: Console) -> None:

@@ -95,10 +95,10 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def interval_table(title: str, intervals: Mapping[str, Interval | None]) -> Table:
-    """A row per figure, none of which can be below 0: the value and its interval."""
+    """A row per figure: the value and its interval."""
     table = Table("", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name, i in intervals.items():
-        shown = ("-", "") if i is None else (f"{i.value:.3f}", f"{max(i.low, 0.0):.3f} to {i.high:.3f}")
+        shown = ("-", "") if i is None else (f"{i.value:.3f}", f"{i.low:.3f} to {i.high:.3f}")
         table.add_row(name.replace("_", " "), *shown)
     return table
 

@@ -49,12 +49,12 @@ class Samples:
         values = figures(
             self.correct[self.first], self.confidence_n, well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
         )
-        later = {f"{name}_accuracy": float(c.nanmean()) for name, c in self.correct.items() if name != self.first}
+        later = {f"{name}_accuracy": _mean(c) for name, c in self.correct.items() if name != self.first}
         return {**values, **later}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
-        """The figures with bootstrap intervals by prompt; "basic" ones, as a resampled ECE is larger than the ECE."""
-        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed, "kind": "basic"}
+        """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
+        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed}
         marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         found = figure_intervals(self.correct[self.first], self.confidence_n, **marks, **options)
         for name, correct_n in self.correct.items():
@@ -117,6 +117,29 @@ def read_samples(folder: str | Path) -> Samples:
         raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise DataError(f"'{place}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
+
+
+def check_protocol(samples: Mapping[str, Samples]) -> None:
+    """Refuse to compare evaluations of different sizes.
+
+    Raises:
+        DataError: naming two runs, how many prompts and samples each has, and how to make them alike.
+    """
+    sizes = {run: (len(found.prompt_n.unique()), len(found.prompt_n)) for run, found in samples.items()}
+    shapes = {run: f"{prompts} prompts x {count / max(prompts, 1):g} samples" for run, (prompts, count) in sizes.items()}
+    most = max(sizes, key=lambda run: sizes[run][1], default=None)
+    other = next((run for run in sizes if most is not None and sizes[run] != sizes[most]), None)
+    if most is not None and other is not None:
+        prompts, count = sizes[most]
+        raise DataError(
+            f"The evaluation of '{other}' has {shapes[other]} and that of '{most}' has {shapes[most]}, so their figures cannot be "
+            f"compared. Write it again: spanwise eval {other} --prompts {prompts} --samples {count // max(prompts, 1)}"
+        )
+
+
+def _mean(correct_n: Tensor) -> float | None:
+    mean = float(correct_n.nanmean())
+    return None if mean != mean else mean
 
 
 def _tensor(values: list[float | None]) -> Tensor:
