@@ -1,12 +1,14 @@
 """The pages say what runs: every python block is executed, every recipe is planned, tables agree with the code."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
+import torch
 
+import trl_small
 from spanwise.credit import METHODS
 from spanwise.credit.registry import ENTRY_POINT_GROUP, PROPERTIES
 from spanwise.recipe import load, plan
@@ -76,6 +78,34 @@ def test_the_table_of_properties_is_complete():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.stem)
-def test_yaml_blocks_are_yaml(page):
+def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
+    page_runs(page)  # a page may register the method that its recipe names
     for text in blocks(page, "yaml"):
-        assert isinstance(yaml.safe_load(text), dict)
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(text)
+        assert plan(load(recipe), DIGITS_LAYOUT, 32).objectives
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads
+def test_the_trainer_of_the_readme_can_be_built(tmp_path):
+    """With a small model and a small dataset in place of the names."""
+    (code,) = [code for _, rest, code in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "notest" in rest]
+    trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = {
+        "Qwen/Qwen2.5-3B-Instruct": tmp_path / "model",
+        "my/problems.jsonl": tmp_path / "sums.jsonl",
+        '"out"': f'"{tmp_path}"',
+    }
+    for name, place in named.items():
+        assert name in code
+        code = code.replace(name, str(place))
+    code = code.replace("num_generations=16,", "num_generations=16, use_cpu=True, bf16=False,").replace(
+        "trainer.train()", ""
+    )
+    namespace = {}
+    exec(compile(code, "README.md, the trainer", "exec"), namespace)
+    assert namespace["trainer"].args.num_generations == 16
+    assert namespace["task"].train.column_names == ["prompt", "answer"]

@@ -313,6 +313,12 @@ def methods(name: str | None = None, /) -> None:
     if chosen.preset is None:
         console.print("# Called from Python only: no trainer here has what it needs.", highlight=False, soft_wrap=True)
         return
+    if chosen.preset.whiten:
+        console.print(
+            "# The credit of each block is scaled to a standard deviation of 1 over the batch.",
+            highlight=False,
+            soft_wrap=True,
+        )
     recipe = load(None, {"method": name})
     preset = resolved(recipe, plan(recipe, DIGITS_LAYOUT, 32))
     fields = ("method", "layout", "objectives", "sum_first", "per", "leave_one_out", "min_stratum")

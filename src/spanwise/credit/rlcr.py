@@ -36,8 +36,8 @@ def rlcr(
         min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one and a constant group give exactly 0. The log score is unbounded: with it, refusing with a confidence of 0
-        beats an honest low confidence, and training can collapse.
+        A group of one and a constant group give exactly 0. With the log score, refusing with a confidence of 0 beats honest
+        answers while fewer than about two thirds of them are right, and training can collapse.
 
     Example:
         >>> import torch
@@ -45,7 +45,9 @@ def rlcr(
         tensor([ 0.9000, -0.9000], dtype=torch.float64)
 
     Reference:
-        Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R.
+        Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R. As a recipe the
+        one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that the two differ
+        in the credit alone; `per: completion` weighs all tokens alike.
     """
     total_n = correct_n.double() + calibration_weight * calibration_n.double()
     return dr_grpo(total_n, group_n, min_stratum=min_stratum)
