@@ -112,7 +112,9 @@ def evaluate(
     console = Console()
     found = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
     found.write(model)
-    console.print(interval_table(f"{model}: {prompts} prompts x {samples} samples", found.intervals()))
+    there = len(found.prompt_n.unique())
+    fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
+    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals()))
     votes = {block: found.votes(block) for block in found.correct}
     for block, curves in votes.items():
         console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
