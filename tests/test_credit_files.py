@@ -20,7 +20,7 @@ from spanwise.engines.files import read_rollouts
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load, plan, resolved
 from spanwise.run.credit import credit, credit_rollouts, figures
-from spanwise.run.credit_apply import split_groups
+from spanwise.run.credit_groups import split_groups
 from spanwise.run.credit_write import choose_rows
 from spanwise.run.folder import RunFolder
 from spanwise.run.report import last_rollouts
@@ -210,7 +210,10 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     run.train()
     result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
     assert result.table.source == "TRL"
-    assert result.table.note == "The file holds no token ids; credit is shown per word."
+    assert result.table.note == (  # the confidence that was left out
+        "The file holds no token ids; credit is shown per word. 1 of 8 recorded values of 'brier' are missing or not finite; "
+        "where the block is there, they count as failed checks."
+    )
     torch.testing.assert_close(result.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
     torch.testing.assert_close(result.applied[0].credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
     assert torch.equal(result.scores.reward_nm.isnan(), run.last_rollouts.scores.reward_nm.isnan())
@@ -345,7 +348,10 @@ def test_traces_of_verifiers(tmp_path):
     # Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing.
     assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.ERROR), int(Status.ERROR), 0]
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
-    assert table.note == "The file holds no token ids; credit is shown per word."
+    assert table.note == (
+        "The file holds no token ids; credit is shown per word. 2 of 5 recorded values of 'exact' and 2 of 5 recorded values of "
+        "'reward' are missing or not finite; where the block is there, they count as failed checks."
+    )
 
 
 def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
@@ -363,7 +369,7 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
     np.testing.assert_allclose(table.token_values["logp"], [-0.1, -0.2, -0.3, -0.4, -0.5], rtol=1e-6)
     one["nodes"][1]["mask"] = [True] * 5
-    with pytest.raises(DataError, match=r"Completion 0 of .* has 6 tokens and 5 values of 'mask'"):
+    with pytest.raises(DataError, match=r"Line 1 of .* has 6 tokens and 5 values of 'mask'"):
         read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -213,8 +213,14 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             )
 
 
-def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Plan:
+def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int, *, recorded: Collection[str] = ()) -> Plan:
     """Fill in the preset: layout, objectives and spreading as the recipe and its method say.
+
+    Args:
+        recipe: what is asked for.
+        task_layout: the blocks where the recipe names none.
+        max_completion_length: in tokens, for presets that divide by it.
+        recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
 
     Raises:
         RecipeError: an objective with an unknown field, reward, block or outcome; LayoutError: a layout that cannot work.
@@ -234,7 +240,7 @@ def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int) -> Pla
         objectives = tuple(_objective(entry, position) for position, entry in enumerate(recipe.objectives))
     else:
         objectives = preset_objectives(preset, layout, calibration=recipe.calibration, baseline=recipe.baseline)
-    check_objectives(objectives, layout)
+    check_objectives(objectives, layout, recorded=recorded)
     per = preset.per if recipe.per is None else recipe.per
     sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first
     if per == "length":

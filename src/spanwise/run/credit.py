@@ -13,14 +13,16 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from spanwise.engines.files import RolloutTable, read_rollouts
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import Recipe, load
-from spanwise.run.credit_apply import Applied, apply_arm, split_groups
-from spanwise.run.credit_arms import Arm, base_layout, choose_arms
-from spanwise.run.credit_score import Marked, Scored, check_tags, score_file
+from spanwise.recipe import load
+from spanwise.run.credit_apply import Applied, apply_arm
+from spanwise.run.credit_arms import Arm, base_layout, choose_arms, sources
+from spanwise.run.credit_groups import compared_groups
+from spanwise.run.credit_score import Marked, Scored, fitting, score_file
 from spanwise.run.credit_write import choose_rows, token_rows, write_credit
 from spanwise.types import Scores, Status
 
@@ -61,10 +63,10 @@ def credit_rollouts(
         rollouts: a file or folder that `read_rollouts` knows.
         recipe: YAML file with layout and objectives; default: the one of the run that the file lies in, else the layout of
             the confidence task.
-        methods: `method`, `method:baseline` or `recipe`; default: grpo, rlcr, bae and the recipe's own.
+        methods: `method`, `method:baseline` or `recipe`; default: those of grpo, rlcr, bae and the recipe's own that fit.
         tokenizer: folder of the tokenizer that the completions were sampled with.
         reward: objective -> the recorded reward it is taken from, "text" to compute it.
-        overrides: recipe fields.
+        overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
 
     Raises:
         DataError: the file cannot be read or lacks what a reward needs.
@@ -73,16 +75,17 @@ def credit_rollouts(
     table = read_rollouts(rollouts, tokenizer=tokenizer)
     own = None if table.folder is None else table.folder / "recipe.yaml"
     loaded = load(recipe or own, overrides)
-    arms, left_out = choose_arms(loaded, methods, table)
+    arms, notes = choose_arms(loaded, methods, table, reward)
     scored = score_file(table, arms, rewards=reward)
-    group_n, counted = _groups(table, loaded) if recipe is None and own is not None else (table.group_n, [])
-    if not scored.tagged and (recipe is not None or own is None):  # a run of ours may babble, and have no tags at first
-        check_tags(table, [layout for layout in scored.marked if layout.tags])
+    if recipe is not None or own is None:  # a run of ours may babble, and have no tags at first
+        arms, untagged = fitting(table, arms, scored, asked=bool(methods))
+        notes += untagged
+    group_n, counted = compared_groups(table, loaded, own, overrides or {})
     applied = tuple(apply_arm(table, arm, scored.scores[arm.name], scored.marked[arm.plan.layout], group_n) for arm in arms)
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
     base = base_layout(loaded)
-    marked = scored.marked.get(base, shown)
-    note = " ".join(part for part in (table.note, *left_out, *counted, _origins(scored)) if part)
+    marked = next((one.marked for one in applied if one.arm.plan.layout == base), shown)
+    note = " ".join(part for part in (table.note, *notes, *counted, _origins(table, arms, scored)) if part)
     return CreditResult(table, group_n, applied, _scores(arms, scored), marked, note)
 
 
@@ -178,7 +181,8 @@ def figures_table(result: CreditResult) -> Table:
     size = f"{len(result.table)} completions in {int(result.group_n.unique().numel())} groups"
     table = Table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata",
-        title=f"{result.table.path} ({result.table.source}): {size}", title_justify="left", box=box.SIMPLE_HEAD,
+        title=Text(f"{result.table.path} ({result.table.source}): {size}", style="table.title"),  # a path is no markup
+        title_justify="left", box=box.SIMPLE_HEAD,
     )  # fmt: skip
     for column in table.columns[2:5]:
         column.justify = "right"
@@ -246,27 +250,9 @@ def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:
     )
 
 
-def _groups(table: RolloutTable, recipe: Recipe) -> tuple[Tensor, list[str]]:
-    """The groups of a run of ours, whose size its recipe says, and what is not as it was in training."""
-    group_n = split_groups(table.group_n, recipe.group_size)
-    notes: list[str] = []
-    small = int((torch.unique(group_n, return_counts=True)[1] < recipe.group_size).sum())
-    if small:
-        notes.append(
-            f"{small} groups have fewer than the run's {recipe.group_size} completions, so their credit may differ."
-        )
-    batch = recipe.prompts * recipe.group_size
-    sizes = torch.unique(table.step_n, return_counts=True)[1]
-    if bool((sizes != batch).any()):
-        notes.append(
-            f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {batch}; what is compared "
-            "with the whole batch may differ."
-        )
-    return group_n, notes
-
-
-def _origins(scored: Scored) -> str:
-    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in scored.origin.items()) + "."
+def _origins(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> str:
+    origin = {name: place for arm in arms for name, place in sources(table, arm, scored.taken).items()}
+    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "."
 
 
 def _short(value: float | None) -> str:

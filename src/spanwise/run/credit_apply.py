@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -86,6 +86,7 @@ def apply_arm(table: RolloutTable, arm: Arm, scores: Scores, marked: Marked, gro
             inputs={"length_n": marked.length_nk[rows].sum(dim=1)},
             **arm.options,
         )
+        credit = replace(credit, stop_n=credit.stop_n.masked_fill(~present_nk[rows].any(dim=1), 0.0))  # no token carries it
         block_nk[rows], stop_n[rows] = credit.block_nk, credit.stop_n
         singleton_m += credit.singleton_m
         strata.count(arm, part, group_n[rows], credit)
@@ -102,21 +103,6 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     order = torch.argsort(step_n, stable=True)
     sizes = torch.unique_consecutive(step_n[order], return_counts=True)[1]
     yield from torch.split(order, sizes.tolist())
-
-
-def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Cut groups that are larger than a run's group size, as a prompt drawn twice in one step makes them, in file order.
-
-    >>> split_groups(torch.tensor([0, 0, 1, 1, 0, 0]), 2)
-    tensor([0, 0, 2, 2, 1, 1])
-    """
-    seen: dict[int, int] = {}
-    keys = []
-    for group in group_n.tolist():
-        place = seen[group] = seen.get(group, -1) + 1
-        keys.append((group, place // size))
-    order = {key: index for index, key in enumerate(sorted(set(keys)))}
-    return torch.tensor([order[key] for key in keys], dtype=torch.long)
 
 
 class _Strata:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from spanwise.credit import METHODS, method
 from spanwise.engines.files import RolloutTable
-from spanwise.errors import LayoutError, RecipeError
+from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.recipe import Plan, Recipe, answer_layout, plan
-from spanwise.score import BASELINES
+from spanwise.score import BASELINES, REWARDS
 from spanwise.segment import Layout
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
 from spanwise.tasks.hub import LAYOUTS
@@ -45,32 +46,108 @@ class Arm:
     needs: tuple[str, ...] = ()
 
 
-def choose_arms(recipe: Recipe, wanted: Sequence[str], table: RolloutTable) -> tuple[list[Arm], list[str]]:
-    """The arms asked for; without any, the usual ones and the recipe's own.
+def choose_arms(
+    recipe: Recipe, wanted: Sequence[str], table: RolloutTable, rewards: Mapping[str, str] | None = None
+) -> tuple[list[Arm], list[str]]:
+    """The arms asked for, each once; without any, those of the usual ones and the recipe's own that fit the file.
 
     Args:
         recipe: layout, objectives and options; its own method is always called by its own settings.
         wanted: `method`, `method:baseline` or `recipe`; empty for the usual ones.
         table: the file they are applied to.
+        rewards: objective -> recorded reward, see `taken_rewards`.
 
     Returns:
-        The arms, and sentences on those of the usual ones that do not fit the recipe.
+        The arms, and sentences on those of the usual ones that do not fit the recipe or the file.
 
     Raises:
-        RecipeError: an unknown method or baseline, a method that needs what the file does not have.
+        RecipeError: an unknown method or baseline, a method that needs what the file does not have; LayoutError, DataError:
+            none fits, why the last one does not.
     """
-    own = _own(recipe)
+    taken = taken_rewards(table, rewards or {})
+    try:
+        own: Arm | SpanwiseError = _own(recipe, taken)
+    except (RecipeError, LayoutError) as error:
+        own = error
     if wanted:
-        return [_arm(name, recipe, own, table) for name in dict.fromkeys(wanted)], []
+        arms = [_arm(name, recipe, own, table, taken) for name in wanted]
+        return list({arm.name: arm for arm in arms}.values()), []  # two names may mean one arm
     arms: list[Arm] = []
-    notes: list[str] = []
-    for name in USUAL:
+    reasons: dict[str, list[str]] = {}
+    failure: SpanwiseError | None = None
+    for name in (*USUAL, "recipe"):
         try:
-            arms.append(_arm(name, recipe, own, table))
-        except (RecipeError, LayoutError) as error:
-            notes.append(f"{name} is left out: {error}")
-    same = next((arm.name for arm in arms if arm.plan == own.plan and arm.per_token is None), None)
-    return (arms if same else [*arms, own]), notes
+            arm = _arm(name, recipe, own, table, taken)
+            sources(table, arm, taken)
+        except (RecipeError, LayoutError, DataError) as error:
+            failure = error
+            reasons.setdefault(str(error), []).append(name)
+            continue
+        if name in USUAL or all(arm.plan != other.plan for other in arms):
+            arms.append(arm)
+    if failure is not None and not arms:
+        raise failure
+    return arms, [left_out(names, reason) for reason, names in reasons.items()]
+
+
+def left_out(names: Sequence[str], reason: str) -> str:
+    """The sentence on methods that do not fit; the recipe's own is named only where no other has the same reason.
+
+    >>> left_out(["rlcr", "bae", "recipe"], "There is no confidence.")
+    'rlcr and bae are left out: There is no confidence.'
+    """
+    shown = [name for name in names if name != "recipe"] or ["the recipe's own method"]
+    return f"{' and '.join(shown)} {'is' if len(shown) == 1 else 'are'} left out: {reason}"
+
+
+def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
+    """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
+
+    "text" in `rewards` means that it is computed although there is one of its name.
+
+    Raises:
+        RecipeError: the file does not record what `rewards` names.
+    """
+    for objective, column in rewards.items():
+        if column != "text" and column not in table.rewards:
+            raise RecipeError(_no_reward(table, objective, column))
+    chosen = {name: name for name in table.rewards} | dict(rewards)
+    return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
+
+
+def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
+    """Why a column is no recorded reward."""
+    cells = [value for value in table.columns.get(column, ()) if value is not None]
+    if cells:
+        return f"--reward {objective}={column}: that column of '{table.path}' holds no numbers; it has {reprlib.repr(cells[0])}."
+    if column in table.columns:
+        return f"--reward {objective}={column}: that column of '{table.path}' is empty."
+    if not table.rewards:
+        return f"--reward {objective}={column}: '{table.path}' records no rewards at all."
+    return unknown(f"reward in '{table.path}' called", column, table.rewards)
+
+
+def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str, str]:
+    """Where each reward of an arm comes from, in words.
+
+    Raises:
+        DataError: one can come from nowhere.
+    """
+    origin: dict[str, str] = {}
+    for objective in arm.plan.objectives:
+        name = objective.name
+        if name in taken:
+            origin[name] = "the file" if taken[name] == name else f"the file's '{taken[name]}'"
+            continue
+        origin[name] = "the text"
+        options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
+        column = options.get("column")
+        if column is not None and not any(value is not None for value in table.columns.get(column, ())):
+            lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
+            taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
+            there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
+            raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}")
+    return origin
 
 
 def base_layout(recipe: Recipe) -> Layout:
@@ -81,24 +158,26 @@ def base_layout(recipe: Recipe) -> Layout:
     return Layout(recipe.layout or {}, prefilled=recipe.prefilled) if task is None else answer_layout(recipe, task)
 
 
-def _own(recipe: Recipe) -> Arm:
+def _own(recipe: Recipe, taken: Collection[str]) -> Arm:
     """The recipe as it stands, under the shortest name that means the same."""
-    filled = plan(recipe, base_layout(recipe), _longest(recipe))
+    filled = plan(recipe, base_layout(recipe), _longest(recipe), recorded=taken)
     for name in (recipe.method, f"{recipe.method}:{recipe.baseline}"):
         try:
-            if _plan_of(name, recipe) == filled:
+            if _plan_of(name, recipe, taken) == filled:
                 return Arm(name, filled, _options(recipe, filled), _estimator(filled))
         except (RecipeError, LayoutError):
             continue
     return Arm("recipe", filled, _options(recipe, filled), _estimator(filled))
 
 
-def _arm(name: str, recipe: Recipe, own: Arm, table: RolloutTable) -> Arm:
-    if name in ("recipe", own.name):
+def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTable, taken: Collection[str]) -> Arm:
+    if isinstance(own, Arm) and name in ("recipe", own.name):
         return own
+    if isinstance(own, SpanwiseError) and name == "recipe":
+        raise own
     chosen = method(name.partition(":")[0])
     if chosen.preset is not None:
-        filled = _plan_of(name, recipe)
+        filled = _plan_of(name, recipe, taken)
         return Arm(name, filled, _options(recipe, filled), _estimator(filled))
     if ":" in name:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone.")
@@ -118,12 +197,12 @@ def _arm(name: str, recipe: Recipe, own: Arm, table: RolloutTable) -> Arm:
             f"{there}. Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns values and logprobs."
         )
     layout = base_layout(recipe)
-    objectives = tuple(replace(objective, pays=layout.names) for objective in _plan_of("grpo", recipe).objectives)
+    objectives = tuple(replace(objective, pays=layout.names) for objective in _plan_of("grpo", recipe, taken).objectives)
     filled = Plan(layout, objectives, True, "completion")
     return Arm(name, filled, {}, per_token=chosen.estimator, needs=chosen.needs)
 
 
-def _plan_of(name: str, recipe: Recipe) -> Plan:
+def _plan_of(name: str, recipe: Recipe, taken: Collection[str]) -> Plan:
     """The preset `method` or `method:baseline` on the blocks of the recipe."""
     chosen, _, baseline = name.partition(":")
     if baseline and baseline not in BASELINES:
@@ -132,7 +211,7 @@ def _plan_of(name: str, recipe: Recipe) -> Plan:
         raise RecipeError(f"Method '{chosen}' takes no baseline; ask for '{chosen}' alone, or for 'bae:{baseline}'.")
     update = {"method": method(chosen).name, "baseline": baseline or "outcome", "objectives": None, "layout": None}
     changed = recipe.model_copy(update={**update, "prefilled": None, "sum_first": None, "per": None})
-    return plan(changed, base_layout(recipe), _longest(recipe))
+    return plan(changed, base_layout(recipe), _longest(recipe), recorded=taken)
 
 
 def _longest(recipe: Recipe) -> int:

@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.engines.files import RolloutTable
-from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.run.credit_arms import Arm
+from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.run.credit_arms import Arm, left_out, sources, taken_rewards
 from spanwise.score import REWARDS, Objective, Reward, score_one
 from spanwise.segment import Layout, segment
 from spanwise.types import BlockText, Scores, Spans, Status
@@ -56,14 +56,14 @@ class Scored:
     Attributes:
         marked: layout -> its spans.
         scores: arm -> rewards of its objectives, in order.
-        origin: objective -> where its reward comes from, in words.
-        tagged: whether any completion has a block beyond the first, or anything in a tag.
+        taken: objective -> the recorded reward it is taken from.
+        tagged: layout -> whether it has no tags, or any completion has a block beyond the first or anything in a tag.
     """
 
     marked: Mapping[Layout, Marked]
     scores: Mapping[str, Scores]
-    origin: Mapping[str, str]
-    tagged: bool
+    taken: Mapping[str, str]
+    tagged: Mapping[Layout, bool]
 
 
 def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None) -> Scored:
@@ -82,12 +82,13 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
         DataError: a reward that needs a column which is not there.
     """
     taken = _taken(table, arms, rewards or {})
-    origin = _check_sources(table, arms, taken)
+    for arm in arms:
+        sources(table, arm, taken)
     layouts = list(dict.fromkeys(arm.plan.layout for arm in arms))
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
     found: dict[str, list[list[Reward]]] = {arm.name: [] for arm in arms}
-    tagged = False
+    tagged = {layout: not layout.tags for layout in layouts}
     for first, last in table.tokens.chunks(AT_A_TIME):
         ids, filled = table.tokens.padded(first, last)
         mask = np.zeros(filled.shape, dtype=np.bool_)
@@ -97,12 +98,13 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
             spans, text = segment(torch.from_numpy(ids), torch.from_numpy(mask), layout=layout, vocabulary=table.vocabulary)
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
-            tagged = tagged or not layout.tags or _any_tag(spans, text)
+            tagged[layout] = tagged[layout] or _any_tag(spans, text)
             for arm in arms:
                 if arm.plan.layout == layout:
                     found[arm.name].append(_rewards(table, slice(first, last), arm, text, taken, known))
     marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
-    return Scored(marked, {arm.name: _scores(arm, found[arm.name]) for arm in arms}, origin, tagged)
+    scores = {arm.name: _scores(arm, found[arm.name], len(table)) for arm in arms}
+    return Scored(marked, scores, taken, tagged)
 
 
 def _small(spans: Spans) -> Spans:
@@ -123,7 +125,10 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
     )
 
 
-def _scores(arm: Arm, parts: Sequence[Sequence[Reward]]) -> Scores:
+def _scores(arm: Arm, parts: Sequence[Sequence[Reward]], size: int) -> Scores:
+    scored = sum(len(part[0].value_n) for part in parts)
+    if scored != size:
+        raise AlignmentError(f"Method '{arm.name}' has {scored} rewards for {size} completions.")
     columns = list(zip(*parts, strict=True))
     return Scores(
         tuple(objective.name for objective in arm.plan.objectives),
@@ -164,12 +169,17 @@ def _reward(
     if recorded is None:
         return score_one(objective, text, columns=columns, scored=scored)
     absent_n = torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text])
-    by_outcome_n2 = recorded.by_outcome_n2[rows]
+    status_n, by_outcome_n2 = recorded.status_n[rows], recorded.by_outcome_n2[rows]
     if _is_judged(objective):
-        by_outcome_n2 = score_one(objective, text, columns=columns, scored=scored).by_outcome_n2
+        read = score_one(objective, text, columns=columns, scored=scored)
+        by_outcome_n2 = read.by_outcome_n2
+        left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
+        status_n = torch.where(
+            (status_n == int(Status.ERROR)) & left_out_n, read.status_n, status_n
+        )  # a gap of its own doing
     return Reward(
         recorded.value_n[rows].masked_fill(absent_n, torch.nan),
-        recorded.status_n[rows].masked_fill(absent_n, int(Status.ABSENT)),
+        status_n.masked_fill(absent_n, int(Status.ABSENT)),
         by_outcome_n2,
     )
 
@@ -191,34 +201,10 @@ def _columns(table: RolloutTable, rows: slice, text: list[BlockText], arm: Arm) 
 def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from."""
     names = dict.fromkeys(objective.name for arm in arms for objective in arm.plan.objectives)
-    for objective, column in rewards.items():
+    for objective in rewards:
         if objective not in names:
             raise RecipeError(unknown("objective", objective, names))
-        if column != "text" and column not in table.rewards:
-            if not table.rewards:
-                raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
-            raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    chosen = {name: rewards.get(name, name) for name in names}
-    return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
-
-
-def _check_sources(table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str]) -> dict[str, str]:
-    """Where each reward comes from; a DataError if one can come from nowhere."""
-    origin: dict[str, str] = {}
-    for objective in (objective for arm in arms for objective in arm.plan.objectives):
-        name = objective.name
-        if name in taken:
-            origin[name] = "the file" if taken[name] == name else f"the file's '{taken[name]}'"
-            continue
-        origin[name] = "the text"
-        options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
-        column = options.get("column")
-        if column is not None and not any(value is not None for value in table.columns.get(column, ())):
-            lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
-            taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
-            there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
-            raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}")
-    return origin
+    return {name: column for name, column in taken_rewards(table, rewards).items() if name in names}
 
 
 def _any_tag(spans: Spans, text: Sequence[BlockText]) -> bool:
@@ -229,22 +215,64 @@ def _any_tag(spans: Spans, text: Sequence[BlockText]) -> bool:
     )
 
 
-def check_tags(table: RolloutTable, layouts: Sequence[Layout]) -> None:
-    """Refuse layouts none of whose tags opens anywhere in the file.
+def fitting(table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: bool) -> tuple[list[Arm], list[str]]:
+    """The arms that the file's tags are enough for.
+
+    An arm needs its tags if it has several blocks, or a reward that is read in one of them; a recorded reward of the whole
+    completion needs none.
+
+    Args:
+        table, arms, scored: as `score_file` has them.
+        asked: the arms were asked for by name, so that each of them must fit.
+
+    Returns:
+        The arms, and a sentence on those left out.
 
     Raises:
-        RecipeError: naming their tags and those that do occur.
+        RecipeError: an arm that was asked for, or every arm, has tags none of which opens anywhere in the file.
     """
-    wanted = list(dict.fromkeys(tag for layout in layouts for tag in layout.tags))
+    lost = [arm for arm in arms if not scored.tagged[arm.plan.layout] and _reads_tags(arm, scored.taken)]
+    if not lost:
+        return list(arms), []
+    seen = _tags_in(table)
+    wanted = list(dict.fromkeys(tag for arm in lost for tag in arm.plan.layout.tags))
+    if any(tag in seen for tag in wanted):
+        return list(arms), []
+    there = ", ".join(f"<{tag}>" for tag, _ in seen.most_common(6))
+    lack = (
+        f"The recipe's tags ({', '.join(f'<{tag}>' for tag in wanted)}) occur in none of the {len(table)} completions of "
+        f"'{table.path}'; {f'these do: {there}' if there else 'there are no tags in it'}."
+    )
+    kept = [arm for arm in arms if arm not in lost]
+    if asked or not kept:
+        raise RecipeError(f"{lack} {_remedy(table)}")
+    return kept, [left_out([arm.name for arm in lost], lack)]
+
+
+def _reads_tags(arm: Arm, taken: Mapping[str, str]) -> bool:
+    return len(arm.plan.layout.names) > 1 or any(map(_reads_tag, (o for o in arm.plan.objectives if o.name not in taken)))
+
+
+def _reads_tag(objective: Objective) -> bool:
+    if not isinstance(objective.reward, str):
+        return False
+    entry = REWARDS[objective.reward]
+    return any({**entry.options, **objective.options}[name] for name in entry.tags)
+
+
+def _tags_in(table: RolloutTable) -> Counter[str]:
+    """The tags that open in the trainable text, and in how many completions."""
     seen: Counter[str] = Counter()
     for n in range(len(table)):
         ids = table.tokens.slice(n, n + 1).astype(np.int64)[table.tokens.with_values(table.trainable).slice(n, n + 1)]
         seen.update(set(_TAG.findall(table.vocabulary.join(ids)[0].decode(errors="replace"))))
-    if not wanted or any(tag in seen for tag in wanted):
-        return
-    there = ", ".join(f"<{tag}>" for tag, _ in seen.most_common(6))
-    raise RecipeError(
-        f"The recipe's tags ({', '.join(f'<{tag}>' for tag in wanted)}) occur in none of the {len(table)} completions of "
-        f"'{table.path}'; {f'these do: {there}' if there else 'there are no tags in it'}. Give the layout it was sampled with: "
-        f"--recipe FILE, or --set 'layout={{solution: [answer]}}'."
-    )
+    return seen
+
+
+def _remedy(table: RolloutTable) -> str:
+    """What to do where the tags are not there; it must run as it stands."""
+    whole = "Give the layout it was sampled with (--recipe FILE), or credit whole completions with"
+    if table.rewards:
+        return f"{whole} --methods grpo --reward correct={next(iter(table.rewards))}"
+    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
+    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"

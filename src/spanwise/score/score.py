@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,11 +96,16 @@ def score_one(
     )
 
 
-def check_objectives(objectives: Sequence[Objective], layout: Layout) -> None:
+def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
     Names are unique; paid blocks are in the layout; `given` (and the option `of`) names an earlier objective; rewards and their
     options are known; the tags that built-in rewards read are in the blocks they read.
+
+    Args:
+        objectives: in order.
+        layout: the blocks and their tags.
+        recorded: objectives whose rewards are known already; they read no tags and no blocks.
 
     Raises:
         RecipeError: with the sentence that says what to change.
@@ -115,7 +120,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout) -> None:
             if block not in tags:
                 raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, tags)}")
         if isinstance(objective.reward, str):
-            _check_built_in(objective, tags, [earlier.name for earlier in objectives[:position]])
+            earlier = [before.name for before in objectives[:position]]
+            _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
@@ -130,18 +136,20 @@ def _check_order(objectives: Sequence[Objective]) -> None:
         earlier.append(objective.name)
 
 
-def _check_built_in(objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str]) -> None:
+def _check_built_in(
+    objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str], *, reads: bool
+) -> None:
     entry = built_in(str(objective.reward))
     _check_options(objective, entry.options)
     options = {**entry.options, **objective.options}
-    for block in (options[name] for name in entry.blocks):
+    for block in (options[name] for name in entry.blocks if reads):
         if block not in tags:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, tags)}")
     if entry.judged_by is not None:
         judge = options[entry.judged_by] or objective.given or "correct"
         if judge not in earlier:
             raise RecipeError(_not_earlier(objective, judge, earlier))
-    for tag in (options[name] for name in entry.tags):
+    for tag in (options[name] for name in entry.tags if reads):
         # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
         read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
         for blocks in read:

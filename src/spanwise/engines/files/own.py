@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from spanwise.engines.files.table import Ragged, RolloutTable, check_length, groups
+from spanwise.engines.files.parquet import joined, steps_of
+from spanwise.engines.files.table import Cut, Ragged, RolloutTable, finite
 from spanwise.engines.files.text import cut_text, load_tokenizer
 from spanwise.errors import DataError
 from spanwise.score import Reward
@@ -40,40 +41,34 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     tables = [pq.read_table(file, columns=[*wanted, *held]) for file in files]
     for file, table in zip(files, tables, strict=True):
         _check(file, table, ["trainable", *held])
-    table = pa.concat_tables(tables, promote_options="default")
+    table = joined(path, tables, promote="default")
     ids = _ragged(table["completion_ids"], np.int32)
     trainable = _flat(table["trainable"], np.bool_)
     values = {key: _flat(table[name], np.float32) for key, name in per_token.items() if name}
+    has_ids = tokenizer is not None
     if tokenizer is not None:
-        vocabulary, note, has_ids = load_tokenizer(tokenizer)[1], "", True
-        _check_spelling(files[0], vocabulary, tokenizer)
+        cut = Cut(ids, trainable, load_tokenizer(tokenizer)[1], "")
+        _check_spelling(files[0], cut.vocabulary, tokenizer)
     elif "text" in table.column_names:
-        cut = cut_text([[(text or "", True)] for text in table["text"].to_pylist()])
-        ids, trainable, vocabulary, has_ids, values = cut.tokens, cut.trainable, cut.vocabulary, False, {}
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
+        cut = cut_text([[(text or "", True)] for text in table["text"].to_pylist()])._replace(note=note)
     else:
         raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
-    steps = table["step"].to_pylist() if "step" in table.column_names else [0] * len(ids)
-    prompts = table["prompt"].to_pylist()
     skipped = ("step", "prompt", "completion_ids", "trainable", "text", *held)
-    return RolloutTable(
-        source="spanwise",
-        path=path,
-        note=note,
-        prompts=prompts,
-        group_n=groups(prompts, steps),
-        step_n=torch.tensor(steps, dtype=torch.long),
-        tokens=ids,
-        trainable=trainable,
-        vocabulary=vocabulary,
+    return RolloutTable.of(
+        "spanwise",
+        path,
+        cut,
+        prompts=table["prompt"].to_pylist(),
+        steps=steps_of(path, table),
+        rewards=_rewards(path, table),
         has_ids=has_ids,
         columns={
             name: table[name].to_pylist()
             for name in table.column_names
             if name not in skipped and "/" not in name and not pa.types.is_list(table[name].type)
         },
-        rewards=_rewards(table),
-        token_values=values,
+        token_values=values if has_ids else {},
         learned_n=_learned(table, ids, trainable) if has_ids else None,
         folder=folder,
     )
@@ -92,10 +87,15 @@ def _check(file: Path, table: pa.Table, names: Sequence[str]) -> None:
         wrong = np.flatnonzero(lengths != other)
         if wrong.size:
             row = int(wrong[0])
-            check_length(name, int(other[row]), int(lengths[row]), file=file, row=row)
+            raise DataError(
+                f"Completion {row} of '{file}' has {int(lengths[row])} tokens and {int(other[row])} values of '{name}'; "
+                f"there must be one for each token. Was the file changed after it was written?"
+            )
 
 
 def _lengths(file: Path, table: pa.Table, name: str) -> np.ndarray:
+    if name not in table.column_names:
+        raise DataError(f"'{file}' has no column '{name}', unlike the files beside it; give one of them.")
     column = table[name]
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
@@ -117,16 +117,22 @@ def _flat(column: pa.ChunkedArray, dtype: Any) -> np.ndarray:
     return flat.to_numpy(zero_copy_only=False).astype(dtype)
 
 
-def _rewards(table: pa.Table) -> dict[str, Reward]:
+def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
+    """The rewards with the statuses they were written with; a gap without a reason was never scored."""
     rewards = {}
+    known = {status.name.lower(): status for status in Status}
     for column in table.column_names:
         if column.startswith("reward/"):
             name = column.removeprefix("reward/")
             status = f"status/{name}"
-            said = table[status].to_pylist() if status in table.column_names else ["absent"] * len(table)
-            values = [None if value is None or value != value else value for value in table[column].to_pylist()]
-            reasons = [Status.ABSENT if value == "ok" else Status[value.upper()] for value in said]
-            rewards[name] = Reward.of(values, status=reasons)
+            given = table[status].to_pylist() if status in table.column_names else ["error"] * len(table)
+            for row, value in enumerate(given):
+                if value not in known:
+                    raise DataError(
+                        f"Completion {row} of '{path}' has '{value}' as '{status}', which is none of {', '.join(known)}."
+                    )
+            reasons = [Status.ERROR if value == "ok" else known[value] for value in given]
+            rewards[name] = Reward.of([finite(value) for value in table[column].to_pylist()], status=reasons)
     return rewards
 
 

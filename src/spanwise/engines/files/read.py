@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from spanwise.engines.files import own, trl, verl
 from spanwise.engines.files.lines import records
+from spanwise.engines.files.messages import clean
 from spanwise.engines.files.table import RolloutTable
 from spanwise.engines.files.verifiers import read_verifiers
 from spanwise.errors import DataError
@@ -23,6 +24,7 @@ FORMATS = (
     "spanwise's rollouts (parquet with prompt, completion_ids, trainable), TRL's completions (parquet with prompt, completion), "
     "verl's rollout dump (jsonl with input, output) and verifiers' traces (jsonl with traces, or prompt and completion)"
 )
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl",
 )  # fmt: skip
@@ -44,10 +46,11 @@ def read_rollouts(path: str | Path, *, tokenizer: str | Path | None = None) -> R
     """
     place = Path(path)
     files = _files(place)
+    _check_names(place, files)
     reader = _reader(files)
     try:
         table = reader(place, files, tokenizer)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _damaged(files[0] if len(files) == 1 else place, error) from error
     if len(table) == 0:
         raise DataError(f"'{path}' holds no completions.")
@@ -67,6 +70,14 @@ def _files(place: Path) -> list[Path]:
     raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
 
 
+def _check_names(place: Path, files: Sequence[Path]) -> None:
+    for file in (place, *files):
+        if str(file) != clean(str(file)):  # no message, table or page could name it
+            raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
+        if file.suffix in _PACKED and file.is_file():
+            raise DataError(f"'{file}' is compressed; unpack it first.")
+
+
 def _natural(file: Path) -> list[int | str]:
     """Sort 2.jsonl before 10.jsonl."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
@@ -79,8 +90,11 @@ def _reader(files: Sequence[Path]) -> Reader:
     for file in files:
         try:
             names = pq.read_schema(file).names
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise _damaged(file, error) from error
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
         if set(own.REQUIRED) <= set(names):
             readers.append(own.read_own)
         elif set(trl.REQUIRED) <= set(names):

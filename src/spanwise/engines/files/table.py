@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from spanwise.errors import DataError
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
+from spanwise.types import Status
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ class Ragged:
             yield first, len(lengths)
 
 
+class Cut(NamedTuple):
+    """Completions as tokens, and what the user should know about them."""
+
+    tokens: Ragged
+    trainable: np.ndarray
+    vocabulary: Vocabulary
+    note: str
+
+
 @dataclass(frozen=True)
 class RolloutTable:
     """The completions of a rollout file, or of a folder of them.
@@ -93,7 +103,7 @@ class RolloutTable:
         path: as the user gave it.
         note: sentences the user should know: where tokens come from, what was left out. May be empty.
         prompts: N prompts as text.
-        group_n: the group of each completion: rows of one prompt and step.
+        group_n: the group of each completion: rows of one prompt and step, or of one key where the file has keys.
         step_n: the step of each completion; 0 where the file has none.
         tokens: N rows of token ids, of `vocabulary`.
         trainable: one flag per token of `tokens`: the model sampled it.
@@ -102,6 +112,7 @@ class RolloutTable:
         columns: further columns (answers, ...), N values each.
         rewards: the rewards the file records, by name.
         token_values: what else the file holds per token, flat as `tokens.values`: "value", "logp".
+        keyed: the file itself says which rows are a group, so that a prompt drawn twice in one step is two of them.
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.
     """
@@ -115,15 +126,53 @@ class RolloutTable:
     tokens: Ragged
     trainable: Bool[np.ndarray, " v"]
     vocabulary: Vocabulary
-    has_ids: bool
+    has_ids: bool = False
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     rewards: Mapping[str, Reward] = field(default_factory=dict)
     token_values: Mapping[str, np.ndarray] = field(default_factory=dict)
+    keyed: bool = False
     learned_n: Bool[Tensor, " n"] | None = None
     folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @staticmethod
+    def of(
+        source: str,
+        path: Path,
+        cut: Cut,
+        *,
+        prompts: Sequence[str],
+        steps: Sequence[int],
+        keys: Sequence[Hashable] | None = None,
+        rewards: Mapping[str, Reward],
+        notes: Sequence[str] = (),
+        **more: Any,
+    ) -> RolloutTable:
+        """Put together what a reader found.
+
+        Args:
+            source, path, prompts, rewards: see the attributes.
+            cut: the completions as tokens; its note comes first.
+            steps: of each completion.
+            keys: what the rows of a group share within a step; None: the prompt.
+            notes: further sentences; empty ones are left out.
+            more: further attributes.
+        """
+        return RolloutTable(
+            source=source,
+            path=path,
+            note=" ".join(note for note in (cut.note, *notes) if note),
+            prompts=prompts,
+            group_n=groups(prompts if keys is None else keys, steps),
+            step_n=torch.tensor(steps, dtype=torch.long),
+            tokens=cut.tokens,
+            trainable=cut.trainable,
+            vocabulary=cut.vocabulary,
+            rewards=rewards,
+            **more,
+        )
 
 
 def groups(keys: Sequence[Hashable], steps: Sequence[int]) -> Int[Tensor, " n"]:
@@ -137,66 +186,59 @@ def groups(keys: Sequence[Hashable], steps: Sequence[int]) -> Int[Tensor, " n"]:
     return torch.tensor([known.setdefault(pair, len(known)) for pair in pairs], dtype=torch.long)
 
 
-def clean(text: str) -> str:
-    r"""The text with lone surrogates, which no file can hold, replaced; JSON may bring them in.
+def finite(value: Any) -> float | None:
+    """The value if it is a finite number, else None.
 
-    >>> clean("caf\u00e9 \ud800")
-    'café �'
+    >>> finite(True), finite(2), finite(float("nan")), finite("2")
+    (1.0, 2.0, None, None)
     """
+    if not isinstance(value, (bool, int, float)):
+        return None
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def spoken(message: Any) -> str:
-    """The text of one chat message, or of anything that stands for one: a string, a list of parts.
-
-    >>> spoken({"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image"}]})
-    'Hi'
-    """
-    if isinstance(message, str):
-        return clean(message)
-    content = message.get("content") if isinstance(message, Mapping) else message
-    if isinstance(content, (list, tuple, np.ndarray)):
-        return "".join(spoken(part.get("text") or "" if isinstance(part, Mapping) else part) for part in content)
-    return "" if content is None else clean(str(content))
-
-
-def prompt_text(prompt: Any) -> str:
-    r"""A prompt as text: itself, or its messages under each other, each with its role.
-
-    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}])
-    '[system] Be brief.\n[user] 2+2'
-    """
-    if isinstance(prompt, (list, tuple, np.ndarray)):
-        return "\n".join(
-            f"[{m['role']}] {spoken(m)}" if isinstance(m, Mapping) and "role" in m else spoken(m) for m in prompt
-        )
-    return spoken(prompt)
-
-
-def numbers(values: Sequence[Any]) -> Reward | None:
-    """A column as a reward, if all it holds is numbers and gaps; None if it holds anything else, or gaps only."""
-    if not any(value is not None for value in values):
+        number = float(value)
+    except OverflowError:  # JSON knows integers of any size
         return None
-    if not all(value is None or isinstance(value, (bool, int, float)) for value in values):
-        return None
-    floats = [None if value is None or value != value else float(value) for value in values]
-    if any(value in (float("inf"), float("-inf")) for value in floats):
-        return None
-    return Reward.of(floats)
+    return number if math.isfinite(number) else None
 
 
-def check_length(what: str, got: int, size: int, *, file: Path, row: int) -> None:
-    """Refuse a row whose parts differ in length.
+def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
+    """The columns that are rewards: at least one finite number, and beside numbers only gaps and numbers as text.
 
-    Raises:
-        DataError: naming the file, the completion and both sizes.
+    A cell that is no finite number was never scored, or cannot be told: its status is ERROR, so that it joins no baseline and
+    costs nothing, unlike a reward whose block the completion left out.
+
+    >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
+    {'acc': [0, 4, 4]}
     """
-    if got != size:
-        raise DataError(
-            f"Completion {row} of '{file}' has {size} tokens and {got} values of '{what}'; "
-            f"there must be one for each token. Was the file changed after it was written?"
-        )
+    found: dict[str, Reward] = {}
+    for name, values in columns.items():
+        floats = [finite(value) for value in values]
+        if any(value is not None for value in floats) and all(map(_could_be, values)):
+            found[name] = Reward.of(floats, status=[Status.ERROR] * len(floats))
+    return found
+
+
+def _could_be(value: Any) -> bool:
+    """Whether the cell can stand in a column of numbers."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return True
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def gaps(rewards: Mapping[str, Reward]) -> str:
+    """The sentence on values that are not there; empty if all are.
+
+    >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
+    "1 of 2 recorded values of 'acc' are missing or not finite; where the block is there, they count as failed checks."
+    """
+    counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
+    parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
+    if not parts:
+        return ""
+    more = [f"of {len(parts) - 4} more columns"] if len(parts) > 4 else []
+    shown = " and ".join([*parts[:4], *more])
+    return f"{shown} are missing or not finite; where the block is there, they count as failed checks."

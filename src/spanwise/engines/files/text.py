@@ -6,30 +6,19 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from spanwise.engines.files.table import Ragged
+from spanwise.engines.files.messages import Parts
+from spanwise.engines.files.table import Cut, Ragged
 from spanwise.errors import DataError
 from spanwise.segment import Vocabulary
 
 #: A tag, a word with the space before it, other space, a sign "<" that opens no tag. A tag never shares its piece.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 
-#: A completion as text: its parts in order, each with whether the model wrote it.
-Parts = Sequence[tuple[str, bool]]
-
 WORDS = "The file holds no token ids; credit is shown per word."
-
-
-class Cut(NamedTuple):
-    """Completions as tokens, and what the user should know about them."""
-
-    tokens: Ragged
-    trainable: np.ndarray
-    vocabulary: Vocabulary
-    note: str
 
 
 def pieces(text: str) -> list[str]:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from spanwise.engines.files.lines import lacks, records
-from spanwise.engines.files.table import Ragged, RolloutTable, check_length, clean, groups, numbers, prompt_text, spoken
-from spanwise.engines.files.text import Parts, cut_text, load_tokenizer
-from spanwise.engines.files.trl import completion_parts
-from spanwise.score import Reward
-from spanwise.types import Status
+from spanwise.engines.files.fields import FieldError, listed, mapping, whole
+from spanwise.engines.files.lines import lacks, parsed
+from spanwise.engines.files.messages import Parts, completion_parts, prompt_text, said
+from spanwise.engines.files.table import Cut, Ragged, RolloutTable, finite, gaps, recorded
+from spanwise.engines.files.text import cut_text, load_tokenizer
 
 _LEGACY_FIELDS = (
     "prompt",
@@ -28,7 +26,6 @@ _LEGACY_FIELDS = (
     "metrics",
     "info",
 )
-_NOT_RAN = object()  # scoring did not run, because something failed before it
 
 
 class _Row(NamedTuple):
@@ -41,10 +38,10 @@ class _Row(NamedTuple):
     ids: list[int]
     mask: list[bool]
     logprobs: list[float]
-    rewards: Mapping[str, Any]
-    failed: bool
+    rewards: Mapping[str, Any]  # None where the scoring did not run, because something failed before it
     columns: Mapping[str, Any]
     branches: int
+    keyed: bool
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -55,141 +52,137 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
 
     Raises:
-        DataError: a line that is not JSON or lacks a field, ids and mask of different lengths.
+        DataError: a line that is not JSON, lacks a field or holds something else in it, ids and mask of different lengths.
     """
-    rows: list[_Row] = []
-    without = 0
-    for file, number, record in records(files):
-        found = list(_episode(file, number, record) if "completion" not in record else [_legacy(file, number, record)])
-        without += not found
-        rows += found
-    notes = []
-    if tokenizer is not None and rows and all(row.ids for row in rows):
-        vocabulary = load_tokenizer(tokenizer)[1]
-        tokens, has_ids = Ragged.of([row.ids for row in rows]), True
-        trainable = np.array([flag for row in rows for flag in row.mask], dtype=np.bool_)
-    else:
-        tokens, trainable, vocabulary, note = cut_text([row.parts for row in rows], tokenizer)
-        has_ids = False
-        if any(row.ids for row in rows):
-            note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
-        notes.append(note)
-    branched = sum(row.branches > 1 for row in rows)
-    if branched:
-        notes.append(f"{branched} of {len(rows)} traces have several branches; the last one is shown.")
-    if without:
-        notes.append(f"{without} episodes hold no message that a trained model sampled.")
-    return RolloutTable(
-        source="verifiers",
-        path=path,
-        note=" ".join(notes),
+    episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
+    rows = [row for episode in episodes for row in episode]
+    cut, has_ids = _cut(rows, tokenizer)
+    names = dict.fromkeys(name for row in rows for name in row.rewards)
+    rewards = recorded({name: [row.rewards.get(name) for row in rows] for name in names})
+    branched, without = sum(row.branches > 1 for row in rows), sum(not episode for episode in episodes)
+    return RolloutTable.of(
+        "verifiers",
+        path,
+        cut,
         prompts=[row.prompt for row in rows],
-        group_n=groups([row.key for row in rows], [row.step for row in rows]),
-        step_n=torch.tensor([row.step for row in rows], dtype=torch.long),
-        tokens=tokens,
-        trainable=trainable,
-        vocabulary=vocabulary,
+        steps=[row.step for row in rows],
+        keys=[row.key for row in rows],
+        rewards=rewards,
+        notes=[
+            f"{branched} of {len(rows)} traces have several branches; the last one is shown." if branched else "",
+            f"{without} episodes hold no message that a trained model sampled." if without else "",
+            gaps(rewards),
+        ],
         has_ids=has_ids,
         columns=_columns([row.columns for row in rows]),
-        rewards=_rewards(rows),
-        token_values=_logprobs(rows, trainable) if has_ids else {},
+        token_values=_logprobs(rows, cut.trainable) if has_ids else {},
+        keyed=all(row.keyed for row in rows),
     )
 
 
-def _episode(file: Path, number: int, record: Mapping[str, Any]) -> Iterator[_Row]:
+def _cut(rows: Sequence[_Row], tokenizer: str | Path | None) -> tuple[Cut, bool]:
+    """The completions as tokens, and whether these are the file's own ids."""
+    if tokenizer is not None and rows and all(row.ids for row in rows):
+        trainable = np.array([flag for row in rows for flag in row.mask], dtype=np.bool_)
+        return Cut(Ragged.of([row.ids for row in rows]), trainable, load_tokenizer(tokenizer)[1], ""), True
+    cut = cut_text([row.parts for row in rows], tokenizer)
+    if any(row.ids for row in rows):
+        note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
+        cut = cut._replace(note=note)
+    return cut, False
+
+
+def _episode(record: Mapping[str, Any]) -> Iterator[_Row]:
     """The traces of an episode; before episodes, a line was a trace."""
-    traces = record.get("traces", [record] if "nodes" in record else None)
-    if traces is None:
-        raise lacks(file, number, "traces", dict(record))
-    work = (record.get("run") or {}).get("work") or {}
+    if "traces" not in record and "nodes" not in record:
+        raise lacks("traces", record)
+    traces = listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
+    work = mapping(mapping(record, "run"), "work")
     for trace in traces:
-        agent = trace.get("agent") or {}
-        path, branches = _last_branch(trace.get("nodes") or [])
+        agent = mapping(trace, "agent")
+        path, branches = _last_branch(listed(trace, "nodes", Mapping, "objects"))
         first = next((i for i, node in enumerate(path) if node.get("sampled")), None)
         if first is None or not agent.get("trainable", True):
             continue
-        task = trace.get("task") or record.get("task") or {}
-        data = task.get("data") or {}
-        prompt = prompt_text([node.get("message") or {} for node in path[:first]])
-        group = (record.get("group") or {}).get("id") or task.get("key") or task.get("hash") or prompt
-        ids, mask, logprobs = _tokens(path, file, number)
+        task = mapping(trace, "task") or mapping(record, "task")
+        prompt = prompt_text([mapping(node, "message") for node in path[:first]])
+        own = mapping(record, "group").get("id")
+        ids, mask, logprobs = _tokens(path)
         yield _Row(
-            key=f"{group} {agent.get('name', '')}",
-            step=int(work.get("step") or 0),
+            key=f"{own or task.get('key') or task.get('hash') or prompt} {agent.get('name', '')}",
+            step=whole(work.get("step"), "step"),
             prompt=prompt,
-            parts=[(_said(node.get("message") or {}), bool(node.get("sampled"))) for node in path[first:]],
+            parts=[(said(mapping(node, "message")), bool(node.get("sampled"))) for node in path[first:]],
             ids=ids,
             mask=mask,
             logprobs=logprobs,
             rewards=_trace_rewards(trace),
-            failed=bool(trace.get("errors")),
-            columns={k: v for k, v in data.items() if not isinstance(v, (dict, list))},
+            columns={k: v for k, v in mapping(task, "data").items() if not isinstance(v, (dict, list))},
             branches=branches,
+            keyed=bool(own),
         )
 
 
 def _last_branch(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
     """The path to the last leaf, and how many leaves there are; an attempt to shorten the history is no leaf of its own."""
-    parents = {node.get("parent") for node in nodes}
-    leaves = [i for i in range(len(nodes)) if i not in parents]
-    links = {i: nodes[i].get("semantic_parents") or [] for i in leaves}
+    parents = [None if node.get("parent") is None else whole(node["parent"], "parent") for node in nodes]
+    inner = set(parents)
+    leaves = [i for i in range(len(nodes)) if i not in inner]
+    links = {i: listed(nodes[i], "semantic_parents", Mapping, "objects") for i in leaves}
     rewritten = [i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])]
     leaves = [i for i in leaves if i not in rewritten] or leaves
     at: int | None = leaves[-1] if leaves else None
     path: list[Mapping[str, Any]] = []
     while at is not None:
         path.append(nodes[at])
-        parent = nodes[at].get("parent")
-        at = parent if parent is None or parent < at else None  # a parent comes before its child
+        parent = parents[at]
+        at = parent if parent is None or 0 <= parent < at else None  # a parent comes before its child
     return path[::-1], len(leaves)
 
 
-def _tokens(path: Sequence[Mapping[str, Any]], file: Path, number: int) -> tuple[list[int], list[bool], list[float]]:
+def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool], list[float]]:
     """Ids, trainable flags and log-probabilities (of the trainable ones) from the first sampled token on."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
     for node in path:
-        node_ids, node_mask = node.get("token_ids") or [], node.get("mask") or []
-        check_length("mask", len(node_mask), len(node_ids), file=file, row=number - 1)
+        node_ids, node_mask = listed(node, "token_ids", int, "ids"), listed(node, "mask", int, "flags")
+        if len(node_ids) != len(node_mask):
+            sizes = f"{len(node_ids)} tokens and {len(node_mask)} values of 'mask'"
+            raise FieldError(f"has {sizes} in one node; there must be one for each token")
         ids += node_ids
         mask += [bool(flag) for flag in node_mask]
-        logprobs += node.get("logprobs") or []
+        logprobs += listed(node, "logprobs", (int, float), "numbers")
     start = mask.index(True) if True in mask else len(mask)
     return ids[start:], mask[start:], logprobs if len(logprobs) == sum(mask) else []
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    """What a message says: reasoning, content, calls of tools."""
-    calls = [f"{call.get('name', '')}({call.get('arguments', '')})" for call in message.get("tool_calls") or []]
-    parts = [message.get("reasoning_content") or "", spoken(message), *calls]
-    return clean("\n".join(part for part in parts if part))
-
-
 def _trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run."""
     found: dict[str, Any] = {}
     total, ran = 0.0, False
-    for name, reward in (trace.get("rewards") or {}).items():
-        if reward is None:
-            found[name] = _NOT_RAN
-            continue
-        score, weight = (reward["score"], reward.get("weight", 1.0)) if isinstance(reward, Mapping) else (reward, 1.0)
+    for name, reward in mapping(trace, "rewards").items():
+        score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
         found[name] = score
-        total, ran = total + score * weight, True
-    for name, value in (trace.get("metrics") or {}).items():
-        found.setdefault(name, _NOT_RAN if value is None else value)
-    found.setdefault("reward", total if ran else _NOT_RAN)
+        value, factor = finite(score), 1.0 if weight is None else finite(weight)
+        if factor is None:
+            raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
+        if value is not None:
+            total, ran = total + value * factor, True
+    for name, value in mapping(trace, "metrics").items():
+        found.setdefault(name, value)
+    found.setdefault("reward", total if ran else None)
     return found
 
 
-def _legacy(file: Path, number: int, record: Mapping[str, Any]) -> _Row:
+def _legacy(record: Mapping[str, Any]) -> _Row:
     if "prompt" not in record:
-        raise lacks(file, number, "prompt", dict(record))
+        raise lacks("prompt", record)
     prompt = prompt_text(record["prompt"])
-    metrics = record.get("metrics") or {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and _is_number(v)}
+    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and _is_number(v)}
+    rewards = {**(mapping(record, "metrics") or others), "reward": record.get("reward")}
     failed = record.get("error") is not None
-    rewards = {**metrics, "reward": record.get("reward")}
-    info = record.get("info") if isinstance(record.get("info"), Mapping) else {}
+    info = record.get("info")
     return _Row(
         key=f"{record.get('task', '')} {record.get('example_id', prompt)}",
         step=0,
@@ -198,10 +191,10 @@ def _legacy(file: Path, number: int, record: Mapping[str, Any]) -> _Row:
         ids=[],
         mask=[],
         logprobs=[],
-        rewards={name: _NOT_RAN if failed or value is None else value for name, value in rewards.items()},
-        failed=failed,
-        columns={**(info or {}), "answer": record.get("answer")},
+        rewards={name: None if failed else value for name, value in rewards.items()},
+        columns={**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
         branches=1,
+        keyed=False,
     )
 
 
@@ -213,17 +206,6 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def _rewards(rows: Sequence[_Row]) -> dict[str, Reward]:
-    rewards = {}
-    for name in dict.fromkeys(name for row in rows for name in row.rewards):
-        found = [row.rewards.get(name, _NOT_RAN if row.failed else None) for row in rows]
-        values = [None if value is _NOT_RAN else value for value in found]
-        if numbers(values) is not None:
-            status = [Status.ERROR if value is _NOT_RAN else Status.ABSENT for value in found]
-            rewards[name] = Reward.of(values, status=status)
-    return rewards
 
 
 def _logprobs(rows: Sequence[_Row], trainable: np.ndarray) -> dict[str, np.ndarray]:
