@@ -14,11 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import app
 from spanwise.errors import DataError, RecipeError
+from spanwise.run.train import find_checkpoint
 from tokenizers_small import byte_level
 
 SMALL = [
     "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
-    "--set", "eval_samples=2",
+    "--set", "eval_samples=2", "--eval-every", "1",
 ]  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def spanwise(*arguments, cache, expect=0, path=""):
         "SPANWISE_CACHE": str(cache),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "160",
-        "PYTHONPATH": str(path),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH")))),
     }
     done = subprocess.run(
         [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
@@ -96,12 +97,49 @@ def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
     assert first["final"] == second["final"]
 
 
+def told(folder):
+    """Start, steps of the curve and batches as the summary has them, and what each line of the metrics is about."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    about = [(line["step"], next((kind for kind in ("evaluation", "final") if kind in line), "batch")) for line in lines]
+    return [summary[name] for name in ("start", "curve", "batches", "final")], about
+
+
+WHOLE = [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "final")]
+
+
 def test_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
     folder, _ = run
-    checkpoint = folder / "checkpoints" / "checkpoint-1"
-    spanwise("train", *SMALL, "--output", tmp_path / "resumed", "--resume", checkpoint, cache=cache)
-    first, second = (json.loads((path / "summary.json").read_text()) for path in (folder, tmp_path / "resumed"))
-    assert first["final"] == second["final"]
+    summary, about = told(folder)
+    assert about == WHOLE
+    assert [point["step"] for point in summary[1]] == [0, 1, 2]
+    assert [batch["step"] for batch in summary[2]] == [1, 2]
+    resumed = tmp_path / "resumed"
+    spanwise("train", *SMALL, "--output", resumed, "--resume", folder / "checkpoints" / "checkpoint-1", cache=cache)
+    assert told(resumed) == (summary, about)
+
+
+def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache, tmp_path):
+    folder, _ = run
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "checkpoints" / "checkpoint-2" / "trainer_state.json").unlink()  # what is written last
+    metrics = broken / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
+    assert "Resuming from checkpoint-1; not readable are checkpoint-2: it holds no trainer_state.json." in done.stdout
+    assert told(broken) == told(folder)
+
+
+def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tmp_path):
+    folder, _ = run
+    shutil.copytree(folder / "checkpoints" / "checkpoint-1", tmp_path / "moved" / "checkpoint-1")
+    resumed = tmp_path / "resumed"
+    spanwise("train", *SMALL, "--output", resumed, "--resume", tmp_path / "moved" / "checkpoint-1", cache=cache)
+    summary = json.loads((resumed / "summary.json").read_text())
+    assert set(summary["start"]) == set(summary["final"])
+    assert set(summary["start"].values()) == {None}
+    assert [point["step"] for point in summary["curve"]] == [1, 2]
 
 
 def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
@@ -112,6 +150,11 @@ def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
     assert "is not a readable checkpoint: a file in it is damaged" in done.stderr
+    shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
+    with pytest.raises(
+        DataError, match=r"No checkpoint under .* is readable \(checkpoint-1: a file .*\); leave out --resume"
+    ):
+        find_checkpoint(str(tmp_path / "run"), "last")
 
 
 def test_a_model_and_a_dataset_by_name(cache, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,8 +15,13 @@ from rich.console import Console
 from scipy import stats
 
 from spanwise.errors import DataError, RecipeError
-from spanwise.run.compare import arm_fields, compare, planned
+from spanwise.recipe import load
+from spanwise.run import compare as room
+from spanwise.run.arms import arm_fields, planned
+from spanwise.run.compare import compare
+from spanwise.run.folder import sole_writer
 from spanwise.run.samples import Samples, read_samples
+from spanwise.run.train import newest_checkpoint, train
 
 SMALL = {
     "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
@@ -179,6 +185,129 @@ def test_a_run_that_fails_is_named_and_the_others_stay(finished, cache, capsys, 
     with pytest.raises(DataError, match=r"1 of 1 runs failed, the first was bad-0: Error: .*epsilon_hihg.*bad-0.log"):
         run(tmp_path / "out", capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
     assert (tmp_path / "out" / "group-0" / "summary.json").is_file()
+    # Nothing was trained, so the recipe can be put right.
+    bad.write_text("trainer: {epsilon_high: 0.3}\n")
+    assert not planned((str(bad),), (0,), SMALL, str(tmp_path / "out"))[0].finished()
+
+
+def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    other = planned(("group",), (0,), {**SMALL, "learning_rate": 1e-3}, str(tmp_path / "out"))[0]
+    assert planned(("group",), (0,), SMALL, str(tmp_path / "out"))[0].finished()
+    # As a training under another recipe would leave it that failed before it wrote anything.
+    other.file.write_text(yaml.safe_dump(other.asked()))
+    with pytest.raises(DataError, match=r"of another recipe \(learning_rate was 0.0004 and is 0.001 now\)"):
+        other.finished()
+    # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
+    other.file.unlink()
+    with pytest.raises(
+        DataError, match=r"group-0' holds a run, and '.*group-0.yaml' is not there to say which: give another"
+    ):
+        other.finished()
+    shutil.rmtree(other.folder)
+    assert not other.finished()
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about a batch that teaches nothing
+def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path):
+    folder = tmp_path / "group-0"
+    for options, error, left in (
+        ({"trainer": {"epsilon_hihg": 1}}, RecipeError, set()),  # before the first step
+        ({}, FileExistsError, {"evaluation.parquet"}),  # at the end: a file lies where the model belongs
+    ):
+        shutil.copytree(finished / "group-0", folder)
+        (folder / "report.html").write_text("of the old run")
+        shutil.rmtree(folder / "model")
+        (folder / "model").write_text("")
+        with pytest.raises(error):
+            train(load(None, {**SMALL, **options, "report": False, "output": str(folder)}), console=Console(quiet=True))
+        assert {name for name in ("summary.json", "evaluation.parquet", "report.html") if (folder / name).exists()} == left
+        shutil.rmtree(folder)
+
+
+def test_a_second_training_in_a_folder_is_refused(finished, cache, tmp_path):
+    folder = tmp_path / "group-0"
+    shutil.copytree(finished / "group-0", folder)
+    before = (folder / "metrics.jsonl").read_text()
+    with sole_writer(folder), pytest.raises(DataError, match="Another process is training into"):
+        train(load(None, {**SMALL, "output": str(folder)}), console=Console(quiet=True))
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert (folder / "summary.json").is_file()
+
+
+def checkpoint(output, step, state='{"global_step": 1}'):
+    place = output / "checkpoints" / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    if state is not None:
+        (place / "trainer_state.json").write_text(state)
+    return place
+
+
+def test_the_newest_intact_checkpoint_is_the_last(tmp_path):
+    assert newest_checkpoint(tmp_path) == (None, {})
+    whole = checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, "best")
+    checkpoint(tmp_path, 20, None)
+    checkpoint(tmp_path, 100, "{")
+    place, faults = newest_checkpoint(tmp_path)
+    assert place == whole
+    assert list(faults) == ["checkpoint-100", "checkpoint-20"]
+    assert faults["checkpoint-20"] == "it holds no trainer_state.json"
+    assert faults["checkpoint-100"].startswith("a file in it is damaged")
+
+
+def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def command(run, *, resume):
+        asked.append(resume)
+        return [sys.executable, "-c", "print('one attempt')"]
+
+    monkeypatch.setattr(room, "train_command", command)
+    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    checkpoint(one.folder, 20, None)
+    assert room._start(one, Console(width=160)).wait() == 0
+    checkpoint(one.folder, 10)
+    assert room._start(one, Console(width=160)).wait() == 0
+    assert asked == [False, True]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "group-0 starts anew; not readable are checkpoint-20: it holds no trainer_state.json."
+    assert second == "group-0 goes on from checkpoint-10; not readable are checkpoint-20: it holds no trainer_state.json."
+    assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
+
+
+def test_what_ended_a_training_without_a_word_is_said(tmp_path):
+    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
+    assert room._why(one, -9).startswith("it was ended by signal 9 (Killed) (all of it: ")
+    assert room._why(one, 2).startswith("train 10/120  left 60 s (all of it: ")
+
+
+def test_arms_that_cannot_be_compared_are_refused(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    for written, field, here, there in (
+        ("start: hard", "start", "easy", "hard"),
+        ("task: digits_twice", "task", "digits", "digits_twice"),
+        ("start_seed: 1", "start_seed", "0", "1"),
+        ("start_steps: 5", "start_steps", "None", "5"),
+        ("temperature: 0.5", "temperature", "1.0", "0.5"),
+        ("eval_prompts: 64", "eval_prompts", "512", "64"),
+        ("eval_samples: 8", "eval_samples", "16", "8"),  # a comparison takes 16
+        ("{model: small, dataset: sums.jsonl}", "task", "digits", "confidence"),
+    ):
+        mine.write_text(written + "\n")
+        with pytest.raises(RecipeError) as error:
+            planned(("group", str(mine)), (0, 1), {}, "out")
+        assert f"Arm 'group' has the {field} {here} and arm 'mine' {there}, so that their figures cannot" in str(error.value)
+    shared = tmp_path / "shared.yaml"
+    shared.write_text("{task: confidence, model: small, dataset: sums.jsonl}\n")
+    mine.write_text("{task: confidence, model: large, dataset: sums.jsonl}\n")
+    with pytest.raises(RecipeError, match="Arm 'group' has the model small and arm 'mine' large"):
+        planned(("group", str(mine)), (0,), {}, "out", shared=shared)
+    mine.write_text("{start: hard, learning_rate: 0.001, steps: 7}\n")
+    runs = planned(("group", str(mine)), (0,), {"start": "hard"}, "out")
+    assert [(run.recipe.start, run.recipe.steps) for run in runs] == [("hard", 120), ("hard", 7)]
 
 
 def test_arms_and_seeds_that_cannot_be():

@@ -67,7 +67,7 @@ def train(
         save_every: steps between checkpoints.
         output: folder of the run.
         report_to: none, trackio or wandb.
-        resume: a checkpoint folder, or "last".
+        resume: a checkpoint folder, or "last" for the newest intact one of the run.
         set_: any other recipe field, as field=value; may be repeated.
     """
     given = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "set_")}
@@ -138,6 +138,7 @@ def compare(
     """Train several methods or baselines with several seeds from one start, and say which differences are more than noise.
 
     What is already in the output folder is not trained again, so an interrupted comparison goes on, and more seeds can be added.
+    Ctrl-C ends the trainings as well.
 
     Args:
         recipe: YAML file with what the arms share; an arm's own fields win over it.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,111 +19,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from spanwise.credit import METHODS, load_plugins
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
-from spanwise.recipe import Recipe, load
+from spanwise.recipe import Recipe
+from spanwise.run.arms import Run, planned
 from spanwise.run.report_files import without_nan
 from spanwise.run.samples import check_protocol, read_samples
-from spanwise.score.objective import BASELINES
+from spanwise.run.side_by_side import side_by_side
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The largest budget of a vote.
 MOST_VOTES = 16
-COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 _PLACE = ("output", "seed")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One arm with one seed: what it trains and where."""
-
-    arm: str
-    seed: int
-    recipe: Recipe
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        return Path(self.recipe.output)
-
-    @property
-    def file(self) -> Path:
-        """The recipe as it was asked for, beside the folder."""
-        return self.folder.with_name(f"{self.folder.name}.yaml")
-
-    def asked(self) -> dict[str, Any]:
-        """What `file` holds."""
-        return self.recipe.model_dump(mode="json")
-
-    def finished(self) -> bool:
-        """Whether the run was completed; a DataError if the folder holds another recipe."""
-        if not self.file.is_file():
-            return False
-        found, asked = yaml.safe_load(self.file.read_text()) or {}, self.asked()
-        other = [name for name in asked if name != "output" and found.get(name) != asked[name]]
-        if other:
-            was = ", ".join(f"{name} was {found.get(name)!r} and is {asked[name]!r} now" for name in other[:3])
-            raise DataError(
-                f"'{self.folder}' holds a run of another recipe ({was}). Give another --output, or delete '{self.folder}' "
-                f"and '{self.file}'."
-            )
-        return (self.folder / "summary.json").is_file() and (self.folder / "evaluation.parquet").is_file()
-
-
-def arm_fields(name: str) -> dict[str, Any]:
-    """The recipe fields an arm stands for: a baseline (of `bae`), a method, or a recipe file.
-
-    >>> arm_fields("blended"), arm_fields("rlcr")
-    ({'method': 'bae', 'baseline': 'blended'}, {'method': 'rlcr'})
-    """
-    if name in BASELINES:
-        return {"method": "bae", "baseline": name}
-    load_plugins()
-    if name in METHODS:
-        return {"method": name}
-    if name.endswith((".yaml", ".yml")):
-        return load(name).model_dump(exclude_unset=True, mode="json")
-    raise RecipeError(unknown("arm (a baseline, a method or a recipe file)", name, [*BASELINES, *METHODS]))
-
-
-def planned(
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    choices: Mapping[str, Any],
-    output: str,
-    *,
-    shared: str | Path | None = None,
-) -> list[Run]:
-    """Every run of a comparison, seed by seed, so that an early look has whole pairs.
-
-    What an arm says wins over the `shared` recipe file, and `choices` win over both.
-
-    Raises:
-        RecipeError: no arm or seed, an arm twice, one that cannot be planned, or choices that would make an arm another one.
-    """
-    names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
-    for kind, listed in (("arm", names), ("seed", seeds)):
-        if not listed or len(set(listed)) < len(listed):
-            raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
-    fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
-    for name, own in fields.items():
-        for field in ("method", "baseline"):
-            if field in own and choices.get(field, own[field]) != own[field]:
-                raise RecipeError(
-                    f"Arm '{name}' has the {field} {own[field]}, and --set {field}={choices[field]} would make it another arm; "
-                    f"leave that out, or give it as an arm."
-                )
-    written = set() if shared is None else load(shared).model_fields_set
-    common = {field: value for field, value in COMMON.items() if field not in written}
-
-    def recipe(name: str, seed: int) -> Recipe:
-        place = str(Path(output) / f"{name}-{seed}")
-        return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": place})
-
-    return [Run(name, seed, recipe(name, seed)) for seed in seeds for name in names]
 
 
 def compare(
@@ -150,7 +59,8 @@ def compare(
         console: where progress is shown.
 
     Raises:
-        SpanwiseError: an arm or field that does not exist, or an output that holds another comparison.
+        SpanwiseError: an arm or field that does not exist, arms that cannot be compared, an output that holds another comparison,
+            or a training that failed. Ctrl-C and SIGTERM end the trainings before they go on to the caller.
     """
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
@@ -159,15 +69,11 @@ def compare(
     Path(output).mkdir(parents=True, exist_ok=True)
     waiting = [run for run in runs if not run.finished()]
     if waiting:
-        _warm_up(waiting[0].recipe, console)
-        beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
-        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are there; {beside} side by side.", highlight=False)
-        failed = _train_all(waiting, beside, console)
-        if failed:
-            raise DataError(
-                f"{len(failed)} of {len(waiting)} runs failed, the first was {failed[0][0].folder.name}: {failed[0][1]} "
-                "The same command goes on with what is missing."
-            )
+        try:
+            _train_waiting(waiting, len(runs), processes, console)
+        except (KeyboardInterrupt, SystemExit):
+            console.print("Stopped. The same command goes on with what is missing.", highlight=False)
+            raise
     found = figures_by_arm(runs)
     comparison = compare_runs(found, figures=_present(found), reference=reference)
     _write(Path(output), runs, comparison, reference)
@@ -234,42 +140,75 @@ def _warm_up(recipe: Recipe, console: Console) -> None:
     make_task(recipe, console)
 
 
+def _train_waiting(waiting: Sequence[Run], count: int, processes: int | None, console: Console) -> None:
+    """Train what is missing of so many runs; a DataError that names the first that failed, once all have ended."""
+    _warm_up(waiting[0].recipe, console)
+    beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
+    console.print(f"{count - len(waiting)} of {count} runs are there; {beside} side by side.", highlight=False)
+    failed = _train_all(waiting, beside, console)
+    if failed:
+        raise DataError(
+            f"{len(failed)} of {len(waiting)} runs failed, the first was {failed[0][0].folder.name}: {failed[0][1]} "
+            "The same command goes on with what is missing."
+        )
+
+
 def _train_all(runs: Sequence[Run], processes: int, console: Console) -> list[tuple[Run, str]]:
     """Train each run in a process of its own; return those that failed, with the last thing they said."""
-    started, failed = time.perf_counter(), []
-    with ThreadPoolExecutor(max_workers=processes) as pool:
-        waiting = {pool.submit(_train_one, run): run for run in runs}
-        for done, future in enumerate(as_completed(waiting), start=1):
-            run, said = waiting[future], future.result()
-            left = (time.perf_counter() - started) / done * (len(runs) - done)
-            if said is None:
-                final = json.loads((run.folder / "summary.json").read_text())["final"]
-                shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
-            else:
-                failed.append((run, said))
-                shown = f"failed: {said}"
-            console.print(
-                f"{done}/{len(runs)}  {run.folder.name}  {shown}  left {left / 60:.0f} min", soft_wrap=True, highlight=False
-            )
+    started, failed, done = time.perf_counter(), [], 0
+
+    def ended(run: Run, status: int) -> None:
+        nonlocal done
+        done += 1
+        left = (time.perf_counter() - started) / done * (len(runs) - done)
+        if status == 0:
+            final = json.loads((run.folder / "summary.json").read_text())["final"]
+            shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
+        else:
+            failed.append((run, _why(run, status)))
+            shown = f"failed: {failed[-1][1]}"
+        console.print(
+            f"{done}/{len(runs)}  {run.folder.name}  {shown}  left {left / 60:.0f} min", soft_wrap=True, highlight=False
+        )
+
+    side_by_side(runs, processes, start=lambda run: _start(run, console), ended=ended)
     return failed
 
 
-def _train_one(run: Run) -> str | None:
-    """Train one run; None, or why it failed."""
+def train_command(run: Run, *, resume: bool) -> list[str]:
+    """The command that trains one run."""
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *(["--resume", "last"] if resume else [])]
+
+
+def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
+    """Start the training of one run, from its newest intact checkpoint if it has one."""
+    from spanwise.run.train import newest_checkpoint
+
     run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
-    command = [sys.executable, "-m", "spanwise.cli", "train", str(run.file)]
-    if run.recipe.save_every and list(run.folder.glob("checkpoints/checkpoint-*")):
-        command += ["--resume", "last"]
+    checkpoint, faults = newest_checkpoint(run.folder)
+    if faults:
+        said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
+        console.print(f"{run.folder.name} {goes_on}; not readable are {said}.", soft_wrap=True, highlight=False)
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120"}
-    log = run.folder.with_name(f"{run.folder.name}.log")
-    with log.open("w") as file:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
-        )
-    if done.returncode == 0:
-        return None
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else f'exit status {done.returncode}'} (all of it: {log})"
+    with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
+        return subprocess.Popen(
+            train_command(run, resume=checkpoint is not None),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+
+
+def _log(run: Run) -> Path:
+    return run.folder.with_name(f"{run.folder.name}.log")
+
+
+def _why(run: Run, status: int) -> str:
+    """Why a run failed: the signal that ended it, or its last line."""
+    lines = _log(run).read_text(errors="replace").strip().splitlines()
+    said = lines[-1] if lines else f"exit status {status}"
+    if status < 0:
+        said = f"it was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{said} (all of it: {_log(run)})"
 
 
 def _write(output: Path, runs: Sequence[Run], comparison: Comparison, reference: str | None) -> None:

@@ -3,35 +3,77 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from filelock import FileLock, Timeout
 
 from spanwise.engines.trl import Rollouts
 from spanwise.errors import DataError
 from spanwise.types import Status
+
+#: What a run ends with, in no folder of a run that has not.
+RESULTS = ("summary.json", "evaluation.parquet", "report.html")
+
+
+@contextmanager
+def sole_writer(path: str | Path) -> Iterator[None]:
+    """Keep a run's folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
+
+    Args:
+        path: of the run, made if it does not exist.
+
+    Edge cases:
+        Several ranks of one training: the first holds it for all. A file system that cannot lock: nothing is held.
+
+    Raises:
+        DataError: another process trains into the folder, or it cannot be written.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    lock = FileLock(Path(path) / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DataError(
+            f"Another process is training into '{path}'; wait until it ends, end it, or give another --output."
+        ) from None
+    except (OSError, NotImplementedError):  # no locks there; a folder that cannot be written is said by RunFolder
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class RunFolder:
     """Writes what a run leaves behind: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
 
     Args:
-        path: made if it does not exist.
-        keep: continue the metrics of an earlier run (resume) instead of starting anew.
+        path: made if it does not exist; the `RESULTS` of an earlier run are removed.
+        history: lines of `metrics.jsonl` that a resumed run goes on from.
     """
 
-    def __init__(self, path: str | Path, *, keep: bool = False) -> None:
+    def __init__(self, path: str | Path, *, history: Iterable[Mapping[str, Any]] = ()) -> None:
         self.path = Path(path)
         try:
             (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
-            if not keep:
-                (self.path / "metrics.jsonl").write_text("")
+            _replace(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
+            for name in RESULTS:
+                (self.path / name).unlink(missing_ok=True)
         except OSError as error:
-            raise DataError(f"The output folder '{path}' cannot be written: {error.strerror or error}.") from error
+            raise _unwritable(path, error) from error
 
     @property
     def model(self) -> Path:
@@ -48,12 +90,41 @@ class RunFolder:
             file.write(json.dumps(dict(line)) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`."""
-        (self.path / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n")
+        """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
+        _replace(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
     def write_rollouts(self, rollouts: Rollouts, *, step: int) -> None:
         """Write one generation batch to `rollouts/step_<step>.parquet`, a row per completion."""
         pq.write_table(rollout_table(rollouts, step=step), self.path / "rollouts" / f"step_{step:06d}.parquet")
+
+
+def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
+
+    What an interruption cut off in the middle of a line ends them as well.
+    """
+    file = run / "metrics.jsonl"
+    lines: list[dict[str, Any]] = []
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if line["step"] > step or "final" in line:
+            break
+        lines.append(line)
+    return lines
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(file)
+
+
+def _unwritable(path: str | Path, error: OSError) -> DataError:
+    return DataError(f"The output folder '{path}' cannot be written: {error.strerror or error}.")
 
 
 def rollout_table(rollouts: Rollouts, *, step: int) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,23 +18,41 @@ from spanwise.run.folder import RunFolder
 from spanwise.run.samples import Samples
 from spanwise.tasks import Task
 
+#: What `summary.json` keeps of a generation batch.
+_BATCH = ("step", "malformed", "accuracy", "ece")
+
 
 class Recorder(TrainerCallback):
-    """Follows a run: progress line, metrics, rollouts, evaluations."""
+    """Follows a run: progress line, metrics, rollouts, evaluations.
 
-    def __init__(self, recipe: Recipe, task: Task, folder: RunFolder, console: Console, title: str) -> None:
+    Args:
+        recipe, task, folder: of the run.
+        console, title: of the progress line.
+        history: the metrics up to the checkpoint that a run is resumed from; its curve goes on from them.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        folder: RunFolder,
+        console: Console,
+        title: str,
+        history: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.recipe, self.task, self.folder = recipe, task, folder
         self.live = Live(console, title, recipe.steps)
         self.trainer: SpanGRPOTrainer | None = None
-        self.evaluations: list[dict[str, Any]] = []
-        self.batches: list[dict[str, Any]] = []
+        self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
+        self.batches = [{k: line[k] for k in _BATCH if k in line} for line in history if "evaluation" not in line]
         self.step_seconds = self.spanwise_seconds = 0.0
         self.tokens = 0
         self._step_started = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure where the run starts from."""
-        self._evaluate(state.global_step // self.recipe.mini_batches)
+        """Measure where the run starts from, unless the run that it resumes did."""
+        if not self.evaluations:
+            self._evaluate(state.global_step // self.recipe.mini_batches)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the step's clock."""
@@ -67,19 +86,25 @@ class Recorder(TrainerCallback):
             self._evaluate(step)
 
     def summary(self, trainer: SpanGRPOTrainer, *, seconds: float) -> dict[str, Any]:
-        """Evaluate the final model and put the run into one dictionary."""
+        """Evaluate the final model and put the run into one dictionary.
+
+        Of a resumed run, the seconds and speeds are those since it was resumed; where it does not know its first evaluation, the
+        figures of `start` are None.
+        """
         samples = self._measure(trainer, self.recipe.eval_samples)
         if trainer.accelerator.is_main_process:
             samples.write(self.folder.path)
         final = samples.figures()
+        first, *_ = self.evaluations
         self.evaluations.append({"step": self.recipe.steps, **final})
-        self.folder.add_metrics({"step": self.recipe.steps, "final": final})
+        if trainer.accelerator.is_main_process:
+            self.folder.add_metrics({"step": self.recipe.steps, "final": final})
         return {
             "method": self.recipe.method,
             "task": self.recipe.task,
             "seed": self.recipe.seed,
             "steps": self.recipe.steps,
-            "start": {k: v for k, v in self.evaluations[0].items() if k != "step"},
+            "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
             "final": final,
             "curve": self.evaluations,
             "batches": self.batches,
@@ -104,7 +129,8 @@ class Recorder(TrainerCallback):
     def _evaluate(self, step: int) -> None:
         values = self._measure(self._trainer(), 2).figures()
         self.evaluations.append({"step": step, **values})
-        self.folder.add_metrics({"step": step, "evaluation": values})
+        if self._trainer().accelerator.is_main_process:
+            self.folder.add_metrics({"step": step, "evaluation": values})
 
     def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
         model = trainer.accelerator.unwrap_model(trainer.model)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from math import gcd
@@ -21,7 +22,7 @@ from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.recipe import EMBEDDED, Plan, Recipe, answer_layout, plan, resolved
 from spanwise.run.display import figure_table, pull_note, warm_up_progress
-from spanwise.run.folder import RunFolder
+from spanwise.run.folder import RunFolder, metrics_until, sole_writer
 from spanwise.run.recorder import Recorder
 from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
@@ -60,27 +61,52 @@ def train(
     Args:
         recipe: checked already.
         console: where progress is shown.
-        resume: a checkpoint folder, or "last" for the newest one of the run.
+        resume: a checkpoint folder, or "last" for the newest intact one of the run.
         title: name in the progress line.
 
     Raises:
-        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, as one sentence.
+        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, or a folder that another process is
+            training into, as one sentence.
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
-    checkpoint = None if resume is None else find_checkpoint(recipe.output, resume)
+    checkpoint = None if resume is None else find_checkpoint(recipe.output, resume, console)
     task = make_task(recipe, console)
     filled = plan(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
-    folder = RunFolder(recipe.output, keep=checkpoint is not None)
-    folder.write_recipe(resolved(recipe, filled))
-    recorder = Recorder(recipe, task, folder, console, title)
-    tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left")
+    with sole_writer(recipe.output):
+        history = [] if checkpoint is None else _history(Path(checkpoint), recipe)
+        folder = RunFolder(recipe.output, history=history)
+        folder.write_recipe(resolved(recipe, filled))
+        recorder = Recorder(recipe, task, folder, console, title, history)
+        trainer = _trainer(recipe, task, filled, recorder)
+        main = trainer.accelerator.is_main_process
+        note = pull_note(filled.objectives, group_size=recipe.group_size, leave_one_out=recipe.leave_one_out)
+        if note and not filled.sum_first and main:
+            console.print(note, highlight=False, soft_wrap=True)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        finally:
+            recorder.live.close()
+        summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
+        trainer.save_model(str(folder.model))
+        if main:
+            folder.write_summary(summary)  # last of what the run leaves: it says that all is there
+            _show(summary, console, title=f"{title}: {recipe.output}")
+        if recipe.report and main:
+            from spanwise.run.report import report_folder  # a second of imports that only the end needs
+
+            console.print(f"Report: {report_folder(folder.path)}", highlight=False, soft_wrap=True)
+    return summary
+
+
+def _trainer(recipe: Recipe, task: Task, filled: Plan, recorder: Recorder) -> SpanGRPOTrainer:
+    """The trainer of a recipe, followed by the recorder in the place of TRL's own progress."""
     trainer = SpanGRPOTrainer(
         model=task.model,
         args=trainer_config(recipe, task, filled),
         train_dataset=task.train,
-        processing_class=tokenizer,
+        processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
         layout=filled.layout,
         objectives=filled.objectives,
         estimator=filled.estimator,
@@ -90,27 +116,21 @@ def train(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     recorder.trainer = trainer
-    note = pull_note(filled.objectives, group_size=recipe.group_size, leave_one_out=recipe.leave_one_out)
-    if note and not filled.sum_first and trainer.accelerator.is_main_process:
-        console.print(note, highlight=False, soft_wrap=True)
-    try:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    finally:
-        recorder.live.close()
-    summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
-    if trainer.accelerator.is_main_process:
-        folder.write_summary(summary)
-        console.print(figure_table(f"{title}: {recipe.output}", {"start": summary["start"], "end": summary["final"]}))
-        console.print(
-            f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
-            f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
-        )
-    trainer.save_model(str(folder.model))
-    if recipe.report and trainer.accelerator.is_main_process:
-        from spanwise.run.report import report_folder  # a second of imports that only the end needs
+    return trainer
 
-        console.print(f"Report: {report_folder(folder.path)}", highlight=False, soft_wrap=True)
-    return summary
+
+def _show(summary: Mapping[str, Any], console: Console, *, title: str) -> None:
+    console.print(figure_table(title, {"start": summary["start"], "end": summary["final"]}))
+    console.print(
+        f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
+        f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
+    )
+
+
+def _history(checkpoint: Path, recipe: Recipe) -> list[dict[str, Any]]:
+    """The metrics of the run that wrote a checkpoint, up to that checkpoint."""
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
+    return metrics_until(checkpoint.resolve().parent.parent, step // recipe.mini_batches)
 
 
 def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
@@ -160,19 +180,42 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
     return SpanGRPOConfig(**{**options, **recipe.trainer})
 
 
-def find_checkpoint(output: str, resume: str) -> str:
-    """The folder to resume from; a DataError if it is not a checkpoint."""
-    place = Path(resume)
-    if resume == "last":
-        found = sorted(Path(output).glob("checkpoints/checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-        if not found:
-            raise DataError(
-                f"There is no checkpoint under '{output}/checkpoints'; train with --save-every 10 to write some."
-            )
-        place = found[-1]
-    if fault := _checkpoint_fault(place):
-        raise DataError(f"'{place}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
+def find_checkpoint(output: str, resume: str, console: Console | None = None) -> str:
+    """The folder to resume from; a DataError if it is not a checkpoint.
+
+    Args:
+        output: folder of the run.
+        resume: a checkpoint folder, or "last" for the newest intact one of the run.
+        console: where the damaged ones that "last" skips are named.
+    """
+    if resume != "last":
+        if fault := _checkpoint_fault(Path(resume)):
+            raise DataError(f"'{resume}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
+        return resume
+    place, faults = newest_checkpoint(output)
+    said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    if place is None and not faults:
+        raise DataError(f"There is no checkpoint under '{output}/checkpoints'; train with --save-every 10 to write some.")
+    if place is None:
+        raise DataError(
+            f"No checkpoint under '{output}/checkpoints' is readable ({said}); leave out --resume to start anew."
+        )
+    if faults and console is not None:
+        console.print(f"Resuming from {place.name}; not readable are {said}.", highlight=False, soft_wrap=True)
     return str(place)
+
+
+def newest_checkpoint(output: str | Path) -> tuple[Path | None, dict[str, str]]:
+    """The newest intact checkpoint of a run, None if there is none; and what is wrong with each newer one, by name."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(output).glob("checkpoints/checkpoint-*")}
+    found = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
+    faults: dict[str, str] = {}
+    for path in found:
+        fault = _checkpoint_fault(path)
+        if fault is None:
+            return path, faults
+        faults[path.name] = fault
+    return None, faults
 
 
 def _checkpoint_fault(place: Path) -> str | None:
