@@ -90,7 +90,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     """
     stop = (
         " Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an "
-        "objective pays; only completions with such a credit count."
+        "objective pays; only completions that have such a credit are counted."
     )
     return Section(
         "Credit by block",

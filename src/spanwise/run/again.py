@@ -66,8 +66,8 @@ def credit_command(folder: Path, source: str, options: Mapping[str, Any]) -> str
         options: of `credit_rollouts`, as they were given, and `rows`.
 
     Example:
-        >>> credit_command(Path("runs/credit"), "1.jsonl", {"methods": ["bae"], "reward": {"correct": "acc"}, "overrides": {"clip": 1}})
-        'spanwise credit 1.jsonl --methods bae --reward correct=acc --set clip=1 --output runs/credit-again'
+        >>> credit_command(Path("runs/credit"), "1.jsonl", {"methods": ["bae"], "reward": {"correct": "acc"}})
+        'spanwise credit 1.jsonl --methods bae --reward correct=acc --output runs/credit-again'
     """
     rows = options.get("rows")
     parts = [*_flag("recipe", options.get("recipe")), *_flag("methods", ",".join(options.get("methods") or ()) or None)]
