@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from spanwise.measure import compare, voting
-from spanwise.report import TokenRow, TokenView, compare_report, credit_report, fidelity_report, train_report
+from spanwise.report import TokenRow, TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
 RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}
@@ -90,9 +90,17 @@ def fidelity_page() -> str:
     )  # fmt: skip
 
 
-def credit_page(completions: int = 4, tokens: int = 6, *, text: str = "x", source: str = "rollouts.parquet") -> str:
-    """Two methods over some completions; one reward in four is absent, one in four failed."""
+def credit_page(
+    completions: int = 4,
+    tokens: int = 6,
+    *,
+    text: str = "x",
+    source: str = "rollouts.parquet",
+    stop: torch.Tensor | None = None,
+) -> str:
+    """Two methods over some completions; one reward in four is absent, one in four failed; `stop` is the second method's."""
     n = torch.arange(completions)
+    blocks = {"solution": (n % 3).double() - 1, "confidence": torch.where(n % 4 == 3, NAN, 0.25 * (n % 2))}
     reward_n = torch.where(n % 4 >= 2, NAN, (n % 2).double())
     quarter = completions // 4
     return credit_report(
@@ -101,7 +109,7 @@ def credit_page(completions: int = 4, tokens: int = 6, *, text: str = "x", sourc
         methods=["grpo", "bae"],
         credit={
             "grpo": {"all": (n % 2).double() - 0.5},
-            "bae": {"solution": (n % 3).double() - 1, "confidence": torch.where(n % 4 == 3, NAN, 0.25 * (n % 2))},
+            "bae": with_stop(blocks, torch.zeros(completions) if stop is None else stop),
         },
         rewards={"correct": reward_n, "never": torch.full((completions,), NAN, dtype=torch.float64)},
         statuses={

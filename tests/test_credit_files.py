@@ -159,7 +159,7 @@ def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_pa
 @pytest.mark.parametrize(("variant", "trained", "other"), [("blended", "bae", "rlcr"), ("rlcr", "rlcr", "bae")])
 def test_the_report_of_a_run_shows_another_method_beside_its_own(variant, trained, other, tmp_path):
     scripted_run(variant, tmp_path)
-    view, credit = last_rollouts(tmp_path, trained)
+    view, credit = last_rollouts(tmp_path, {"method": trained})
     rows = pq.read_table(tmp_path / "rollouts" / "step_000002.parquet").to_pylist()
     assert view.methods == (trained, other)
     assert [row.tokens for row in view.completions] == [
@@ -191,7 +191,7 @@ def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(tmp_
     scripted_run("blended", tmp_path)
     for file in (tmp_path / "model").glob("*"):
         file.unlink()
-    view, credit = last_rollouts(tmp_path, "bae")
+    view, credit = last_rollouts(tmp_path, {"method": "bae"})
     assert view.methods == ("bae",)
     assert list(credit) == ["bae"]
 

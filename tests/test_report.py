@@ -151,7 +151,6 @@ def test_train_headlines_are_those_of_the_last_evaluation_and_absent_is_not_zero
     assert page.headline("malformed rate") == "25.0 %"
     assert page.headline("AUROC") == "not measured"
     assert "25.0 % at the start" in page.text
-    assert "spanwise train --task digits --method bae --baseline outcome --steps 2" in page.text
     assert "2 steps of 4 prompts x 2 completions on digits, seed 7, in 12 s" in page.text
 
 
@@ -237,6 +236,22 @@ def test_credit_keeps_absent_failed_and_zero_apart():
     assert ["never", "0", "4", "0", "not measured"] in page.cells
     assert ["bae: confidence", "3", "0.083", "0.667", "0", "0.250"] in page.cells  # of 0, .25, 0
     assert ["never", "not measured", "1"] in page.cells  # dead strata: grpo has no such objective
+
+
+def test_stop_credit_has_a_row_and_a_histogram_where_there_is_any():
+    page = Page(credit_page(stop=torch.tensor([0.0, 0.0, -0.25, -0.75])))
+    assert ["bae: stop", "2", "0.500", "0", "-0.750", "-0.250"] in page.cells
+    assert not [row for row in page.cells if row and row[0] == "grpo: stop"]
+    assert "stop" in page.texts  # the title of its histogram
+    assert "for leaving out every block that an objective pays" in page.text
+    assert "for leaving out every block" not in Page(credit_page()).text
+
+
+def test_train_shows_the_credit_by_block_after_what_its_batches_say_of_credit():
+    credit = {"bae": {"solution": torch.tensor([0.5, -0.5])}}
+    titles = [attributes["id"] for tag, attributes in Page(train_page(credit=credit)).elements if tag == "section"]
+    order = ["rewards", "credit", "dead-strata", "credit-by-block", "optimiser", "tokens"]
+    assert [title for title in titles if title in order] == order
 
 
 def test_hostile_text_stays_text():
@@ -390,6 +405,7 @@ def test_report_of_a_run_folder(tmp_path):
     assert page.headline("accuracy") == "62.5 %"
     assert "15 of 16 completions state a confidence and could be judged." in page.text
     assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
+    assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
 
 
 def test_report_of_a_comparison_folder(tmp_path):
@@ -421,6 +437,7 @@ def test_report_of_a_comparison_folder(tmp_path):
         "borderline",
         "unknown",
     ] in page.cells  # two equal seeds
+    assert "All seeds together; whiskers count a prompt once" in page.text
 
 
 def test_report_of_a_fidelity_folder(tmp_path):
@@ -508,11 +525,28 @@ def test_a_credit_report_without_completions():
     assert Page(html).headline("completions") == "0"
 
 
-def test_a_prompt_under_two_seeds_counts_as_two():
+def test_a_prompt_that_two_seeds_answer_is_one_prompt():
     wrong_n, right_n = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     half_n, well_n = torch.full((4,), 0.5, dtype=torch.float64), torch.ones(4).bool()
     seeds = [
         Samples(torch.tensor([0, 0, 1, 1]), {"solution": ["a"] * 4}, {"solution": correct_n}, half_n, well_n)
         for correct_n in (wrong_n, right_n)
     ]
-    assert pooled(seeds)["prompt"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert pooled(seeds)["prompt"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert pooled(seeds)["correct"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_whiskers_of_a_comparison_do_not_shrink_because_seeds_answer_the_same():
+    """64 prompts, right or wrong in every seed alike: five seeds know no more than one does."""
+    correct_n = (torch.arange(64) % 2).double()
+    one = Samples(
+        torch.arange(64), {"s": ["a"] * 64}, {"s": correct_n}, torch.full((64,), 0.75).double(), torch.ones(64).bool()
+    )
+    found = pooled([one] * 5)
+    row, *more = reliability_rows(found["confidence"], found["correct"], found["prompt"])
+    assert not more
+    # Wilson for 32 of 64: z = 1.95996, half = z sqrt(.25/64 + z^2/(4 64^2)) / (1 + z^2/64) = .11898.
+    assert (row["accuracy_low"], row["accuracy_high"]) == (
+        pytest.approx(0.38102, abs=1e-3),
+        pytest.approx(0.61898, abs=1e-3),
+    )

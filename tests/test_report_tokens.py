@@ -19,7 +19,7 @@ from spanwise.engines.trl import Rollouts
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report.tokens import TokenRow, TokenView, token_view
 from spanwise.run.folder import rollout_table
-from spanwise.run.tokens import pieces_of, token_rows
+from spanwise.run.tokens import pieces_of, recorded_rows
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from tokenizers_small import byte_level
@@ -202,6 +202,7 @@ def test_500_long_completions_stay_small():
     assert len(html) < 2_000_000  # leaves 1 MB for the charts
     data = data_of(html)
     assert_numbers(decoded(data["values"], 7), rows[7].values, 2)
+    assert [data["values"]["rounded"], data["advantages"][2]["rounded"]] == [True, False]
     assert_numbers(decoded(data["advantages"][2], 7), rows[7].advantages["c"], 4)
 
 
@@ -234,6 +235,26 @@ def test_what_does_not_fit_is_one_sentence(methods, wrong, error, sentence):
 def test_an_absent_block_has_no_span():
     data = data_of(token_view(TokenView(("a",), [row(["x"], spans={"solution": (0, 1), "confidence": (9, 9)})])))
     assert data["spans"] == [[["solution", 0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome", "place"),
+    [
+        ({"format": 1.0, "correct": 0.0}, "correct", 1),
+        ({"format": 1.0, "correct": 0.0}, None, None),
+        ({"format": 1.0, "correct": 0.5}, "correct", None),  # it never says right or wrong
+        ({"format": 1.0, "correct": None}, "correct", None),
+        ({"format": 1.0}, "correct", None),
+    ],
+)
+def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcome, place):
+    given = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
+    assert data_of(token_view(TokenView(("a",), [given], outcome)))["outcome"] == place
+
+
+def test_stop_credit_travels_by_method():
+    rows = [row(["x"], stop={"b": -0.123456}), row(["x"])]
+    assert data_of(token_view(TokenView(("a", "b"), rows)))["stops"] == [[None, -0.1235], None]
 
 
 # ---- from the rollouts parquet ----
@@ -278,7 +299,7 @@ def table():
 
 
 def test_rows_of_a_rollouts_table():
-    first, second = token_rows(table(), pieces=lambda ids: [f"t{index}" for index in ids], method="bae")
+    first, second = recorded_rows(table(), pieces=lambda ids: [f"t{index}" for index in ids], method="bae")
     assert first == TokenRow(
         prompt="1+1=",
         tokens=["t5", "t6", "t7"],
@@ -300,33 +321,51 @@ def test_rows_of_a_rollouts_table():
 
 def test_a_table_with_several_methods_and_without_a_tokenizer():
     wide = table().append_column("advantages/grpo", pa.array([[0.1, 0.1, 0.1], [0.2, 0.2, 0.2, 0.2]]))
-    rows = token_rows(wide, pieces=None)
+    rows = recorded_rows(wide, pieces=None)
     assert list(rows[0].advantages) == ["this run", "grpo"]
     assert rows[0].tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩"]
-    assert token_rows(wide.drop_columns(["advantages"]), pieces=None)[1].advantages["grpo"][3] == 0.2
+    assert recorded_rows(wide.drop_columns(["advantages"]), pieces=None)[1].advantages["grpo"][3] == 0.2
 
 
 @pytest.mark.parametrize("tokens", [[["a", "é", ""]], [[b"a", "é".encode(), b""]]])
 def test_a_table_of_texts_without_ids(tokens):
     texts = table().slice(0, 1).drop_columns(["completion_ids"]).append_column("tokens", pa.array(tokens))
-    assert token_rows(texts, pieces=None)[0].tokens == ["a", "é", ""]
+    assert recorded_rows(texts, pieces=None)[0].tokens == ["a", "é", ""]
+
+
+def test_what_a_file_holds_beside_the_credit():
+    """Stop credit of every method, log-probabilities, values, and credit that is null because nothing was trained."""
+    extra = {
+        "credit/stop": [0.0, -0.5], "credit/grpo/stop": [0.25, 0.0], "advantages/grpo": [[0.1] * 3, [None] * 4],
+        "values": [[0.5, None, 1.0], [0.0] * 4], "logprobs": [[0.0, math.log(0.5), math.log(0.25)], [0.0] * 4],
+    }  # fmt: skip
+    wide = table().drop_columns(["credit/stop"])
+    for name, column in extra.items():
+        wide = wide.append_column(name, pa.array(column))
+    first, second = recorded_rows(wide, pieces=None, method="bae")
+    assert (first.stop, second.stop) == ({"grpo": 0.25}, {"bae": -0.5})
+    assert first.probabilities == pytest.approx([1.0, 0.5, 0.25])
+    assert [first.values[0], math.isnan(first.values[1]), first.values[2]] == [0.5, True, 1.0]
+    assert all(math.isnan(value) for value in second.advantages["grpo"])
+    data = data_of(token_view(TokenView(("bae", "grpo"), [first, second])))
+    assert decoded(data["values"], 0) == [0.5, None, 1]
 
 
 def test_a_prompt_that_only_looks_like_a_conversation_is_kept():
     odd = table().drop_columns(["prompt"]).append_column("prompt", pa.array(["[{not json", '[{"role": "user"}]']))
-    assert [each.prompt for each in token_rows(odd, pieces=None)] == ["[{not json", '[{"role": "user"}]']
+    assert [each.prompt for each in recorded_rows(odd, pieces=None)] == ["[{not json", '[{"role": "user"}]']
 
 
 @pytest.mark.parametrize("column", ["prompt", "completion_ids", "advantages"])
 def test_a_missing_column_is_named(column):
     with pytest.raises(DataError, match=f"no column '{column}'; they have "):
-        token_rows(table().drop_columns([column]), pieces=None)
+        recorded_rows(table().drop_columns([column]), pieces=None)
 
 
 def test_lengths_that_do_not_match_are_named():
     short = table().drop_columns(["advantages"]).append_column("advantages", pa.array([[0.5] * 3, [0.5]]))
     with pytest.raises(AlignmentError, match="Row 2 of the rollouts has 4 tokens and 1 in 'advantages'"):
-        token_rows(short, pieces=None)
+        recorded_rows(short, pieces=None)
 
 
 def test_token_texts_are_the_bytes_of_the_tokens():
@@ -339,6 +378,12 @@ def test_token_texts_are_the_bytes_of_the_tokens():
     assert any("\udc80" <= piece[0] <= "\udcff" for piece in pieces)  # the vocabulary cuts characters
     data = data_of(token_view(TokenView(("a",), [row(pieces)])))
     assert decoded(data["tokens"], 0) == pieces
+
+
+def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
+    first, second = recorded_rows(table(), pieces=pieces_of(Vocabulary((b"a",) * 8)))
+    assert first.tokens == ["a", "a", "a"]
+    assert second.tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩", "⟨8⟩"]
 
 
 def test_an_id_outside_the_vocabulary_is_named():

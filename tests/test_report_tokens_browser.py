@@ -29,7 +29,7 @@ body { margin: 8px; background: var(--background); color: var(--text); }
 SCRIPT, STYLE = ((Path(code.__file__).parent / "static" / name).read_text() for name in ("tokens.js", "tokens.css"))
 
 
-def page(*rows, methods=("a", "b")):
+def page(*rows, methods=("a", "b"), outcome="correct"):
     """A page with nothing but the view."""
 
     def allowed(text):
@@ -40,7 +40,7 @@ def page(*rows, methods=("a", "b")):
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width"><title>untouched</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows))}<script>{SCRIPT}</script></body></html>"
+        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome))}<script>{SCRIPT}</script></body></html>"
     )
 
 
@@ -75,8 +75,8 @@ THIRD = row(["cut", " Needle"], [0.1, 0.1], [0.0, 0.0], prompt="other", fault="t
             rewards={"correct": None, "brier": None}, statuses={"correct": "timeout", "brier": "absent"})  # fmt: skip
 
 
-def opened(browser, *rows, methods=("a", "b"), **how):
-    browser.show(page(*rows, methods=methods), **how)
+def opened(browser, *rows, methods=("a", "b"), outcome="correct", **how):
+    browser.show(page(*rows, methods=methods, outcome=outcome), **how)
     browser.wait("return document.querySelector('.token-app:not([hidden])')")
 
 
@@ -216,6 +216,10 @@ def test_the_place_is_in_the_address(browser):
     assert text(browser, ".token-count") == "3 of 3"  # a link opens what a filter hides
     choose(browser, "jump", "2")
     assert at(browser) == ("2 of 3", "#token-2")
+    for beyond, place in (("9", "3"), ("99", "3"), ("0", "1"), ("-7", "1"), ("", "1"), ("2.4", "2")):
+        choose(browser, "jump", beyond)
+        assert browser.run("return document.querySelector('[name=jump]').value") == place
+        assert text(browser, ".token-count") == f"{place} of 3"
     for nonsense in ("token-0", "token-4", "token-x", "other"):
         opened(browser, FIRST, SECOND, THIRD, fragment=nonsense)
         assert text(browser, ".token-count") == "1 of 3"
@@ -252,6 +256,49 @@ def test_filters(browser, control, value, listed):
     assert listed or text(browser, ".token-count") == "No completion fits."
     browser.run("document.querySelector('[data-go=reset]').click()")
     assert text(browser, ".token-count").endswith("of 3")
+
+
+def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward(browser):
+    kinds = {"format": "ok", "solved": "ok"}
+    rows = [row(["x"], rewards={"format": f, "solved": s}, statuses=kinds) for f, s in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0))]
+    opened(browser, *rows, outcome="solved")
+    assert text(browser, ".token-facts").split("\n")[-2:] == ["format 1", "solved 0 ✗"]
+    label = browser.driver.find_element(By.NAME, "outcome").find_element(By.XPATH, "..")
+    assert label.text.split("\n")[0].split()[0] == "solved"
+    choose(browser, "outcome", "wrong")
+    assert text(browser, ".token-count") == "1 of 1 that fit: completion 1 of 3"
+    opened(browser, *rows, outcome=None)
+    assert not browser.driver.find_element(By.NAME, "outcome").is_displayed()
+    assert not browser.run("return /[✓✗]/.test(document.querySelector('.token-facts').textContent)")
+
+
+def test_stop_credit_is_told_at_the_last_trained_token(browser):
+    opened(browser, row(["a", "b", "tool"], [0.25, -0.5, math.nan], [0.25, 0.25, math.nan], stop={"a": -0.75}))
+    said = []
+    for t in (0, 1, 2):
+        ActionChains(browser.driver).move_to_element(token(browser, t)).perform()
+        said.append(text(browser, ".token-details").split("\n"))
+    assert ["of it stop credit, a" in lines for lines in said] == [False, True, False]
+    assert said[1][said[1].index("of it stop credit, a") + 1] == "−0.75"
+    assert "of it stop credit, b" not in said[1]
+
+
+def test_numbers_of_a_coarse_column_say_that_they_are_rounded(browser):
+    size = 200_002
+    opened(browser, row(["x "] * size, [0.12346, 0.0] * (size // 2), [0.12346] * size))
+    ActionChains(browser.driver).move_to_element(token(browser, 0)).perform()
+    lines = text(browser, ".token-details").split("\n")
+    assert lines[lines.index("credit, a") + 1] == "+0.12 (rounded)"
+    assert lines[lines.index("credit, b") + 1] == "+0.1235"
+    ActionChains(browser.driver).move_to_element(token(browser, 1)).perform()
+    lines = text(browser, ".token-details").split("\n")
+    assert lines[lines.index("credit, a") + 1] == "0"  # exactly 0 is kept
+
+
+def test_a_token_that_writes_nothing_can_be_seen(browser):
+    opened(browser, row(["a", "", "b"]))
+    assert token(browser, 1).text == "∅"
+    assert_untouched(browser)
 
 
 def test_a_search_joins_tokens_that_cut_a_character(browser):

@@ -196,7 +196,7 @@ def fidelity(
 
     quiet()
     place, loaded = _run_or_model(checkpoint, recipe, _assignments(set_ or []))
-    rows = []
+    rows, options = [], {}
     if tokens:
         from spanwise.run.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
 
@@ -204,8 +204,9 @@ def fidelity(
         found = token_fidelity_folder(place, loaded, prompts=token_prompts, rerolls=rerolls, steps=steps, seed=seed)
         show_tokens(found, console=Console())
         rows = token_rows(found)
+        options = {"tokens": True, "token_prompts": token_prompts, "critic_steps": critic_steps}
     sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    show(place, loaded, output=output, tokens=rows, console=Console(), **sizes)
+    show(place, loaded, output=output, tokens=rows, options=options, console=Console(), **sizes)
 
 
 @app.command

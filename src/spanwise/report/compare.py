@@ -72,7 +72,10 @@ def compare_report(
             legend=arms,
             panels=[panel for name in figures_of(points) if (panel := _curve_panel(curves, arms, name))],
         ),
-        calibration_section(samples or {}),
+        calibration_section(
+            samples or {},
+            note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
+        ),
         voting_section(votes or {}, over="seeds"),
     ]
     return render(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -24,6 +23,7 @@ def credit_report(
     statuses: Mapping[str, Mapping[str, int]],
     dead: Mapping[str, Mapping[str, float]],
     view: TokenView,
+    command: str = "",
 ) -> str:
     """Write what several methods credit in the same rollouts as one HTML file.
 
@@ -31,11 +31,12 @@ def credit_report(
         source: where the rollouts came from.
         note: how they were read, one sentence.
         methods: names, in the order of their colours.
-        credit: method -> block -> credit of each completion (n,); NaN where it has no such block.
+        credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
         rewards: objective -> reward of each completion (n,); NaN where it is absent.
         statuses: objective -> status -> completions.
         dead: method -> objective -> share of the strata without any signal.
         view: completions for the token view.
+        command: how to make the page again.
 
     Example:
         >>> import torch
@@ -49,7 +50,7 @@ def credit_report(
     sections = [
         tokens_section(view),
         credit_section(methods, credit, of="these rollouts"),
-        Section("Summary", "Over the completions that have the block.", table=_summary(methods, credit)),
+        Section("Summary", "Over the completions that have the block, or a stop credit.", table=_summary(methods, credit)),
         Section(
             "Dead strata",
             "Where all rewards of a comparison are equal, or there is only one, nothing can be learned about the objective.",
@@ -61,7 +62,7 @@ def credit_report(
     return render(
         title=f"Credit in {source}",
         lead=f"What {_listed(methods)} would have credited in {count:,} completions, without training. {note}".strip(),
-        command=f"spanwise credit {shlex.quote(source)}",
+        command=command,
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
     )

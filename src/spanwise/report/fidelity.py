@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +57,7 @@ def fidelity_report(
     differences: Table = (),
     points: Table = (),
     tokens: Table = (),
+    command: str = "",
 ) -> str:
     """Write the report of `spanwise fidelity` as one HTML file.
 
@@ -69,6 +69,7 @@ def fidelity_report(
         differences: as `difference_rows` gives them.
         points: the q* test: `baseline`, `group_size`, `p`, `q`, and `error` (one standard error) where q is simulated.
         tokens: token fidelity: `critic`, `estimator`, `value`, `low`, `high`, the correlation with Monte Carlo token advantages.
+        command: how to measure it again.
 
     Example:
         >>> row = {"baseline": "group", "group_size": 4, "figure": "rmse", "value": 0.25, "low": 0.2, "high": 0.3}
@@ -103,7 +104,7 @@ def fidelity_report(
     return render(
         title=f"Fidelity of the baselines on {source}",
         lead=_lead(counts),
-        command=f"spanwise fidelity {shlex.quote(source)}",
+        command=command,
         headlines=_headlines(figures, counts),
         sections=sections,
         recipe=recipe,

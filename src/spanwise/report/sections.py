@@ -9,19 +9,25 @@ from torch import Tensor
 from spanwise.measure import Curve, curve_difference
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
-from spanwise.report.rows import Row, confidence_rows, histogram_rows, merged, reliability_rows, voting_rows, wide
+from spanwise.report.rows import STOP, Row, confidence_rows, histogram_rows, merged, reliability_rows, voting_rows, wide
 from spanwise.report.tokens import TokenView, token_view
 
 
-def calibration_section(samples: Mapping[str, Mapping[str, Tensor]]) -> Section:
-    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
+def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
+    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it.
+
+    Args:
+        samples: arm -> `confidence`, `correct` and, for intervals by prompt, `prompt` of each completion.
+        note: what else is to know about them, for under each diagram.
+    """
     panels, names = [], ("right answers", "wrong answers")
     for name, columns in samples.items():
         rows = reliability_rows(columns["confidence"], columns["correct"], columns.get("prompt"))
         if rows:
             count = sum(row["count"] for row in rows)
-            note = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
-            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), note))
+            known = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
+            said = f"{known} {note}".strip()
+            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), said))
     if panels and "" in samples:
         rows = confidence_rows(samples[""]["confidence"], samples[""]["correct"])
         chart = histograms(rows, names=names, x="confidence (the last step: exactly 1)", zero=False, height=330)
@@ -79,12 +85,17 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
     Args:
         methods: names, in the order of their colours.
-        credit: method -> block -> credit of each completion (n,); NaN where it has no such block.
+        credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
         of: the end of the sentence.
     """
+    stop = (
+        " Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an "
+        "objective pays; only completions that have such a credit are counted."
+    )
     return Section(
         "Credit by block",
-        f"How often a method credits a block with how much. A high bin in the middle means that the block learns little from {of}.",
+        f"How often a method credits a block with how much. A high bin in the middle means that the block learns little from {of}."
+        + (stop if any(STOP in by_block for by_block in credit.values()) else ""),
         legend=methods,
         panels=_histograms(methods, credit),
     )

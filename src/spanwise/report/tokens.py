@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class TokenRow:
         values: (T,) what a critic expected at each token.
         probabilities: (T,) of each token under the policy that sampled it.
         step: of training.
+        stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
     """
 
     prompt: str
@@ -54,6 +55,7 @@ class TokenRow:
     values: Sequence[float] | None = None
     probabilities: Sequence[float] | None = None
     step: int | None = None
+    stop: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ class TokenView:
     Attributes:
         methods: names, in order; every completion has advantages under each of them.
         completions: in order.
+        outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
     """
 
     methods: tuple[str, ...]
     completions: Sequence[TokenRow]
+    outcome: str | None = None
 
 
 def token_view(view: TokenView) -> Markup:
@@ -110,7 +114,8 @@ def payload(view: TokenView) -> dict[str, Any]:
 
     A coded column is {"words": distinct entries, most frequent first, "codes": a text per completion, None where it has
     none}; the character with code point 32 + i (2048 more from U+D800 on, which UTF-8 cannot hold) stands for word i.
-    Numbers have a "scale" too: the size that is shown in full colour.
+    Numbers have a "scale" too: the size that is shown in full colour; and whether they are "rounded" to 2 digits. "outcome" is the
+    place of that objective, None without one that ever is 0 or 1.
 
     Raises:
         DataError, AlignmentError: as in `token_view`.
@@ -121,16 +126,19 @@ def payload(view: TokenView) -> dict[str, Any]:
     for number, row in enumerate(rows, start=1):
         _check(row, number, view.methods)
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
+    judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
     advantages = {method: [_array(row.advantages[method]) for row in rows] for method in view.methods}
     return {
         "methods": list(view.methods),
         "objectives": objectives,
+        "outcome": objectives.index(judged[0]) if judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
         "faults": _coded([[row.fault] for row in rows]),
         "spans": [[[name, *span] for name, span in row.spans.items() if span[1] > span[0]] for row in rows],
         "rewards": [[_number(row.rewards.get(name), DIGITS) for name in objectives] for row in rows],
         "statuses": _coded([[row.statuses.get(name, "") for name in objectives] for row in rows]),
+        "stops": [[_number(row.stop.get(method), DIGITS) for method in view.methods] if row.stop else None for row in rows],
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers(arrays, DIGITS) for arrays in advantages.values()],
         "values": _coded_numbers([_array(row.values) for row in rows], COARSE),
@@ -181,7 +189,7 @@ def _coded_numbers(arrays: Sequence[np.ndarray | None], digits: int) -> dict[str
     rounded = [_number(value, digits) for value in words.tolist()]
     lengths = [None if array is None else len(array) for array in arrays]
     column = _column([repr(word) for word in rounded], index, lengths, lambda word: rounded[word])
-    return {**column, "scale": _scale(exact)}
+    return {**column, "scale": _scale(exact), "rounded": digits == FEW}
 
 
 def _rounded(exact: np.ndarray, digits: int) -> np.ndarray:

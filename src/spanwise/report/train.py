@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +44,7 @@ def train_report(
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     credit: Mapping[str, Mapping[str, Tensor]] | None = None,
     view: TokenView | None = None,
+    command: str = "",
 ) -> str:
     """Write the report of a training run, finished or not, as one HTML file.
 
@@ -55,9 +55,10 @@ def train_report(
         samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
             `prompt`, `well_formed` (and `refusal`) the headline has intervals.
         votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
-        credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block. The first method is
-            the one that was trained with.
+        credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop` as
+            `with_stop` gives it. The first method is the one that was trained with.
         view: completions for the token view, under the same methods.
+        command: how to train it again.
 
     Edge cases:
         What is not there is left out; a figure of the headline that does not exist is shown as "not measured".
@@ -83,12 +84,13 @@ def train_report(
         attempts_section(votes or {}),
         *_batch_sections(batches),
         credit_section(list(credit or {}), credit or {}, of=f"these rollouts{_of_step(view)}"),
+        Section("Optimiser", panels=_batch_panels(batches, (), *_OPTIMISER)),
         tokens_section(view, note=_not_trained(view)),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, batches),
-        command=command(recipe),
+        command=command,
         headlines=_headlines(points, samples),
         sections=sections,
         recipe=recipe,
@@ -106,33 +108,6 @@ def _not_trained(view: TokenView | None) -> str:
     if not others:
         return ""
     return f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
-
-
-def command(recipe: Mapping[str, Any]) -> str:
-    """The command that would run this again, of the fields that make the difference.
-
-    >>> command({"method": "bae", "seed": 3, "start": "easy", "model": None})
-    'spanwise train --method bae --start easy --seed 3'
-    """
-    given = [(name, recipe[name]) for name in _OPTIONS if recipe.get(name) is not None]
-    if recipe.get("model") is not None:
-        given = [(name, value) for name, value in given if name != "start"]
-    return " ".join(["spanwise train", *(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given)])
-
-
-_OPTIONS = (
-    "task",
-    "model",
-    "dataset",
-    "method",
-    "baseline",
-    "calibration",
-    "start",
-    "steps",
-    "prompts",
-    "group_size",
-    "seed",
-)
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
@@ -192,33 +167,24 @@ def _panel(
 
 
 def _batch_sections(batches: Lines) -> list[Section]:
-    """What the training batches say of rewards, credit and the optimiser."""
+    """What the training batches say of rewards and credit."""
     keys = list(dict.fromkeys(key for line in batches for key in line))
     objectives = [k.split("/")[1] for k in keys if k.startswith("rewards/") and k.endswith("/mean")]
     blocks = [k.split("/")[1] for k in keys if k.startswith("credit/") and k.endswith("/zero_frac")]
-
-    def panels(names: Sequence[str], *wanted: tuple[str, str, Mapping[str, str]]) -> list[Panel]:
-        """Panels of (title, y, series -> key of the metrics), as far as there are values."""
-        made = []
-        for title, y, series in wanted:
-            rows = [row for name, key in series.items() for row in batch_curve(batches, key, name)]
-            if rows:
-                made.append(
-                    _panel(title, rows, list(dict.fromkeys([*names, *series])), y, zero=y.startswith(("share", "mean |")))
-                )
-        return made
-
-    rewards = panels(
+    rewards = _batch_panels(
+        batches,
         objectives,
         *((f"Reward: {name}", "mean reward", {name: f"rewards/{name}/mean"}) for name in objectives),
         ("Absent rewards", "share of completions", {name: f"credit/{name}/reward_absent" for name in objectives}),
     )
-    credit = panels(
+    credit = _batch_panels(
+        batches,
         blocks,
         ("Size of the credit", "mean |credit|", {name: f"credit/{name}/mean_abs" for name in blocks}),
         ("Credit of exactly 0", "share of completions", {name: f"credit/{name}/zero_frac" for name in blocks}),
     )
-    dead = panels(
+    dead = _batch_panels(
+        batches,
         objectives,
         ("Nobody to compare with", "share of completions", {name: f"credit/{name}/singletons" for name in objectives}),
         ("Groups with one total reward", "share of groups", {"total reward": "frac_reward_zero_std"}),
@@ -232,8 +198,18 @@ def _batch_sections(batches: Lines) -> list[Section]:
         Section(
             "Dead strata", "Where no comparison was possible: these completions taught nothing.", objectives, panels=dead
         ),
-        Section("Optimiser", panels=panels((), *_OPTIMISER)),
     ]
+
+
+def _batch_panels(batches: Lines, names: Sequence[str], *wanted: tuple[str, str, Mapping[str, str]]) -> list[Panel]:
+    """Panels of (title, y, series -> key of the metrics), as far as there are values; `names` come first among the colours."""
+    made = []
+    for title, y, series in wanted:
+        rows = [row for name, key in series.items() for row in batch_curve(batches, key, name)]
+        if rows:
+            listed = list(dict.fromkeys([*names, *series]))
+            made.append(_panel(title, rows, listed, y, zero=y.startswith(("share", "mean |"))))
+    return made
 
 
 _OPTIMISER = (

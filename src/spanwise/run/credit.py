@@ -19,11 +19,12 @@ from torch import Tensor
 from spanwise.engines.files import RolloutTable, read_rollouts
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
+from spanwise.run.again import credit_command
 from spanwise.run.credit_apply import Applied, apply_arm
 from spanwise.run.credit_arms import Arm, base_layout, choose_arms, sources
 from spanwise.run.credit_groups import compared_groups
 from spanwise.run.credit_score import Marked, Scored, fitting, score_file
-from spanwise.run.credit_write import choose_rows, token_rows, write_credit
+from spanwise.run.credit_write import applied_rows, choose_rows, remembered, rows_note, write_credit
 from spanwise.types import Scores, Status
 
 
@@ -117,11 +118,12 @@ def credit(
     table = result.table
     file = folder / "credit.parquet"
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
-    (folder / "summary.json").write_text(json.dumps(summary(result), indent=2) + "\n")
+    kept = remembered(table, result.applied, {**options, "rows": rows})
+    (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
     console.print(figures_table(result))
     if result.note:
         console.print(result.note, highlight=False, soft_wrap=True, markup=False)
-    written = [str(file), *_report(result, folder, rows, console)]
+    written = [str(file), *_report(result, folder, kept, console)]
     console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
     return result
 
@@ -200,32 +202,31 @@ def figures_table(result: CreditResult) -> Table:
     return table
 
 
-def _report(result: CreditResult, folder: Path, rows: int, console: Console) -> list[str]:
+def _report(result: CreditResult, folder: Path, kept: Mapping[str, Any], console: Console) -> list[str]:
     """Write the report where the packages for it are installed."""
     try:
-        from spanwise.report import TokenView, credit_report
+        from spanwise.report import TokenView, credit_report, with_stop
     except ModuleNotFoundError as error:
         console.print(
             f"No report: it needs '{error.name}'. Install it with: pip install 'spanwise[report]'", highlight=False
         )
         return []
-    chosen = choose_rows(result.group_n, rows)
+    chosen = choose_rows(result.group_n, kept["options"]["rows"])
     view = TokenView(
         methods=tuple(one.arm.name for one in result.applied),
-        completions=token_rows(result.table, result.applied, result.scores, result.marked, chosen),
+        completions=applied_rows(result.table, result.applied, result.scores, result.marked, chosen),
+        outcome=kept["outcome"],
     )
-    note = result.note
-    if len(chosen) < len(result.table):
-        note += f" {len(chosen)} of {len(result.table)} completions are shown, evenly from the file."
     html = credit_report(
         source=str(result.table.path),
-        note=note.strip(),
+        note=rows_note(result.note, len(chosen), len(result.table)),
         methods=[one.arm.name for one in result.applied],
-        credit={one.arm.name: one.by_block for one in result.applied},
+        credit={one.arm.name: with_stop(one.by_block, one.credit.stop_n) for one in result.applied},
         rewards={name: result.scores.reward_nm[:, m] for m, name in enumerate(result.scores.names)},
         statuses=statuses(result.scores),
         dead={one.arm.name: one.dead for one in result.applied},
         view=view,
+        command=credit_command(folder, str(result.table.path), kept["options"]),
     )
     place = folder / "report.html"
     try:

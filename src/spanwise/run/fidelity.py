@@ -140,6 +140,7 @@ def show(
     *,
     output: str | Path,
     tokens: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
     console: Console | None = None,
     **sizes: Unpack[Sizes],
 ) -> Fidelity:
@@ -150,6 +151,7 @@ def show(
         recipe: says the task, the score of the confidence and the temperature.
         output: folder for what is written.
         tokens: what `run.token_fidelity.token_rows` gives, for the report.
+        options: further options of the command, which the report prints.
         console: where the tables go.
         sizes: see `collect`.
     """
@@ -167,7 +169,7 @@ def show(
     console.print(fixed_point_table(points))
     write_fidelity(
         output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), found=found, rolled=rolled, points=points,
-        tokens=tokens,
+        tokens=tokens, options={**sizes, **(options or {})},
     )  # fmt: skip
     console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
     return found

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from spanwise.engines.files.text import load_tokenizer
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
-from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report
+from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
+from spanwise.run.again import compare_command, credit_command, fidelity_command, train_command
 from spanwise.run.credit import credit_rollouts
-from spanwise.run.credit_write import choose_rows
-from spanwise.run.credit_write import token_rows as file_rows
+from spanwise.run.credit_write import MOST, applied_rows, choose_rows, outcome_of, rows_note
 from spanwise.run.report_files import FIDELITY, read_json, read_lines, read_numbers, read_recipe, read_table
-from spanwise.run.samples import FILE, Samples, read_samples
-from spanwise.run.tokens import pieces_of, token_rows
-from spanwise.segment import Vocabulary
+from spanwise.run.samples import FILE, Samples, check_protocol, read_samples
+from spanwise.run.tokens import pieces_of, recorded_rows
 
-#: Most completions in a token view.
-MOST = 500
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -68,7 +67,7 @@ def train_page(folder: Path) -> str:
     """The report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe = read_recipe(folder)
-    view, credit = last_rollouts(folder, str(recipe.get("method", "this run")))
+    view, credit = last_rollouts(folder, recipe)
     return train_report(
         recipe=recipe,
         metrics=read_lines(folder / "metrics.jsonl"),
@@ -77,6 +76,7 @@ def train_page(folder: Path) -> str:
         votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
         credit=credit,
         view=view,
+        command=train_command(folder),
     )
 
 
@@ -95,6 +95,7 @@ def compare_page(folder: Path) -> str:
         arm: {seed: read_samples(places[arm][seed]) for seed in found if (places[arm][seed] / FILE).is_file()}
         for arm, found in ended.items()
     }
+    check_protocol({str(places[arm][seed]): one for arm, found in samples.items() for seed, one in found.items()})
     votes = {
         arm: {seed: _votes(one, one.first, resamples=1) for seed, one in found.items()} for arm, found in samples.items()
     }
@@ -116,8 +117,7 @@ def compare_page(folder: Path) -> str:
         curves={arm: {seed: end["curve"] for seed, end in found.items()} for arm, found in ended.items()},
         samples={arm: pooled(list(found.values())) for arm, found in samples.items() if found},
         votes={arm: over_seeds(found) for arm, found in votes.items() if found},
-        command=f"spanwise compare --arms {','.join(arms)} --seeds {','.join(map(str, seeds))}"
-        + (f" --reference {reference}" if reference else ""),
+        command=compare_command(folder, summary),
     )
 
 
@@ -125,37 +125,42 @@ def fidelity_page(folder: Path) -> str:
     """The report of `fidelity.json`."""
     found = read_json(folder / FIDELITY)
     try:
-        return fidelity_report(**found)
+        shown = {name: value for name, value in found.items() if name != "options"}
+        return fidelity_report(**shown, command=fidelity_command(folder, found))
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
 
 
 def credit_page(folder: Path) -> str:
-    """The report of a credit export; the tokens are named by the tokenizer of the run that the rollouts are of, if it is there."""
+    """The report of a credit export; tokens are ids where the tokenizer that its summary names is not there any more."""
     table, summary = read_table(folder / "credit.parquet"), read_json(folder / "summary.json")
-    names, methods = table.column_names, list(summary["methods"])
+    names, methods, options = table.column_names, list(summary["methods"]), summary.get("options") or {}
     objectives = [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
     credit = {
-        method: {
-            name.removeprefix(f"credit/{method}/"): read_numbers(table, name)
-            for name in names
-            if name.startswith(f"credit/{method}/") and not name.endswith("/stop")
-        }
+        method: with_stop(
+            {
+                name.removeprefix(f"credit/{method}/"): read_numbers(table, name)
+                for name in names
+                if name.startswith(f"credit/{method}/") and not name.endswith("/stop")
+            },
+            read_numbers(table, f"credit/{method}/stop"),
+        )
         for method in methods
     }
-    source = Path(summary["source"])
-    run = next((place for place in (source, *source.parents) if (place / "model").is_dir()), None)
     group_n = torch.tensor(table.column("group" if "group" in names else "row").to_pylist())
-    rows = table.take(choose_rows(group_n, MOST))
+    chosen = choose_rows(group_n, options.get("rows", MOST))
+    tokenizer = summary.get("tokenizer")
+    rows = recorded_rows(table.take(chosen), pieces=None if tokenizer is None else _pieces(Path(tokenizer)))
     return credit_report(
         source=summary["source"],
-        note=summary.get("note", ""),
+        note=rows_note(summary.get("note", ""), len(chosen), len(table)),
         methods=methods,
         credit=credit,
         rewards={name: read_numbers(table, f"reward/{name}") for name in objectives},
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in methods},
-        view=TokenView(tuple(methods), token_rows(rows, pieces=None if run is None else _pieces(run))),
+        view=TokenView(tuple(methods), rows, summary.get("outcome")),
+        command=credit_command(folder, summary["source"], options),
     )
 
 
@@ -193,11 +198,9 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """All seeds together; the same prompt under two seeds counts as two."""
+    """All seeds together; every seed answers the same held-out prompts, so a prompt under two seeds is one prompt."""
     wide = [_columns(found) for found in samples]
-    step = 1 + max(int(columns["prompt"].max()) for columns in wide)
-    whole = {name: torch.cat([columns[name] for columns in wide]) for name in ("confidence", "correct")}
-    return {**whole, "prompt": torch.cat([columns["prompt"] + n * step for n, columns in enumerate(wide)])}
+    return {name: torch.cat([columns[name] for columns in wide]) for name in ("confidence", "correct", "prompt")}
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
@@ -209,13 +212,13 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
     return samples.votes(block, budgets=budgets, resamples=resamples)
 
 
-def last_rollouts(folder: Path, method: str) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
+def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
     """The newest batch of completions that the run kept, as it was credited and as one other method would have.
 
     Args:
         folder: of the run.
-        method: that it was trained with. Beside it stands `bae`, or `rlcr` (one number for everything) where it is `bae`; nothing,
-            where the file does not tell enough for that.
+        recipe: that it was trained with. Beside its method stands `bae`, or `rlcr` (one number for everything) where it is `bae`;
+            nothing, where the file does not tell enough for that.
 
     Returns:
         The token view, and the credit of each block under each method; None and nothing where no rollouts were kept.
@@ -223,40 +226,43 @@ def last_rollouts(folder: Path, method: str) -> tuple[TokenView | None, dict[str
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
-    table = read_table(files[-1])
-    pieces = _pieces(folder) if (folder / "model").is_dir() else None
-    rows = token_rows(table.slice(0, MOST), pieces=pieces, method=method)
+    table, method = read_table(files[-1]), str(recipe.get("method", "this run"))
+    rows = recorded_rows(table.slice(0, MOST), pieces=_pieces(folder / "model"), method=method)
     credit = {method: _recorded(table)}
+    asked = recipe.get("objectives") or ()
+    given = ((entry.get("options") or {}).get("of") or entry.get("given") for entry in asked)
+    outcome = outcome_of([name for row in rows[:1] for name in row.rewards], given)
     other = "rlcr" if method == "bae" else "bae"
     try:
         found = credit_rollouts(files[-1], methods=[other])
     except SpanwiseError:
         found = None
     if found is None or not found.table.has_ids:
-        return TokenView((method,), rows), credit
-    credit[other] = found.applied[0].by_block
-    beside = file_rows(found.table, found.applied, found.scores, found.marked, range(len(rows)))
-    both = [replace(row, advantages={**row.advantages, **b.advantages}) for row, b in zip(rows, beside, strict=True)]
-    return TokenView((method, other), both), credit
+        return TokenView((method,), rows, outcome), credit
+    credit[other] = with_stop(found.applied[0].by_block, found.applied[0].credit.stop_n)
+    beside = applied_rows(found.table, found.applied, found.scores, found.marked, range(len(rows)))
+    both = [
+        replace(row, advantages={**row.advantages, **b.advantages}, stop={**row.stop, **b.stop})
+        for row, b in zip(rows, beside, strict=True)
+    ]
+    return TokenView((method, other), both, outcome), credit
 
 
 def _recorded(table: pa.Table) -> dict[str, Tensor]:
     """The credit of each block as the run recorded it; NaN where a completion does not have the block."""
     blocks = [name.removeprefix("end/") for name in table.column_names if name.startswith("end/")]
     ends = {name: read_numbers(table, f"end/{name}") for name in blocks}
-    return {
+    by_block = {
         name: read_numbers(table, f"credit/{name}").masked_fill(end_n == 0, torch.nan)
         for name, end_n in ends.items()
         if f"credit/{name}" in table.column_names
     }
+    return with_stop(by_block, read_numbers(table, "credit/stop")) if "credit/stop" in table.column_names else by_block
 
 
-def _pieces(run: Path) -> Callable[[list[int]], list[str]] | None:
-    """Token texts from the tokenizer of a run; None if it cannot be read, the ids are shown then."""
-    from transformers import AutoTokenizer
-
+def _pieces(tokenizer: Path) -> Callable[[list[int]], list[str]] | None:
+    """Token texts from the tokenizer of a folder; None if it cannot be read, the ids are shown then."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(run / "model"), local_files_only=True)
-    except Exception:  # transformers raises whatever its parsers raise
+        return pieces_of(load_tokenizer(tokenizer)[1])
+    except SpanwiseError:
         return None
-    return pieces_of(Vocabulary.from_tokenizer(tokenizer))

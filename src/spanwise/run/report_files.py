@@ -86,6 +86,7 @@ def write_fidelity(
     rolled: Rerolls,
     points: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `fidelity.json`, all that the report of a fidelity measurement shows.
 
@@ -96,6 +97,7 @@ def write_fidelity(
         found, rolled: as `run.fidelity.fidelity_folder` gives them.
         points: as `fixed_point_rows` gives them.
         tokens: see `report.fidelity_report`.
+        options: of `spanwise fidelity`, as they were given; the report prints them.
 
     Raises:
         DataError: the folder cannot be written.
@@ -112,6 +114,7 @@ def write_fidelity(
         "differences": difference_rows(found, *pair) if pair else [],
         "points": [dict(row) for row in points],
         "tokens": [dict(row) for row in tokens],
+        "options": dict(options or {}),
     }  # fmt: skip
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

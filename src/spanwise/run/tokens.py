@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spanwise.errors import AlignmentError, DataError
+from spanwise.errors import AlignmentError, DataError, SpanwiseError
 from spanwise.report.tokens import TokenRow
+from spanwise.run.credit_write import shown_prompt
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
@@ -38,7 +38,7 @@ def pieces_of(vocabulary: Vocabulary) -> Callable[[list[int]], list[str]]:
     return pieces
 
 
-def token_rows(
+def recorded_rows(
     table: pa.Table, *, pieces: Callable[[list[int]], list[str]] | None, method: str = "this run"
 ) -> list[TokenRow]:
     """Read the rows of spanwise's own rollouts (or credit) parquet for the token view.
@@ -49,7 +49,8 @@ def token_rows(
         method: name of the column `advantages`; columns `advantages/<method>` carry their own.
 
     Edge cases:
-        What was not trainable has advantage NaN, not 0. Objectives and blocks are whatever columns there are.
+        What was not trainable has advantage NaN, not 0. Objectives and blocks are whatever columns there are. The ids of a
+        completion are shown where one of them is not in the vocabulary.
 
     Raises:
         DataError: a column is missing.
@@ -60,7 +61,7 @@ def token_rows(
         ...     "prompt": ["1+1="], "completion_ids": [[0, 1]], "trainable": [[True, False]], "fault": [16],
         ...     "start/answer": [0], "end/answer": [1], "reward/correct": [1.0], "status/correct": ["ok"], "advantages": [[.5, 0.]],
         ... })
-        >>> row = token_rows(table, pieces=None)[0]
+        >>> row = recorded_rows(table, pieces=None)[0]
         >>> row.tokens, row.advantages, row.spans, row.fault
         (['⟨0⟩', '⟨1⟩'], {'this run': [0.5, nan]}, {'answer': (0, 1)}, 'truncated')
     """
@@ -90,14 +91,21 @@ def _row(
 
     ends = under("end/")
     return TokenRow(
-        prompt=_prompt(row["prompt"]),
+        prompt=shown_prompt(row["prompt"]),
         tokens=tokens,
         advantages={shown: _trained(row[name], trainable) for name, shown in methods.items()},
         spans={name: (start, ends[name]) for name, start in under("start/").items() if name in ends},
         rewards=under("reward/"),
         statuses=under("status/"),
         fault=", ".join(fault.name.lower() for fault in Fault(row.get("fault") or 0) if fault.name),
+        values=None if row.get("values") is None else np.array(row["values"], dtype=np.float32).tolist(),
+        probabilities=None if row.get("logprobs") is None else np.exp(np.array(row["logprobs"], dtype=np.float32)).tolist(),
         step=row.get("step"),
+        stop={
+            shown: stop
+            for name, shown in methods.items()
+            if (stop := row.get(f"credit{name.removeprefix('advantages')}/stop"))
+        },
     )
 
 
@@ -105,17 +113,11 @@ def _texts(row: dict[str, Any], pieces: Callable[[list[int]], list[str]] | None)
     if "completion_ids" not in row:
         return [text if isinstance(text, str) else text.decode(errors="surrogateescape") for text in row["tokens"]]
     ids = row["completion_ids"]
-    return [f"⟨{index}⟩" for index in ids] if pieces is None else pieces(ids)
-
-
-def _trained(advantages: Sequence[float], trainable: Sequence[bool]) -> list[float]:
-    return [float(a) if trained else float("nan") for a, trained in zip(advantages, trainable, strict=True)]
-
-
-def _prompt(text: str) -> str:
-    """The text of a prompt; a conversation, kept as JSON, is written role by role."""
     try:
-        messages = json.loads(text) if text.startswith("[{") else None
-        return text if messages is None else "\n\n".join(f"{entry['role']}: {entry['content']}" for entry in messages)
-    except (ValueError, KeyError, TypeError):
-        return text
+        return [f"⟨{index}⟩" for index in ids] if pieces is None else pieces(ids)
+    except SpanwiseError:
+        return _texts(row, None)
+
+
+def _trained(advantages: Sequence[float | None], trainable: Sequence[bool]) -> list[float]:
+    return [float("nan") if a is None or not trained else float(a) for a, trained in zip(advantages, trainable, strict=True)]

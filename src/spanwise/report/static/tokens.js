@@ -53,7 +53,7 @@
       else element.append(make("span", "token-escape", escape(part)));
       from = index + part.length;
     }
-    element.append(text.slice(from));
+    element.append(text ? text.slice(from) : make("span", "token-escape", "∅")); // some ids write nothing
     return element;
   };
   const paint = (element, x, scale, kind) => {
@@ -70,8 +70,6 @@
     const control = Object.fromEntries([...view.querySelectorAll("select, input")].map((each) => [each.name, each]));
     const panes = find(".token-panes"), details = find(".token-details"), end = find(".token-end");
     const total = data.steps.length, everyone = [...data.steps.keys()];
-    const binary = data.objectives.findIndex((_, m) => data.rewards.every((row) => [null, 0, 1].includes(row[m]))
-      && data.rewards.some((row) => row[m] !== null));
     const extras = Object.keys(EXTRAS).filter((extra) => data[EXTRAS[extra]]);
     let listed = everyone, at = 0, shown = null, waiting = [], pinned = null;
     const credit = (side) => data.advantages[control[side].value], name = (side) => data.methods[control[side].value];
@@ -97,7 +95,7 @@
       const words = control.search.value.toLowerCase(), outcome = { right: 1, wrong: 0 }[control.outcome.value];
       const current = listed[at], differ = control.order.value === "differ";
       listed = everyone.filter((n) => fits[control.status.value](n)
-        && (outcome === undefined || data.rewards[n][binary] === outcome) && (!words || text(n).includes(words)));
+        && (outcome === undefined || data.rewards[n][data.outcome] === outcome) && (!words || text(n).includes(words)));
       const gap = new Map(differ ? listed.map((n) => [n, difference(n)]) : []);
       if (differ) listed.sort((a, b) => gap.get(b) - gap.get(a));
       at = differ ? 0 : Math.max(0, listed.indexOf(current));
@@ -107,9 +105,9 @@
     const rewards = (n) => data.objectives.map((objective, m) => {
       const reward = data.rewards[n][m], status = statuses(n)[m];
       if (reward === null) return [`${objective}: ${status && status !== "ok" ? status : "not given"}`, true];
-      return [`${objective} ${plain(Number(reward))}${m !== binary ? "" : reward ? " ✓" : " ✗"}`, false];
+      return [`${objective} ${plain(Number(reward))}${m !== data.outcome ? "" : { 1: " ✓", 0: " ✗" }[reward] ?? ""}`, false];
     });
-    const drawFacts = (n) => {
+    const drawFacts = (n = shown.n) => {
       const facts = [...(data.steps[n] === null ? [] : [[`step ${data.steps[n]}`]]), [count(shown.tokens.length, "token")],
         [fault(n) ? `malformed: ${fault(n)}` : "well-formed", fault(n)], ...rewards(n)];
       find(".token-facts").replaceChildren(...facts.map(([fact, odd]) => show(make("li", odd ? "odd" : ""), fact)));
@@ -185,23 +183,19 @@
       [shown, waiting, pinned] = [null, [], null];
       if (!listed.length) return;
       control.jump.value = n + 1;
-      shown = { n, tokens: decode(data.tokens, n), spans: data.spans[n] };
       const made = new Map(), values = (column) => made.get(column)
         ?? made.set(column, numbers(column, n) ?? Array(shown.tokens.length).fill(NaN)).get(column);
+      shown = { n, values, tokens: decode(data.tokens, n), spans: data.spans[n] };
       shown.columns = sides().map((side) => ({ side, full: scale(side), x: values(column(side)) }));
-      shown.credits = data.advantages.map(values);
-      shown.extras = Object.fromEntries(extras.map((extra) => [extra, values(data[EXTRAS[extra]])]));
       panes.classList.toggle("alone", shown.columns.length === 1);
-      drawFacts(n);
-      drawLegend();
-      inspect(null);
+      [drawFacts, drawLegend, inspect].forEach((step) => step());
       waiting = cut(shown.tokens, shown.spans);
       while (waiting.length && panes.childElementCount < 6 && panes.querySelectorAll(".token").length < ROW_TOKENS) drawRow();
       find(".token-panes .token")?.setAttribute("tabindex", "0");
       if (focused) panes.focus({ preventScroll: true });
       more.observe(end);
     };
-    const inspect = (t) => {
+    const inspect = (t = null) => {
       panes.querySelectorAll(".current").forEach((token) => token.classList.remove("current"));
       details.replaceChildren(...(t === null ? [find(".token-hint").content.cloneNode(true)] : []));
       if (t === null) return;
@@ -211,8 +205,13 @@
       const body = show(make("dd", "token-text"), token.slice(0, DETAIL_CHARACTERS), EVERYWHERE);
       add(`token ${t + 1} of ${shown.tokens.length}`, rest > 0 ? make("dd", "", body, `… ${count(rest, "more character")}`) : body);
       add("block", blocksAt(t, shown.spans).join(" + ") || "none");
-      data.methods.forEach((method, m) => add(`credit, ${method}`, signed(shown.credits[m][t])));
-      Object.entries(shown.extras).forEach(([extra, x]) => add(extra, plain(x[t])));
+      const say = (term, column, write, x = shown.values(column)) => add(term, write(x[t]) + (x[t] && column.rounded ? " (rounded)" : ""));
+      data.methods.forEach((method, m) => {
+        say(`credit, ${method}`, data.advantages[m], signed);
+        const last = shown.values(data.advantages[m]).findLastIndex((x) => !Number.isNaN(x)), stop = data.stops[shown.n]?.[m];
+        if (t === last && stop) add(`of it stop credit, ${method}`, signed(stop));
+      });
+      extras.forEach((extra) => say(extra, data[EXTRAS[extra]], plain));
       add("rewards", rewards(shown.n).map(([reward]) => reward).join(", ") || "none");
       details.append(list);
     };
@@ -263,9 +262,9 @@
     panes.addEventListener("pointerleave", () => inspect(pinned));
     panes.addEventListener("focusin", (event) => inspect(pinned = indexAt(event)));
     view.addEventListener("change", ({ target }) => {
-      if (target === control.jump) return open(Math.min(Math.max(Math.round(target.value) || 1, 1), total) - 1);
-      label();
-      select();
+      if (target === control.jump) open(Math.min(Math.max(Math.round(target.value) || 1, 1), total) - 1);
+      else [label, select].forEach((step) => step());
+      if (listed.length) control.jump.value = listed[at] + 1; // also where it was beyond the last one
     });
     control.search.addEventListener("input", select);
     const follow = () => {
@@ -283,7 +282,8 @@
     control.right.value = Math.min(1, data.methods.length - 1);
     control.colour.append(...extras.map((extra) => new Option(extra)));
     if (data.methods.length === 1) control.order.closest("label").hidden = control.status.querySelector("[value=right]").hidden = true;
-    control.outcome.closest("label").hidden = binary < 0;
+    control.outcome.closest("label").hidden = data.outcome === null;
+    show(find(".token-outcome"), data.objectives[data.outcome] ?? "");
     find(".token-more").open = matchMedia("(min-width: 641px)").matches;
     find(".token-app").hidden = false;
     [label, draw, follow].forEach((step) => step());
