@@ -16,7 +16,7 @@ easy: .venv/train.stamp          ## from the easy start with Brier, three seeds:
 	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed || exit 1; done
 
 evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, and goes on where it stopped
-	for start_score in easy-brier easy-log_score hard-log_score; do for size in 4 16; do \
+	for start_score in easy-brier easy-log_score hard-brier hard-log_score; do for size in 4 16; do \
 	  $(BIN)/spanwise compare --arms none,batch,group,outcome,blended,rlcr --reference blended \
 	  --output runs/$$start_score-g$$size --set start=$${start_score%%-*} --set calibration=$${start_score#*-} --set eval_every=40 \
 	  --set keep_rollouts=120 --set group_size=$$size --set prompts=$$((256 / $$size)) && \
