@@ -148,6 +148,17 @@ def test_a_share_without_verdicts_shows_in_the_table(finished, cache, capsys, tm
     assert found.cells["group", "majority@4"].interval.count == 2
 
 
+def test_where_nothing_could_be_judged_there_is_no_vote(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    for folder in (tmp_path / "out").glob("*-?"):
+        samples = read_samples(folder)
+        samples.correct["solution"][:] = math.nan
+        samples.write(folder)
+    found, _ = run(tmp_path / "out", capsys)
+    assert "accuracy" not in found.figures
+    assert not [name for name in found.figures if "@" in name]
+
+
 def test_a_later_attempt_without_any_verdict_has_no_accuracy():
     nothing = torch.full((2,), math.nan, dtype=torch.float64)
     answers = {"first": ["1", "2"], "second": ["1", "2"]}

@@ -124,10 +124,10 @@ class Comparison:
 
     def _fine_print(self) -> str:
         """What "beyond the noise" does not cover."""
-        expected = len({d.figure for d in self.differences}) * (1 - self.level)
+        figures = len({d.figure for d in self.differences})
         return (
             f"The noise is that of the seeds, on the same held-out prompts; Holm is over the pairs of one figure, so over "
-            f"{len({d.figure for d in self.differences})} figures up to {expected:.2g} such calls may be luck."
+            f"{figures} figures up to {figures * (1 - self.level):.2g} such calls may be luck."
         )
 
 

@@ -30,8 +30,6 @@ from spanwise.run.side_by_side import side_by_side
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
-#: The largest budget of a vote.
-MOST_VOTES = 16
 _PLACE = ("output", "seed")
 
 
@@ -97,8 +95,8 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     for run in runs:
         one = samples[str(run.folder)]
-        size = min(int(torch.bincount(one.prompt_n).max()), MOST_VOTES)
-        votes = one.votes(budgets=(size,), resamples=1)  # seeds give the interval
+        size = one.most_votes(one.first)
+        votes = one.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
         voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ("majority", "weighted") if name in votes}
         found.setdefault(run.arm, {})[run.seed] = {**one.figures(), **voted}
     return found

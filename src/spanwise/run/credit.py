@@ -24,7 +24,7 @@ from spanwise.run.credit_apply import Applied, apply_arm
 from spanwise.run.credit_arms import Arm, base_layout, choose_arms, sources
 from spanwise.run.credit_groups import compared_groups
 from spanwise.run.credit_score import Marked, Scored, fitting, score_file
-from spanwise.run.credit_write import applied_rows, choose_rows, remembered, rows_note, write_credit
+from spanwise.run.credit_write import MOST, applied_rows, choose_rows, remembered, rows_note, write_credit
 from spanwise.types import Scores, Status
 
 
@@ -94,7 +94,7 @@ def credit(
     rollouts: str | Path,
     *,
     output: str | Path = "runs/credit",
-    rows: int = 500,
+    rows: int = MOST,
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:

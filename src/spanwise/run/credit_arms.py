@@ -152,10 +152,7 @@ def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str
 
 def base_layout(recipe: Recipe) -> Layout:
     """The blocks of the recipe, or of its task (`answer_layout`)."""
-    task = _LAYOUTS.get(recipe.task)
-    if task is None and recipe.layout is None:
-        raise RecipeError(f"Task '{recipe.task}' has no layout of its own here; add a layout to the recipe.")
-    return Layout(recipe.layout or {}, prefilled=recipe.prefilled) if task is None else answer_layout(recipe, task)
+    return answer_layout(recipe, _LAYOUTS[recipe.task])
 
 
 def _own(recipe: Recipe, taken: Collection[str]) -> Arm:

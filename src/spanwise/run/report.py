@@ -204,9 +204,8 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
-    correct_n = samples.correct[block]
-    size = int(torch.bincount(samples.prompt_n[~correct_n.isnan()]).max()) if bool((~correct_n.isnan()).any()) else 0
-    budgets = sorted({n for n in (*BUDGETS, min(size, BUDGETS[-1])) if 1 <= n <= size})
+    size = samples.most_votes(block)
+    budgets = sorted({n for n in (*BUDGETS, size) if 1 <= n <= size})
     if len(budgets) < 2:
         return {}
     return samples.votes(block, budgets=budgets, resamples=resamples)

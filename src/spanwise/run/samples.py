@@ -17,6 +17,8 @@ from spanwise.errors import DataError
 from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
 
 FILE = "evaluation.parquet"
+#: The largest budget of a vote.
+MOST_VOTES = 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Samples:
     def first(self) -> str:
         """The block that answers first."""
         return next(iter(self.correct))
+
+    def most_votes(self, block: str) -> int:
+        """How many samples a vote over the answers of a block can have, at most 16; 0 if none of them has a verdict."""
+        if not len(self.prompt_n) or bool(self.correct[block].isnan().all()):
+            return 0
+        return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
 
     def figures(self) -> dict[str, float | None]:
         """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts."""
