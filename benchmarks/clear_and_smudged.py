@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.measure import compare, ece
-from spanwise.run.samples import Samples, read_samples
 from spanwise.tasks import digits_task
 
 

@@ -38,7 +38,7 @@ START = "import sys, torch, pyarrow.parquet"
 COMMAND = """
 import sys, torch
 torch.set_num_threads(1)
-from spanwise.run.credit import credit
+from spanwise.commands.credit.credit import credit
 credit(sys.argv[1], output=sys.argv[2], methods=sys.argv[3].split(","))
 """
 

@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from spanwise.commands.shared.task import load_model
 from torch import Tensor
 
+from spanwise.commands.eval.evaluate import confidences
+from spanwise.commands.shared.display import quiet
 from spanwise.credit import advantage
-from spanwise.credit.methods import WORST_SCORE
+from spanwise.credit.presets import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.losses import aggregate, ppo_clip
 from spanwise.measure import auroc, compare, ece
 from spanwise.measure.proper_score import ScoreName, proper_score
-from spanwise.run.display import quiet
-from spanwise.run.evaluate import confidences, load_model
-from spanwise.score import Objective, score
+from spanwise.objective import Objective
+from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task, digits_task
 

@@ -5,8 +5,8 @@ import yaml
 
 from spanwise.credit import METHODS
 from spanwise.errors import LayoutError, RecipeError
+from spanwise.layout import Layout
 from spanwise.recipe import answer_layout, load, plan, resolved
-from spanwise.segment import Layout
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 

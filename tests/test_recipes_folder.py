@@ -7,8 +7,8 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
+from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, plan
-from spanwise.run.train import train, trainer_config
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS
 

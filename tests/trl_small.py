@@ -19,8 +19,8 @@ with warnings.catch_warnings():
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.score import Objective
-from spanwise.segment import Layout
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 
 #: Third-party notices that say nothing about spanwise.
 THIRD_PARTY = [

@@ -7,8 +7,9 @@ there.
 
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, spread
 from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
-from spanwise.score import Objective
-from spanwise.segment import Layout, Vocabulary
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.segment import Vocabulary
 from spanwise.types import BlockText, Credit, Fault, Scores, Spans, Status
 
 __version__ = "0.1.0"

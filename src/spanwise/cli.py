@@ -75,8 +75,8 @@ def train(
     from spanwise.recipe import load
 
     loaded = load(recipe, {**named, **_assignments(set_ or [])})
-    from spanwise.run.display import quiet
-    from spanwise.run.train import train as run
+    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.train.train import train as run
 
     quiet()
     run(loaded, console=Console(), resume=resume)
@@ -104,9 +104,9 @@ def evaluate(
         set_: any recipe field, as field=value; may be repeated.
     """
     place, loaded = _run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
+    from spanwise.commands.eval.evaluate import evaluate_folder
+    from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
     from spanwise.measure import curve_difference
-    from spanwise.run.display import gain_table, interval_table, quiet, vote_table
-    from spanwise.run.evaluate import evaluate_folder
 
     quiet()
     console = Console()
@@ -149,8 +149,8 @@ def compare(
         processes: trainings side by side; default 2 on two CPU cores.
         set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
     """
-    from spanwise.run.compare import compare as run
-    from spanwise.run.display import quiet
+    from spanwise.commands.compare.compare import compare as run
+    from spanwise.commands.shared.display import quiet
 
     quiet()
     names = [name.strip() for name in arms.split(",") if name.strip()]
@@ -191,14 +191,14 @@ def fidelity(
         output: folder for fidelity.json and report.html.
         set_: any recipe field, as field=value; may be repeated.
     """
-    from spanwise.run.display import quiet
-    from spanwise.run.fidelity import show
+    from spanwise.commands.fidelity.fidelity import show
+    from spanwise.commands.shared.display import quiet
 
     quiet()
     place, loaded = _run_or_model(checkpoint, recipe, _assignments(set_ or []))
     rows, options = [], {}
     if tokens:
-        from spanwise.run.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
+        from spanwise.commands.fidelity.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
 
         steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
         found = token_fidelity_folder(place, loaded, prompts=token_prompts, rerolls=rerolls, steps=steps, seed=seed)
@@ -240,8 +240,8 @@ def credit(
         set_: any recipe field, as field=value; may be repeated.
     """
     taken = dict(_pair(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or [])
-    from spanwise.run.credit import credit as run
-    from spanwise.run.display import quiet
+    from spanwise.commands.credit.credit import credit as run
+    from spanwise.commands.shared.display import quiet
 
     quiet()
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
@@ -256,7 +256,7 @@ def report(folder: Path, /) -> None:
     Args:
         folder: what `spanwise train`, `compare`, `fidelity` or `credit` wrote.
     """
-    from spanwise.run.report import report_folder
+    from spanwise.commands.report.report import report_folder
 
     print(report_folder(folder))
 
@@ -277,8 +277,8 @@ def demo(
         steps: generation batches of each arm.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    from spanwise.run.demo import demo as run
-    from spanwise.run.display import quiet
+    from spanwise.commands.demo.demo import demo as run
+    from spanwise.commands.shared.display import quiet
 
     quiet()
     choices = _assignments(set_ or []) | ({} if steps is None else {"steps": steps})

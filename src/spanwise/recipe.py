@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from spanwise.credit import method, preset_layout, preset_objectives
 from spanwise.errors import RecipeError, unknown
-from spanwise.score import Objective, check_objectives
-from spanwise.segment import Layout
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.score import check_objectives
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice")

@@ -1,39 +1,41 @@
 """From rewards to advantages: baselines, methods and `spread`. Pure functions on tensors."""
 
-from spanwise.credit.anchors import anchor_groups
 from spanwise.credit.assign import assign
-from spanwise.credit.bae import bae
 from spanwise.credit.baselines import Advantage, advantage
 from spanwise.credit.blended import blended_baseline
-from spanwise.credit.canon import canon
 from spanwise.credit.compat import COMPAT, compat_table, compatible
-from spanwise.credit.dcpo import dcpo, smoothed_calibration
-from spanwise.credit.dr_grpo import dr_grpo
-from spanwise.credit.gae import gae, length_adaptive_lambda, value_target
-from spanwise.credit.gagpo import gagpo
-from spanwise.credit.gdpo import gdpo
-from spanwise.credit.gigpo import gigpo
-from spanwise.credit.grpo import grpo
-from spanwise.credit.grpo_verif import grpo_verif
-from spanwise.credit.ha_dw import HistoryWeight, ha_dw, history_weighted
-from spanwise.credit.ktae import ktae
-from spanwise.credit.maxrl import maxrl
-from spanwise.credit.merge import Merge, MergedSequence, Step, merge_steps
-from spanwise.credit.methods import preset_layout, preset_objectives
-from spanwise.credit.oar import oar
-from spanwise.credit.opo import opo
+from spanwise.credit.contrib._grpo_verif import grpo_verif
+from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
+from spanwise.credit.contrib._san import san
+from spanwise.credit.methods._bae import bae
+from spanwise.credit.methods._canon import canon
+from spanwise.credit.methods._dcpo import dcpo, smoothed_calibration
+from spanwise.credit.methods._dr_grpo import dr_grpo
+from spanwise.credit.methods._gae import gae, length_adaptive_lambda, value_target
+from spanwise.credit.methods._gagpo import gagpo
+from spanwise.credit.methods._gdpo import gdpo
+from spanwise.credit.methods._gigpo import gigpo
+from spanwise.credit.methods._grpo import grpo
+from spanwise.credit.methods._ktae import ktae
+from spanwise.credit.methods._maxrl import maxrl
+from spanwise.credit.methods._oar import oar
+from spanwise.credit.methods._opo import opo
+from spanwise.credit.methods._reinforce_plus_plus import reinforce_plus_plus
+from spanwise.credit.methods._reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
+from spanwise.credit.methods._rlcr import rlcr
+from spanwise.credit.methods._rloo import rloo
+from spanwise.credit.methods._sae import sae
+from spanwise.credit.methods._spo_chain import spo_chain
+from spanwise.credit.methods._vineppo import vineppo
+from spanwise.credit.presets import preset_layout, preset_objectives
 from spanwise.credit.recursion import bootstrap_values, discounted_returns
 from spanwise.credit.registry import METHODS, Method, Preset, load_plugins, method, register
-from spanwise.credit.reinforce_plus_plus import reinforce_plus_plus
-from spanwise.credit.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
-from spanwise.credit.rlcr import rlcr
-from spanwise.credit.rloo import rloo
-from spanwise.credit.sae import sae
-from spanwise.credit.san import san
-from spanwise.credit.spo_chain import spo_chain
 from spanwise.credit.spread import spread, to_tokens
-from spanwise.credit.step_returns import Outcomes, Timeline, step_returns, timeline, trajectory_outcomes
-from spanwise.credit.stepwise import (
+from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
+from spanwise.credit.trajectories.anchors import anchor_groups
+from spanwise.credit.trajectories.merge import Merge, MergedSequence, Step, merge_steps
+from spanwise.credit.trajectories.step_returns import Outcomes, Timeline, step_returns, timeline, trajectory_outcomes
+from spanwise.credit.trajectories.stepwise import (
     broadcast_to_steps,
     check_stepwise,
     outcome_methods,
@@ -41,8 +43,6 @@ from spanwise.credit.stepwise import (
     step_rewards,
     stepwise,
 )
-from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
-from spanwise.credit.vineppo import vineppo
 
 __all__ = [
     "COMPAT",

@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.credit.baselines import Advantage, advantage
 from spanwise.credit.strata import group_index, moments, unit_scale
 from spanwise.errors import AlignmentError, RecipeError, RewardError
-from spanwise.score.objective import Objective
+from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Status
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.strata import centred, group_index, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
-from spanwise.score.objective import BASELINES, BaselineName
+from spanwise.objective import BASELINES, BaselineName
 
 
 class Advantage(NamedTuple):

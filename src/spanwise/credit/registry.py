@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.score.objective import BaselineName
+from spanwise.objective import BaselineName
 
 Kind = Literal["completion", "block", "token", "step"]
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])

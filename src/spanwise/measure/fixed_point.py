@@ -11,7 +11,7 @@ from torch import Tensor
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
 from spanwise.measure.proper_score import ScoreName, proper_score
-from spanwise.score.objective import BaselineName
+from spanwise.objective import BaselineName
 
 _FEWEST = 100
 

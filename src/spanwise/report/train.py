@@ -22,13 +22,7 @@ from spanwise.report.rows import (
     seed_curves,
     wide,
 )
-from spanwise.report.sections import (
-    attempts_section,
-    calibration_section,
-    credit_section,
-    tokens_section,
-    voting_section,
-)
+from spanwise.report.sections import attempts_section, calibration_section, credit_section, tokens_section, voting_section
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]

@@ -2,19 +2,14 @@
 
 from spanwise.score.answers import judge
 from spanwise.score.maths import MathVerifier, Verdict, close, shared_verifier
-from spanwise.score.objective import BASELINES, BaselineName, Objective, ScaleName
 from spanwise.score.reward import REWARDS, Reward, register
 from spanwise.score.rewards import brier, correct, format_, log_score, parse_confidence, second_attempt
 from spanwise.score.score import check_objectives, score, score_one
 
 __all__ = [
-    "BASELINES",
     "REWARDS",
-    "BaselineName",
     "MathVerifier",
-    "Objective",
     "Reward",
-    "ScaleName",
     "Verdict",
     "brier",
     "check_objectives",

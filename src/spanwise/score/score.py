@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from spanwise.errors import RecipeError, unknown
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 from spanwise.score.custom import call_reward
-from spanwise.score.objective import Objective
 from spanwise.score.reward import NAN, Reward, built_in
-from spanwise.segment.layout import Layout
 from spanwise.types import BlockText, Scores, Status
 
 

@@ -1,7 +1,6 @@
 """Token ids to spans: which block every sampled token belongs to, and what each block says."""
 
-from spanwise.segment.layout import Layout
 from spanwise.segment.tagged import segment
 from spanwise.segment.vocabulary import Vocabulary
 
-__all__ = ["Layout", "Vocabulary", "segment"]
+__all__ = ["Vocabulary", "segment"]

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spanwise.segment.layout import Layout
+from spanwise.layout import Layout
 from spanwise.types import Fault
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
-from spanwise.segment.layout import Layout
+from spanwise.layout import Layout
 from spanwise.segment.parse import Parsed, TagParser
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, Spans

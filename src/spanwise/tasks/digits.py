@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from spanwise.errors import DataError
-from spanwise.segment.layout import Layout
+from spanwise.layout import Layout
 from spanwise.types import BlockText
 
 Difficulty = Literal["easy", "hard"]

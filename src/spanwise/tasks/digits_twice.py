@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from spanwise.segment.layout import Layout
+from spanwise.layout import Layout
 from spanwise.tasks.digits import STEPS, Problems, run_chain
 
 TwicePart = Literal["twice_early", "twice"]

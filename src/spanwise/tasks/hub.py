@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from spanwise.errors import DataError, unknown
-from spanwise.segment.layout import Layout
+from spanwise.layout import Layout
 from spanwise.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanwise.errors import DataError
-from spanwise.segment.layout import Layout
-from spanwise.tasks.digits import (
-    DIGITS_LAYOUT,
-    HELD_OUT,
-    Problems,
-    draw_problems,
-    held_out_problems,
-    held_out_prompts,
-)
+from spanwise.layout import Layout
+from spanwise.tasks.digits import DIGITS_LAYOUT, HELD_OUT, Problems, draw_problems, held_out_problems, held_out_prompts
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
 from spanwise.tasks.warm_start import Start, WarmStartSettings, warm_start
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from spanwise.errors import RecipeError
-from spanwise.score.objective import Objective
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 from spanwise.score.reward import Reward
 from spanwise.score.score import score_one
-from spanwise.segment.layout import Layout
 from spanwise.testing.batches import Draw
 from spanwise.testing.search import ConformanceError, chosen_properties, search
 from spanwise.types import BlockText, Status

@@ -98,7 +98,8 @@ def check_segmenter(
 
     Example:
         >>> from functools import partial
-        >>> from spanwise.segment import Layout, segment
+        >>> from spanwise.layout import Layout
+        >>> from spanwise.segment import segment
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """

@@ -14,8 +14,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.credit import method
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
-from spanwise.score import Objective
-from spanwise.segment import Layout
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 
 
 def check_version(version: str) -> None:

@@ -21,8 +21,10 @@ from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig, credit_options, parse_per
 from spanwise.engines.trl.fold import fold_factor
 from spanwise.engines.trl.metrics import MetricBuffer, credit_metrics, has_signal
-from spanwise.score import Objective, check_objectives, score_one
-from spanwise.segment import Layout, Vocabulary, segment
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.score import check_objectives, score_one
+from spanwise.segment import Vocabulary, segment
 from spanwise.types import Credit, Scores, Spans
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.

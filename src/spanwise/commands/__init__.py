@@ -1,0 +1,1 @@
+"""What the command line does, a folder per command."""

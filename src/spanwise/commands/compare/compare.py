@@ -1,0 +1,230 @@
+"""`compare`: several arms, several seeds each, from one start; a table with intervals, and what it can and cannot say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spanwise.commands.compare.side_by_side import side_by_side
+from spanwise.commands.shared.files import without_nan
+from spanwise.commands.shared.runs import Run, planned
+from spanwise.commands.shared.samples import check_protocol, read_samples
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.measure import Comparison, Interval
+from spanwise.measure import compare as compare_runs
+from spanwise.recipe import Recipe
+
+#: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
+FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
+_PLACE = ("output", "seed")
+
+
+def compare(
+    *,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    output: str,
+    shared: str | Path | None = None,
+    choices: Mapping[str, Any] | None = None,
+    reference: str | None = None,
+    processes: int | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Train every arm with every seed, as far as it is not there yet, and compare them.
+
+    Args:
+        arms: baselines, methods or recipe files; each becomes a row.
+        seeds: of prompts and sampling; arms with the same seed are paired.
+        output: folder; a run folder `<arm>-<seed>` for each, the table in `summary.json` and `comparison.md`.
+        shared: recipe file with what the arms share; an arm's own fields win over it.
+        choices: recipe fields of all arms, which win over both.
+        reference: compare the others with this arm only; default: all pairs.
+        processes: trainings side by side; default 2 if there are two cores and no GPU, else 1.
+        console: where progress is shown.
+
+    Raises:
+        SpanwiseError: an arm or field that does not exist, arms that cannot be compared, an output that holds another comparison,
+            or a training that failed. Ctrl-C and SIGTERM end the trainings before they go on to the caller.
+    """
+    console = console or Console()
+    runs = planned(arms, seeds, choices or {}, output, shared=shared)
+    if reference is not None and reference not in {run.arm for run in runs}:
+        raise RecipeError(unknown("reference arm", reference, [run.arm for run in runs]))
+    Path(output).mkdir(parents=True, exist_ok=True)
+    waiting = [run for run in runs if not run.finished()]
+    if waiting:
+        try:
+            _train_waiting(waiting, len(runs), processes, console)
+        except (KeyboardInterrupt, SystemExit):
+            console.print("Stopped. The same command goes on with what is missing.", highlight=False)
+            raise
+    found = figures_by_arm(runs)
+    comparison = compare_runs(found, figures=_present(found), reference=reference)
+    _write(Path(output), runs, comparison, reference)
+    for table in comparison_tables(comparison):
+        console.print(table)
+    console.print(comparison.summary(), highlight=False)
+    from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
+
+    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
+    return comparison
+
+
+def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float | None]]]:
+    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16.
+
+    Raises:
+        DataError: evaluations of different sizes, which `spanwise eval` on one of the runs makes.
+    """
+    samples = {str(run.folder): read_samples(run.folder) for run in runs}
+    check_protocol(samples)
+    found: dict[str, dict[int, dict[str, float | None]]] = {}
+    for run in runs:
+        one = samples[str(run.folder)]
+        size = one.most_votes(one.first)
+        votes = one.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
+        voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ("majority", "weighted") if name in votes}
+        found.setdefault(run.arm, {})[run.seed] = {**one.figures(), **voted}
+    return found
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Table]:
+    """The table of figures, then that of paired differences."""
+    seeds = max(cell.interval.count for cell in comparison.cells.values())
+    title = f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval"
+    table = Table("", *(name.replace("_", " ") for name in comparison.figures), title=title, box=box.SIMPLE_HEAD)
+    _, _, *rows = [line.strip("| ").split(" | ") for line in comparison.markdown().splitlines() if line.startswith("|")]
+    for row in rows:
+        table.add_row(*row)
+    yield table
+    title = "Paired differences by seed (Holm: over the pairs of a figure)"
+    table = Table("figure", "arms", "difference", "95 %", "verdict", "seeds needed", title=title, box=box.SIMPLE_HEAD)
+    for d in comparison.differences:
+        i = d.interval
+        needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
+        size = (f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
+        table.add_row(d.figure.replace("_", " "), f"{d.a} - {d.b}", *size, d.verdict, needed)
+    if comparison.differences:
+        yield table
+
+
+def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
+    """The figures of the table that any run has."""
+    values = [figures for seeds in found.values() for figures in seeds.values()]
+    there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
+    unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
+    shown = [*FIGURES, *(["verdict_rate"] if unjudged else [])]
+    return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
+
+
+def _warm_up(recipe: Recipe, console: Console) -> None:
+    """Make the shared start once, before several processes would."""
+    from spanwise.commands.shared.task import make_task
+
+    make_task(recipe, console)
+
+
+def _train_waiting(waiting: Sequence[Run], count: int, processes: int | None, console: Console) -> None:
+    """Train what is missing of so many runs; a DataError that names the first that failed, once all have ended."""
+    _warm_up(waiting[0].recipe, console)
+    beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
+    console.print(f"{count - len(waiting)} of {count} runs are there; {beside} side by side.", highlight=False)
+    failed = _train_all(waiting, beside, console)
+    if failed:
+        raise DataError(
+            f"{len(failed)} of {len(waiting)} runs failed, the first was {failed[0][0].folder.name}: {failed[0][1]} "
+            "The same command goes on with what is missing."
+        )
+
+
+def _train_all(runs: Sequence[Run], processes: int, console: Console) -> list[tuple[Run, str]]:
+    """Train each run in a process of its own; return those that failed, with the last thing they said."""
+    started, failed, done = time.perf_counter(), [], 0
+
+    def ended(run: Run, status: int) -> None:
+        nonlocal done
+        done += 1
+        left = (time.perf_counter() - started) / done * (len(runs) - done)
+        if status == 0:
+            final = json.loads((run.folder / "summary.json").read_text())["final"]
+            shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
+        else:
+            failed.append((run, _why(run, status)))
+            shown = f"failed: {failed[-1][1]}"
+        console.print(
+            f"{done}/{len(runs)}  {run.folder.name}  {shown}  left {left / 60:.0f} min", soft_wrap=True, highlight=False
+        )
+
+    side_by_side(runs, processes, start=lambda run: _start(run, console), ended=ended)
+    return failed
+
+
+def train_command(run: Run, *, resume: bool) -> list[str]:
+    """The command that trains one run."""
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *(["--resume", "last"] if resume else [])]
+
+
+def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
+    """Start the training of one run, from its newest intact checkpoint if it has one."""
+    from spanwise.commands.train.train import newest_checkpoint
+
+    run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
+    checkpoint, faults = newest_checkpoint(run.folder)
+    if faults:
+        said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
+        console.print(f"{run.folder.name} {goes_on}; not readable are {said}.", soft_wrap=True, highlight=False)
+    environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120"}
+    with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
+        return subprocess.Popen(
+            train_command(run, resume=checkpoint is not None),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+
+
+def _log(run: Run) -> Path:
+    return run.folder.with_name(f"{run.folder.name}.log")
+
+
+def _why(run: Run, status: int) -> str:
+    """Why a run failed: the signal that ended it, or its last line."""
+    lines = _log(run).read_text(errors="replace").strip().splitlines()
+    said = lines[-1] if lines else f"exit status {status}"
+    if status < 0:
+        said = f"it was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{said} (all of it: {_log(run)})"
+
+
+def _write(output: Path, runs: Sequence[Run], comparison: Comparison, reference: str | None) -> None:
+    """Leave the comparison behind: numbers, Markdown."""
+    fields = [run.asked() for run in runs]
+    common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}
+    cells: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
+    for (arm, figure), cell in comparison.cells.items():
+        cells[arm][figure] = {**_interval(cell.interval), "sd": cell.sd, "seeds": cell.interval.count}
+    differences = [{**asdict(d), "interval": _interval(d.interval)} for d in comparison.differences]
+    summary = {
+        "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": reference,
+        "recipe": common, "figures": cells, "differences": differences,
+    }  # fmt: skip
+    (output / "summary.json").write_text(json.dumps(without_nan(summary), indent=2) + "\n")
+    sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
+    (output / "comparison.md").write_text(f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
+
+
+def _interval(interval: Interval) -> dict[str, float]:
+    return {"mean": interval.value, "low": interval.low, "high": interval.high}

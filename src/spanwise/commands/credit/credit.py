@@ -1,0 +1,264 @@
+"""`credit`: what several methods would have credited to every token of rollouts that exist already. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from spanwise.commands.credit.apply import Applied, apply_arm
+from spanwise.commands.credit.arms import Arm, base_layout, choose_arms, sources
+from spanwise.commands.credit.groups import compared_groups
+from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
+from spanwise.commands.credit.write import applied_rows, choose_rows, remembered, rows_note, write_credit
+from spanwise.commands.shared.again import MOST, credit_command
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+from spanwise.rollouts import RolloutTable, read_rollouts
+from spanwise.types import Scores, Status
+
+
+@dataclass(frozen=True)
+class CreditResult:
+    """A rollout file under several methods.
+
+    Attributes:
+        table: the file.
+        group_n: the groups as they were compared.
+        applied: the methods, in order.
+        scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
+        marked: the spans that are shown: of the layout with the most blocks.
+        note: what the user should know.
+    """
+
+    table: RolloutTable
+    group_n: Tensor
+    applied: tuple[Applied, ...]
+    scores: Scores
+    marked: Marked
+    note: str
+
+
+def credit_rollouts(
+    rollouts: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    methods: Sequence[str] = (),
+    tokenizer: str | Path | None = None,
+    reward: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> CreditResult:
+    """Read rollouts and apply methods to them.
+
+    Args:
+        rollouts: a file or folder that `read_rollouts` knows.
+        recipe: YAML file with layout and objectives; default: the one of the run that the file lies in, else the layout of
+            the confidence task.
+        methods: `method`, `method:baseline` or `recipe`; default: those of grpo, rlcr, bae and the recipe's own that fit.
+        tokenizer: folder of the tokenizer that the completions were sampled with.
+        reward: objective -> the recorded reward it is taken from, "text" to compute it.
+        overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
+
+    Raises:
+        DataError: the file cannot be read or lacks what a reward needs.
+        RecipeError: a method, an objective or a layout that does not fit the file.
+    """
+    table = read_rollouts(rollouts, tokenizer=tokenizer)
+    own = None if table.folder is None else table.folder / "recipe.yaml"
+    loaded = load(recipe or own, overrides)
+    arms, notes = choose_arms(loaded, methods, table, reward)
+    scored = score_file(table, arms, rewards=reward)
+    if recipe is not None or own is None:  # a run of ours may babble, and have no tags at first
+        arms, untagged = fitting(table, arms, scored, asked=bool(methods))
+        notes += untagged
+    group_n, counted = compared_groups(table, loaded, own, overrides or {})
+    applied = tuple(apply_arm(table, arm, scored.scores[arm.name], scored.marked[arm.plan.layout], group_n) for arm in arms)
+    shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
+    base = base_layout(loaded)
+    marked = next((one.marked for one in applied if one.arm.plan.layout == base), shown)
+    note = " ".join(part for part in (table.note, *notes, *counted, _origins(table, arms, scored)) if part)
+    return CreditResult(table, group_n, applied, _scores(arms, scored), marked, note)
+
+
+def credit(
+    rollouts: str | Path,
+    *,
+    output: str | Path = "runs/credit",
+    rows: int = MOST,
+    console: Console | None = None,
+    **options: Any,
+) -> CreditResult:
+    """Apply methods to rollouts; write `credit.parquet`, `summary.json` and `report.html`; print a short table.
+
+    Args:
+        rollouts: see `credit_rollouts`.
+        output: folder, made if it does not exist.
+        rows: at most so many completions go into the report, evenly from the file, whole groups.
+        console: where the table is printed.
+        options: of `credit_rollouts`.
+
+    Raises:
+        SpanwiseError: see `credit_rollouts`; a folder that cannot be written.
+    """
+    console = console or Console()
+    if rows < 1:
+        raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
+    result = credit_rollouts(rollouts, **options)
+    folder = Path(output)
+    table = result.table
+    file = folder / "credit.parquet"
+    write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
+    kept = remembered(table, result.applied, {**options, "rows": rows})
+    (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
+    console.print(figures_table(result))
+    if result.note:
+        console.print(result.note, highlight=False, soft_wrap=True, markup=False)
+    written = [str(file), *_report(result, folder, kept, console)]
+    console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
+    return result
+
+
+def figures(one: Applied) -> dict[str, dict[str, float | None]]:
+    """Per block of a method: the completions that have it, their mean |credit|, the share of exactly 0.
+
+    None where no completion has the block.
+    """
+    present_nk = one.marked.length_nk > 0
+    found: dict[str, dict[str, float | None]] = {}
+    for k, name in enumerate(one.marked.names):
+        here_n = one.credit.block_nk[present_nk[:, k], k]
+        some = len(here_n) > 0
+        found[name] = {
+            "completions": float(len(here_n)),
+            "mean_abs": float(here_n.abs().mean()) if some else None,
+            "zero_share": float((here_n == 0).double().mean()) if some else None,
+        }
+    return found
+
+
+def summary(result: CreditResult) -> dict[str, Any]:
+    """The figures of every method as plain data."""
+    table = result.table
+    return {
+        "source": str(table.path),
+        "format": table.source,
+        "note": result.note,
+        "completions": len(table),
+        "groups": int(result.group_n.unique().numel()),
+        "steps": int(table.step_n.unique().numel()),
+        "tokens": int(table.trainable.sum()),
+        "statuses": statuses(result.scores),
+        "methods": {
+            one.arm.name: {
+                "blocks": figures(one),
+                "no_signal_share": float(one.silent_n.double().mean()),
+                "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
+                "dead_strata": one.dead,
+            }
+            for one in result.applied
+        },
+    }
+
+
+def statuses(scores: Scores) -> dict[str, dict[str, int]]:
+    """Objective -> status -> how many completions."""
+    return {
+        name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
+        for m, name in enumerate(scores.names)
+    }
+
+
+def figures_table(result: CreditResult) -> Table:
+    """The short table of the terminal: a row per method and block."""
+    size = f"{len(result.table)} completions in {int(result.group_n.unique().numel())} groups"
+    table = Table(
+        "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata",
+        title=Text(f"{result.table.path} ({result.table.source}): {size}", style="table.title"),  # a path is no markup
+        title_justify="left", box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    for one in result.applied:
+        rows = [(block, _short(f["mean_abs"]), _share(f["zero_share"])) for block, f in figures(one).items()]
+        dead = [f"{name} {share:.0%}" for name, share in one.dead.items()]
+        for position, (row, strata) in enumerate(zip_longest(rows, dead)):
+            whole = (one.arm.name, _share(float(one.silent_n.double().mean()))) if position == 0 else ("", "")
+            table.add_row(whole[0], *(row or ("", "", "")), whole[1], strata or "")
+    table.caption = (
+        "Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
+        "Dead strata: comparisons in which nobody gets any."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _report(result: CreditResult, folder: Path, kept: Mapping[str, Any], console: Console) -> list[str]:
+    """Write the report where the packages for it are installed."""
+    try:
+        from spanwise.report import TokenView, credit_report, with_stop
+    except ModuleNotFoundError as error:
+        console.print(
+            f"No report: it needs '{error.name}'. Install it with: pip install 'spanwise[report]'", highlight=False
+        )
+        return []
+    chosen = choose_rows(result.group_n, kept["options"]["rows"])
+    view = TokenView(
+        methods=tuple(one.arm.name for one in result.applied),
+        completions=applied_rows(result.table, result.applied, result.scores, result.marked, chosen),
+        outcome=kept["outcome"],
+    )
+    html = credit_report(
+        source=str(result.table.path),
+        note=rows_note(result.note, len(chosen), len(result.table)),
+        methods=[one.arm.name for one in result.applied],
+        credit={one.arm.name: with_stop(one.by_block, one.credit.stop_n) for one in result.applied},
+        rewards={name: result.scores.reward_nm[:, m] for m, name in enumerate(result.scores.names)},
+        statuses=statuses(result.scores),
+        dead={one.arm.name: one.dead for one in result.applied},
+        view=view,
+        command=credit_command(folder, str(result.table.path), kept["options"]),
+    )
+    place = folder / "report.html"
+    try:
+        place.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"'{place}' cannot be written: {error.strerror or error}.") from error
+    return [str(place)]
+
+
+def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:
+    """The rewards of all objectives; the method with the most blocks speaks first."""
+    parts: dict[str, tuple[Scores, int]] = {}
+    for arm in sorted(arms, key=lambda arm: -len(arm.plan.layout.names)):
+        scores = scored.scores[arm.name]
+        for m, name in enumerate(scores.names):
+            parts.setdefault(name, (scores, m))
+    return Scores(
+        tuple(parts),
+        torch.stack([scores.reward_nm[:, m] for scores, m in parts.values()], dim=1),
+        torch.stack([scores.status_nm[:, m] for scores, m in parts.values()], dim=1),
+        torch.stack([scores.by_outcome_nmo[:, m] for scores, m in parts.values()], dim=1),
+    )
+
+
+def _origins(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> str:
+    origin = {name: place for arm in arms for name, place in sources(table, arm, scored.taken).items()}
+    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "."
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

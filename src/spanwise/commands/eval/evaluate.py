@@ -1,0 +1,112 @@
+"""Evaluation on held-out prompts: sample, segment, score, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from spanwise.commands.shared.samples import Samples
+from spanwise.commands.shared.task import load_model, make_task
+from spanwise.engines.sample import sample
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.recipe import Recipe, answer_tags
+from spanwise.score import parse_confidence, score
+from spanwise.segment import Vocabulary, segment
+from spanwise.tasks import Task, is_refusal
+from spanwise.types import BlockText
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    *,
+    prompts: int,
+    samples: int,
+    temperature: float = 1.0,
+    max_new_tokens: int | None = None,
+    seed: int = 1,
+    tags: Mapping[str, str] | None = None,
+) -> Samples:
+    """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
+
+    Args:
+        model, tokenizer: as `from_pretrained` gives them.
+        task: prompts, answers and layout.
+        prompts: how many of the held-out prompts.
+        samples: completions of each.
+        temperature: of sampling; the protocol uses 1.
+        max_new_tokens: default: the task's.
+        seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
+        tags: those of "answer" and "confidence", where they have other names (`recipe.answer_tags`).
+
+    Edge cases:
+        Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
+    """
+    names = {"answer": "answer", "confidence": "confidence", **(tags or {})}
+    rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
+    ids_nt, mask_nt = sample(
+        model,
+        tokenizer,
+        rows["prompt"][:],
+        samples=samples,
+        max_new_tokens=max_new_tokens or task.max_completion_length,
+        temperature=temperature,
+        seed=seed,
+    )
+    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    columns = {
+        name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
+    }
+    inside = dict(task.layout.blocks)
+    answering = [name for name in task.layout.names if names["answer"] in inside[name]] or [task.layout.names[0]]
+    return Samples(
+        torch.arange(len(rows)).repeat_interleave(samples),
+        {name: [(entry.get(name) or {}).get(names["answer"]) for entry in text] for name in answering},
+        {name: _correct(name, text, columns, task.layout, names["answer"]) for name in answering},
+        confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
+        spans.fault_n == 0,
+        torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
+    )
+
+
+def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, tag: str) -> torch.Tensor:
+    """Whether the answer of a block is right; a completion without the block solved nothing."""
+    if tag not in dict(layout.blocks)[block]:
+        return torch.full((len(text),), torch.nan, dtype=torch.float64)
+    correct_n = score([Objective("correct", pays=(block,), options={"tag": tag})], text, columns=columns).reward_nm[:, 0]
+    there_n = torch.tensor([entry.get(block) is not None for entry in text])
+    return torch.where(there_n, correct_n, 0.0).double()
+
+
+def confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
+    """Stated confidences; NaN where none is stated, or it cannot be read."""
+    there = tag in dict(layout.blocks)[block]
+    read = []
+    for entry in text:
+        stated = (entry.get(block) or {}).get(tag) if there else None
+        value = None if stated is None else parse_confidence(stated)
+        read.append(float("nan") if value is None else value)
+    return torch.tensor(read, dtype=torch.float64)
+
+
+def evaluate_folder(
+    model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
+) -> Samples:
+    """Evaluate a saved model on the task of a recipe.
+
+    Raises:
+        DataError: the folder holds no readable model.
+    """
+    torch.set_num_threads(recipe.threads)
+    model, tokenizer = load_model(model_folder)
+    task = make_task(recipe, console)
+    return evaluate(
+        model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
+        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe),
+    )  # fmt: skip

@@ -1,0 +1,267 @@
+"""`spanwise report FOLDER`: write `report.html` from what a run left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.write import applied_rows, choose_rows, outcome_of, rows_note
+from spanwise.commands.report.rows import pieces_of, recorded_rows
+from spanwise.commands.shared.again import MOST, compare_command, credit_command, fidelity_command, train_command
+from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_numbers, read_recipe, read_table
+from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples
+from spanwise.errors import DataError, SpanwiseError
+from spanwise.measure import Comparison, Curve, mean_interval
+from spanwise.measure import compare as compare_runs
+from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
+from spanwise.rollouts.text import load_tokenizer
+
+#: Budgets of the voting curves; those between cost more than they show.
+BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def report_folder(folder: str | Path) -> Path:
+    """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export.
+
+    Args:
+        folder: what it is shows by its files: `credit.parquet`, `fidelity.json`, `metrics.jsonl` (train), or a `summary.json` with
+            arms and run folders `<arm>-<seed>` beside it (compare).
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        DataError: nothing that a report can be made of, or a file that cannot be read.
+    """
+    place = Path(folder)
+    kinds: Mapping[str, Callable[[Path], str]] = {
+        "credit.parquet": credit_page,
+        FIDELITY: fidelity_page,
+        "metrics.jsonl": train_page,
+        "summary.json": compare_page,
+    }
+    for name, page in kinds.items():
+        if (place / name).is_file() and (name != "metrics.jsonl" or (place / "recipe.yaml").is_file()):
+            html = page(place)
+            break
+    else:
+        raise DataError(
+            f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
+        )
+    target = place / "report.html"
+    try:
+        target.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+    return target
+
+
+def train_page(folder: Path) -> str:
+    """The report of a run folder."""
+    samples = read_samples(folder) if (folder / FILE).is_file() else None
+    recipe = read_recipe(folder)
+    view, credit = last_rollouts(folder, recipe)
+    return train_report(
+        recipe=recipe,
+        metrics=read_lines(folder / "metrics.jsonl"),
+        summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
+        samples=None if samples is None else _columns(samples),
+        votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
+        credit=credit,
+        view=view,
+        command=train_command(folder),
+    )
+
+
+def compare_page(folder: Path) -> str:
+    """The report of a comparison, worked out anew from its runs; a run without an evaluation file gives its final figures only."""
+    summary = read_json(folder / "summary.json")
+    if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
+        raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
+    arms, seeds, reference = summary["arms"], summary["seeds"], summary.get("reference")
+    places = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms}
+    ended = {
+        arm: {seed: read_json(file) for seed, place in found.items() if (file := place / "summary.json").is_file()}
+        for arm, found in places.items()
+    }
+    samples = {
+        arm: {seed: read_samples(places[arm][seed]) for seed in found if (places[arm][seed] / FILE).is_file()}
+        for arm, found in ended.items()
+    }
+    check_protocol({str(places[arm][seed]): one for arm, found in samples.items() for seed, one in found.items()})
+    votes = {
+        arm: {seed: _votes(one, one.first, resamples=1) for seed, one in found.items()} for arm, found in samples.items()
+    }
+    figures = {
+        arm: {
+            seed: {
+                **end["final"],
+                **(samples[arm][seed].figures() if seed in samples[arm] else {}),
+                **_voted(votes[arm].get(seed)),
+            }
+            for seed, end in found.items()
+        }
+        for arm, found in ended.items()
+    }
+    return compare_report(
+        title=f"Comparison of {len(arms)} arms",
+        recipe=summary.get("recipe", {}),
+        comparison=_compared(figures, list(next(iter(summary["figures"].values()), {})), reference),
+        curves={arm: {seed: end["curve"] for seed, end in found.items()} for arm, found in ended.items()},
+        samples={arm: pooled(list(found.values())) for arm, found in samples.items() if found},
+        votes={arm: over_seeds(found) for arm, found in votes.items() if found},
+        command=compare_command(folder, summary),
+    )
+
+
+def fidelity_page(folder: Path) -> str:
+    """The report of `fidelity.json`."""
+    found = read_json(folder / FIDELITY)
+    try:
+        shown = {name: value for name, value in found.items() if name != "options"}
+        return fidelity_report(**shown, command=fidelity_command(folder, found))
+    except (TypeError, KeyError) as error:
+        raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
+
+
+def credit_page(folder: Path) -> str:
+    """The report of a credit export; tokens are ids where the tokenizer that its summary names is not there any more."""
+    table, summary = read_table(folder / "credit.parquet"), read_json(folder / "summary.json")
+    names, methods, options = table.column_names, list(summary["methods"]), summary.get("options") or {}
+    objectives = [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
+    credit = {
+        method: with_stop(
+            {
+                name.removeprefix(f"credit/{method}/"): read_numbers(table, name)
+                for name in names
+                if name.startswith(f"credit/{method}/") and not name.endswith("/stop")
+            },
+            read_numbers(table, f"credit/{method}/stop"),
+        )
+        for method in methods
+    }
+    group_n = torch.tensor(table.column("group" if "group" in names else "row").to_pylist())
+    chosen = choose_rows(group_n, options.get("rows", MOST))
+    tokenizer = summary.get("tokenizer")
+    rows = recorded_rows(table.take(chosen), pieces=None if tokenizer is None else _pieces(Path(tokenizer)))
+    return credit_report(
+        source=summary["source"],
+        note=rows_note(summary.get("note", ""), len(chosen), len(table)),
+        methods=methods,
+        credit=credit,
+        rewards={name: read_numbers(table, f"reward/{name}") for name in objectives},
+        statuses=summary["statuses"],
+        dead={method: summary["methods"][method]["dead_strata"] for method in methods},
+        view=TokenView(tuple(methods), rows, summary.get("outcome")),
+        command=credit_command(folder, summary["source"], options),
+    )
+
+
+def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
+    """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
+    made = {}
+    for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
+        # A seed without any confidence has no weighted vote.
+        there = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
+        value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in there.values()], dtype=torch.float64)
+        made[way] = Curve(first.budgets, value_sb, tuple(there), tuple(map(mean_interval, value_sb.T)))
+    return made
+
+
+def _voted(votes: Mapping[str, Curve] | None) -> dict[str, float]:
+    """The last point of each voting curve, as `majority@16`."""
+    return {f"{way}@{curve.budgets[-1]}": curve.intervals[-1].value for way, curve in (votes or {}).items()}
+
+
+def _compared(
+    figures: Mapping[str, Mapping[int, Mapping[str, float | None]]], names: Sequence[str], reference: str | None
+) -> Comparison:
+    there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
+    if not there:
+        raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
+    return compare_runs(figures, figures=[name for name in names if name in there], reference=reference)
+
+
+def _columns(samples: Samples) -> dict[str, Tensor]:
+    columns = {
+        "confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n,
+        "well_formed": samples.well_formed_n,
+    }  # fmt: skip
+    return columns if samples.refusal_n is None else {**columns, "refusal": samples.refusal_n}
+
+
+def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
+    """All seeds together; every seed answers the same held-out prompts, so a prompt under two seeds is one prompt."""
+    wide = [_columns(found) for found in samples]
+    return {name: torch.cat([columns[name] for columns in wide]) for name in ("confidence", "correct", "prompt")}
+
+
+def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
+    size = samples.most_votes(block)
+    budgets = sorted({n for n in (*BUDGETS, size) if 1 <= n <= size})
+    if len(budgets) < 2:
+        return {}
+    return samples.votes(block, budgets=budgets, resamples=resamples)
+
+
+def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
+    """The newest batch of completions that the run kept, as it was credited and as one other method would have.
+
+    Args:
+        folder: of the run.
+        recipe: that it was trained with. Beside its method stands `bae`, or `rlcr` (one number for everything) where it is `bae`;
+            nothing, where the file does not tell enough for that.
+
+    Returns:
+        The token view, and the credit of each block under each method; None and nothing where no rollouts were kept.
+    """
+    files = sorted((folder / "rollouts").glob("step_*.parquet"))
+    if not files:
+        return None, {}
+    table, method = read_table(files[-1]), str(recipe.get("method", "this run"))
+    rows = recorded_rows(table.slice(0, MOST), pieces=_pieces(folder / "model"), method=method)
+    credit = {method: _recorded(table)}
+    asked = recipe.get("objectives") or ()
+    given = ((entry.get("options") or {}).get("of") or entry.get("given") for entry in asked)
+    outcome = outcome_of([name for row in rows[:1] for name in row.rewards], given)
+    other = "rlcr" if method == "bae" else "bae"
+    try:
+        found = credit_rollouts(files[-1], methods=[other])
+    except SpanwiseError:
+        found = None
+    if found is None or not found.table.has_ids:
+        return TokenView((method,), rows, outcome), credit
+    credit[other] = with_stop(found.applied[0].by_block, found.applied[0].credit.stop_n)
+    beside = applied_rows(found.table, found.applied, found.scores, found.marked, range(len(rows)))
+    both = [
+        replace(row, advantages={**row.advantages, **b.advantages}, stop={**row.stop, **b.stop})
+        for row, b in zip(rows, beside, strict=True)
+    ]
+    return TokenView((method, other), both, outcome), credit
+
+
+def _recorded(table: pa.Table) -> dict[str, Tensor]:
+    """The credit of each block as the run recorded it; NaN where a completion does not have the block."""
+    blocks = [name.removeprefix("end/") for name in table.column_names if name.startswith("end/")]
+    ends = {name: read_numbers(table, f"end/{name}") for name in blocks}
+    by_block = {
+        name: read_numbers(table, f"credit/{name}").masked_fill(end_n == 0, torch.nan)
+        for name, end_n in ends.items()
+        if f"credit/{name}" in table.column_names
+    }
+    return with_stop(by_block, read_numbers(table, "credit/stop")) if "credit/stop" in table.column_names else by_block
+
+
+def _pieces(tokenizer: Path) -> Callable[[list[int]], list[str]] | None:
+    """Token texts from the tokenizer of a folder; None if it cannot be read, the ids are shown then."""
+    try:
+        return pieces_of(load_tokenizer(tokenizer)[1])
+    except SpanwiseError:
+        return None

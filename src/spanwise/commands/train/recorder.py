@@ -1,0 +1,159 @@
+"""`Recorder`: what a training run leaves behind while it goes on: progress, metrics, rollouts, evaluations, the summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback
+
+from spanwise.commands.eval.evaluate import evaluate
+from spanwise.commands.shared.display import Live
+from spanwise.commands.shared.folder import RunFolder
+from spanwise.commands.shared.samples import Samples
+from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.measure import ece
+from spanwise.recipe import Recipe, answer_tags
+from spanwise.tasks import Task
+
+#: What `summary.json` keeps of a generation batch.
+_BATCH = ("step", "malformed", "accuracy", "ece")
+
+
+class Recorder(TrainerCallback):
+    """Follows a run: progress line, metrics, rollouts, evaluations.
+
+    Args:
+        recipe, task, folder: of the run.
+        console, title: of the progress line.
+        history: the metrics up to the checkpoint that a run is resumed from; its curve goes on from them.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        folder: RunFolder,
+        console: Console,
+        title: str,
+        history: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.recipe, self.task, self.folder = recipe, task, folder
+        self.live = Live(console, title, recipe.steps)
+        self.trainer: SpanGRPOTrainer | None = None
+        self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
+        self.batches = [{k: line[k] for k in _BATCH if k in line} for line in history if "evaluation" not in line]
+        self.step_seconds = self.spanwise_seconds = 0.0
+        self.tokens = 0
+        self._step_started = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure where the run starts from, unless the run that it resumes did."""
+        if not self.evaluations:
+            self._evaluate(state.global_step // self.recipe.mini_batches)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock."""
+        self._step_started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the step's clock; keep the rollouts of a generation batch that is used up."""
+        self.step_seconds += time.perf_counter() - self._step_started
+        if state.global_step % self.recipe.mini_batches:
+            return
+        step = state.global_step // self.recipe.mini_batches
+        rollouts = self._trainer().last_rollouts
+        if rollouts is not None:
+            self.tokens += int(rollouts.mask_nt.sum())
+            if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0 and state.is_world_process_zero:
+                self.folder.write_rollouts(rollouts, step=step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write the metrics of a step, show them, evaluate when it is time."""
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        step = state.global_step // self.recipe.mini_batches
+        self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
+        values = self._batch_figures(logs)
+        self.batches.append({"step": step, **values})
+        self.folder.add_metrics({"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}})
+        speed = self.tokens / max(self.step_seconds, 1e-9)
+        rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
+        self.live.step(step, {**rewards, **values, "tokens/s": float(round(speed))})
+        if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
+            self._evaluate(step)
+
+    def summary(self, trainer: SpanGRPOTrainer, *, seconds: float) -> dict[str, Any]:
+        """Evaluate the final model and put the run into one dictionary.
+
+        Of a resumed run, the seconds and speeds are those since it was resumed; where it does not know its first evaluation, the
+        figures of `start` are None.
+        """
+        samples = self._measure(trainer, self.recipe.eval_samples)
+        if trainer.accelerator.is_main_process:
+            samples.write(self.folder.path)
+        final = samples.figures()
+        first, *_ = self.evaluations
+        self.evaluations.append({"step": self.recipe.steps, **final})
+        if trainer.accelerator.is_main_process:
+            self.folder.add_metrics({"step": self.recipe.steps, "final": final})
+        return {
+            "method": self.recipe.method,
+            "task": self.recipe.task,
+            "seed": self.recipe.seed,
+            "steps": self.recipe.steps,
+            "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
+            "final": final,
+            "curve": self.evaluations,
+            "batches": self.batches,
+            "seconds": seconds,
+            "step_seconds": self.step_seconds,
+            "spanwise_seconds": self.spanwise_seconds,
+            "spanwise_share": self.spanwise_seconds / max(self.step_seconds, 1e-9),
+            "tokens_per_second": self.tokens / max(self.step_seconds, 1e-9),
+        }
+
+    def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Accuracy, ECE and malformed share of the generation batch just trained on."""
+        values: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
+        rollouts = self._trainer().last_rollouts
+        names = rollouts.scores.names if rollouts else ()
+        if rollouts and "correct" in names:
+            for name in ("brier", "log_score"):
+                if name in names:
+                    values["ece"] = _batch_ece(rollouts.scores, names.index("correct"), names.index(name), name)
+        return values
+
+    def _evaluate(self, step: int) -> None:
+        values = self._measure(self._trainer(), 2).figures()
+        self.evaluations.append({"step": step, **values})
+        if self._trainer().accelerator.is_main_process:
+            self.folder.add_metrics({"step": step, "evaluation": values})
+
+    def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return evaluate(
+            model,
+            trainer.processing_class,
+            self.task,
+            prompts=self.recipe.eval_prompts,
+            samples=samples,
+            temperature=self.recipe.temperature,
+            max_new_tokens=self.recipe.max_completion_length,
+            tags=answer_tags(self.recipe),
+        )
+
+    def _trainer(self) -> SpanGRPOTrainer:
+        assert self.trainer is not None, "the recorder belongs to a trainer"
+        return self.trainer
+
+
+def _batch_ece(scores: Any, correct: int, report: int, name: str) -> float | None:
+    """ECE of a batch; the report is read back from what it would score under outcome 1."""
+    right_n = scores.reward_nm[:, correct]
+    if_right_n = scores.by_outcome_nmo[:, report, 1]
+    report_n = 1 - (-if_right_n).sqrt() if name == "brier" else if_right_n.exp()
+    known_n = ~(right_n.isnan() | report_n.isnan())
+    return ece(report_n[known_n].clamp(0, 1), right_n[known_n]) if bool(known_n.any()) else None

@@ -1,0 +1,1 @@
+"""Methods whose formulas no primary source confirms; what each rests on is its `source`."""

@@ -1,0 +1,1 @@
+"""Methods, one file each; importing this folder registers them."""

@@ -1,0 +1,100 @@
+"""GiGPO: the episode against its group, and each step against the steps taken from the same state."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.registry import register
+from spanwise.credit.strata import centred, moments
+from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
+from spanwise.credit.trajectories.step_returns import OutcomeName, refuse_unknown, step_returns, trajectory_outcomes
+
+
+@register("gigpo", kind="step", paper="Group-in-Group Policy Optimization, arXiv 2505.10978")
+def gigpo(
+    reward_s: Float[Tensor, " s"],
+    group_s: Int[Tensor, " s"],
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    anchor_s: Anchors,
+    *,
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    scale: Literal["none", "std"] = "none",
+    over: Literal["rows", "trajectories"] = "rows",
+    reward: OutcomeName = "sum",
+    similarity: float | None = None,
+    singleton: Literal["zero", "raw"] = "zero",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
+) -> Float[Tensor, " s"]:
+    r"""Compare the episode with the episodes of its prompt, and each step with the steps taken from the same state.
+
+    Equation
+        A[t] = episode_weight * A_E(j) + step_weight * A_S[t]
+        A_E(j) = (R(j) - mean_g R) / F,   R(j) the reward of trajectory j
+        A_S[t] = (R[t] - mean_u R) / F,   R[t] = sum over k >= t of gamma^(k-t) r[k], u the steps of prompt g with t's anchor state
+        F = 1 (scale="none") or the standard deviation + eps (scale="std") of the same group
+
+    Args:
+        reward_s: one reward per step row; NaN where absent.
+        group_s: prompt (task) ids, in any order, of any sizes.
+        trajectory_s: trajectory ids; a trajectory belongs to one prompt.
+        step_s: step numbers; only their order counts.
+        anchor_s: the state each step starts from, anything hashable or integer ids; None or negative joins no step group.
+        gamma: discount per step.
+        step_weight, episode_weight: of the two parts (omega is `step_weight`).
+        scale: "none" is the released code's `mean_norm`, "std" its `mean_std_norm`.
+        over: whether the episode's mean and deviation count step rows (a trajectory of five steps five times, as the released
+            code by default) or trajectories.
+        reward: the episode's reward, the sum of its steps' or the last one's.
+        similarity: None for equal states, or the least `difflib` ratio of texts (0.95 in the released code); see `anchor_groups`.
+        singleton: "zero", or "raw" for R(j) itself (over 1 + eps with "std") where the episode has nobody to be compared with.
+        ddof: 1 divides the squares by the count less 1.
+        eps: added to the standard deviation.
+        min_stratum: smaller groups, of either kind, get 0.
+
+    Edge cases:
+        A state met once gives A_S exactly 0, a constant group gives exactly 0 in its part. A trajectory that is alone with its
+        prompt has A_E = 0, but states it meets again are still compared with each other. An absent reward takes A_E from its
+        whole trajectory (with reward="last": the last one) and A_S from its own and all earlier steps.
+
+    Example:
+        Two trajectories of one task, a: s0 s1 s2 with 10 at the end, b: s0 s1 s1 with nothing.
+
+        >>> reward_s = torch.tensor([0., 0., 10., 0., 0., 0.])
+        >>> one, ab, t = torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> gigpo(reward_s, one, ab, t, ["s0", "s1", "s2", "s0", "s1", "s1"])
+        tensor([ 9.5125, 11.3333,  5.0000, -9.5125, -8.1667, -8.1667], dtype=torch.float64)
+
+    Reference:
+        Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equations 3 to 8; defaults are those of the
+        released code, which gives a lone episode its raw reward (`singleton="raw"`).
+    """
+    refuse_unknown("scale", scale, ("none", "std"))
+    refuse_unknown("unit for episode moments", over, ("rows", "trajectories"))
+    refuse_unknown("rule for singletons", singleton, ("zero", "raw"))
+    outcome = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward=reward)
+    options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+    if over == "rows":
+        episode_s = _episode(outcome.reward_j[outcome.index_s], group_s, singleton, options)
+    else:
+        episode_s = _episode(outcome.reward_j, outcome.group_j, singleton, options)[outcome.index_s]
+    return_s = step_returns(reward_s, trajectory_s, step_s, gamma=gamma)
+    within_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
+    return episode_weight * episode_s + step_weight * within_s
+
+
+def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
+    advantage_n = centred(reward_n, group_n, **options)
+    if singleton == "zero":
+        return advantage_n
+    within = moments(reward_n, group_n)
+    raw_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
+    return torch.where(within.member_n & (within.count_n() == 1), raw_n, advantage_n)

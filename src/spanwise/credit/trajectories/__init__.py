@@ -1,0 +1,1 @@
+"""Steps of multi-turn trajectories: anchors, returns, one vote per trajectory, merged rows."""

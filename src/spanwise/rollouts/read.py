@@ -1,0 +1,130 @@
+"""`read_rollouts`: which format a rollout file has, found by what is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spanwise.errors import DataError
+from spanwise.rollouts.lines import records
+from spanwise.rollouts.messages import clean
+from spanwise.rollouts.readers import own, trl, verl
+from spanwise.rollouts.readers.verifiers import read_verifiers
+from spanwise.rollouts.table import RolloutTable
+
+Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
+
+#: What can be read, in words for messages.
+FORMATS = (
+    "spanwise's rollouts (parquet with prompt, completion_ids, trainable), TRL's completions (parquet with prompt, completion), "
+    "verl's rollout dump (jsonl with input, output) and verifiers' traces (jsonl with traces, or prompt and completion)"
+)
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+_PLACES = (
+    "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl",
+)  # fmt: skip
+
+
+def read_rollouts(path: str | Path, *, tokenizer: str | Path | None = None) -> RolloutTable:
+    """Read rollouts that spanwise, TRL, verl or verifiers has written.
+
+    Args:
+        path: a file, a folder of them, or the run folder they lie in.
+        tokenizer: folder of the tokenizer that the completions were sampled with. Default: the one of the run's model, where
+            the file lies in a run folder; else texts are cut into words that keep every byte.
+
+    Returns:
+        N completions with their groups (rows of one prompt and step), tokens, recorded rewards and further columns.
+
+    Raises:
+        DataError: nothing there, a file that is damaged, empty or of a foreign schema, rows that do not fit together.
+    """
+    place = Path(path)
+    files = _files(place)
+    _check_names(place, files)
+    reader = _reader(files)
+    try:
+        table = reader(place, files, tokenizer)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(files[0] if len(files) == 1 else place, error) from error
+    if len(table) == 0:
+        raise DataError(f"'{path}' holds no completions.")
+    return table
+
+
+def _files(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise DataError(f"There is no file or folder '{place}'.")
+    for pattern in _PLACES:
+        found = sorted((file for file in place.glob(pattern) if file.is_file()), key=_natural)
+        if found:
+            return found
+    kept = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
+    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
+
+
+def _check_names(place: Path, files: Sequence[Path]) -> None:
+    for file in (place, *files):
+        if str(file) != clean(str(file)):  # no message, table or page could name it
+            raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
+        if file.suffix in _PACKED and file.is_file():
+            raise DataError(f"'{file}' is compressed; unpack it first.")
+
+
+def _natural(file: Path) -> list[int | str]:
+    """Sort 2.jsonl before 10.jsonl."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
+
+
+def _reader(files: Sequence[Path]) -> Reader:
+    if files[0].suffix in (".jsonl", ".json"):
+        return _lines_reader(files)
+    readers: list[Reader] = []
+    for file in files:
+        try:
+            names = pq.read_schema(file).names
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(file, error) from error
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
+        if set(own.REQUIRED) <= set(names):
+            readers.append(own.read_own)
+        elif set(trl.REQUIRED) <= set(names):
+            readers.append(trl.read_trl)
+        else:
+            raise _foreign(file, names)
+    if len(set(readers)) > 1:
+        raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
+    return readers[0]
+
+
+def _lines_reader(files: Sequence[Path]) -> Reader:
+    first = next(islice(records(files), 1), None)
+    if first is None:
+        raise DataError(f"'{files[0]}' holds no completions.")
+    file, _, record = first
+    if set(verl.REQUIRED) <= set(record):
+        return verl.read_verl
+    if "traces" in record or "nodes" in record or {"prompt", "completion"} <= set(record):
+        return read_verifiers
+    raise _foreign(file, list(record))
+
+
+def _foreign(file: Path, names: Sequence[str]) -> DataError:
+    shown = ", ".join(map(str, names[:12])) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return DataError(f"'{file}' has the columns {shown or '(none)'}, which is no rollout format known here: {FORMATS}.")
+
+
+def _damaged(file: Path, error: Exception) -> DataError:
+    if file.is_file() and file.stat().st_size == 0:
+        return DataError(f"'{file}' is empty.")
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    return DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).")

@@ -1,0 +1,1 @@
+"""Readers of rollout files, one per format."""

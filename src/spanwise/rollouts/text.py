@@ -1,0 +1,105 @@
+"""Tokens for completions that a file holds as text: words that keep every byte, or the pieces of a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spanwise.errors import DataError
+from spanwise.rollouts.messages import Parts
+from spanwise.rollouts.table import Cut, Ragged
+from spanwise.segment import Vocabulary
+
+#: A tag, a word with the space before it, other space, a sign "<" that opens no tag. A tag never shares its piece.
+_PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
+
+WORDS = "The file holds no token ids; credit is shown per word."
+
+
+def pieces(text: str) -> list[str]:
+    r"""Cut a text into tags, words and space; together they are the text.
+
+    >>> pieces("So 2 <3\n<answer>4</answer>")
+    ['So', ' 2', ' ', '<3', '\n', '<answer>', '4', '</answer>']
+    """
+    return _PIECE.findall(text)
+
+
+def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) -> Cut:
+    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words.
+
+    Args:
+        completions: the parts of each.
+        tokenizer: folder with a `tokenizer.json`.
+
+    Raises:
+        DataError: the folder holds no tokenizer.
+    """
+    if tokenizer is not None:
+        return _encode(completions, tokenizer)
+    known: dict[str, int] = {}
+    ids: list[int] = []
+    lengths: list[int] = []
+    flags: list[np.ndarray] = []
+    for parts in completions:
+        before = len(ids)
+        for text, sampled in parts:
+            start = len(ids)
+            ids += [known.setdefault(piece, len(known)) for piece in pieces(text)]
+            flags.append(np.full(len(ids) - start, sampled))
+        lengths.append(len(ids) - before)
+    vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
+    trainable = np.concatenate([np.zeros(0, dtype=np.bool_), *flags])
+    return Cut(Ragged(np.array(ids, dtype=np.int32), np.cumsum([0, *lengths])), trainable, vocabulary, WORDS)
+
+
+def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
+    """The tokenizer of a local folder, and the bytes of its ids (as many as the model beside it can sample).
+
+    Raises:
+        DataError: there is no readable `tokenizer.json`.
+    """
+    from tokenizers import Tokenizer
+
+    place = Path(folder)
+    file = place if place.is_file() else place / "tokenizer.json"
+    try:
+        backend = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"'{folder}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer.") from error
+    except Exception as error:  # the Rust parser raises bare exceptions
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, Vocabulary.from_tokenizer(backend, size=_embedding_rows(file.with_name("config.json")))
+
+
+def _embedding_rows(config: Path) -> int | None:
+    try:
+        size = json.loads(config.read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
+def _encode(completions: Sequence[Parts], folder: str | Path) -> Cut:
+    backend, vocabulary = load_tokenizer(folder)
+    parts = [part for completion in completions for part in completion]
+    encoded = [found.ids for found in backend.encode_batch([text for text, _ in parts], add_special_tokens=False)]
+    lengths = [len(ids) for ids in encoded]
+    flat = Ragged.of(encoded)
+    trainable = np.repeat(np.array([sampled for _, sampled in parts], dtype=np.bool_), lengths)
+    edges = np.cumsum([0, *map(len, completions)])
+    changed = sum(
+        vocabulary.join(np.array(ids, dtype=np.int64))[0] != text.encode()
+        for (text, _), ids in zip(parts, encoded, strict=True)
+    )
+    note = f"The file holds no token ids; the text is encoded with the tokenizer of '{folder}'"
+    note += f", which changes {changed} of {len(parts)} texts." if changed else "."
+    return Cut(Ragged(flat.values, flat.offsets[edges]), trainable, vocabulary, note)

@@ -1,1 +1,0 @@
-"""From a recipe to a trained, measured model on disk."""

@@ -1,0 +1,197 @@
+"""Every framework's own numbers. Literals were printed by the frameworks' own functions on this page's batch."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from spanwise.credit import COMPAT, METHODS, assign, compat_table, compatible, grpo
+from spanwise.errors import RecipeError
+from spanwise.objective import Objective
+from spanwise.types import Scores
+
+NAN = float("nan")
+PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
+
+# A group of one (5), a group of three in any order (0), a group of two (1); tool tokens inside, padding on both sides.
+GROUP = torch.tensor([5, 0, 1, 0, 0, 1])
+THREES = torch.tensor([0, 0, 0, 1, 1, 1])  # fixed sizes, for frameworks that reshape
+REWARD = torch.tensor([0.7, 1, 0.25, 0, 0.5, 1], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]).bool()
+LENGTH = MASK.sum(dim=1)
+DENSE = torch.tensor(
+    [[0, 0.5, 1, 0], [0.25, 1, 0, 0], [0, 0, 0, 1], [1, -0.5, 2, 0], [0, 0.5, 0, 0], [0, 1, 0, 0.75]],
+    dtype=torch.float64,
+)
+REWARDS = torch.tensor([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]], dtype=torch.float64)
+WEIGHTS = torch.tensor([1.0, 0.5])
+
+
+def assert_close(actual, expected, tolerance=2e-6):
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "expected"),
+    [
+        ("verl", "grpo", [0.699999, 0.999998, -0.707105, -0.999998, 0.0, 0.707105]),
+        ("verl", "dr_grpo", [0.7, 0.5, -0.375, -0.5, 0.0, 0.375]),
+        ("verl", "rloo", [0.7, 0.75, -0.75, -0.75, 0.0, 0.75]),
+        ("verl", "opo", [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5]),
+        ("verl", "reinforce++-baseline", [1.414805, 0.956833, -1.046792, -1.333024, -0.188095, 0.670601]),
+        ("skyrl", "grpo", [0.699999, 0.999998, -0.707105, -0.999998, 0.0, 0.707105]),
+        ("skyrl", "dr_grpo", [0.7, 0.5, -0.375, -0.5, 0.0, 0.375]),
+        ("skyrl", "rloo", [0.0, 0.75, -0.75, -0.75, 0.0, 0.75]),
+        ("skyrl", "maxrl", [0.7, 0.999998, -0.599999, -0.999998, 0.0, 0.599999]),
+    ],
+)
+def test_group_ids_in_any_order(framework, name, expected):
+    assert_close(compatible(name, framework)(REWARD, GROUP, length_n=LENGTH), expected)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "expected"),
+    [
+        ("trl", "grpo", [0.132418, 0.926927, -1.059345, -0.9998, 0.0, 0.9998]),
+        ("trl", "dr_grpo", [0.05, 0.35, -0.4, -0.5, 0.0, 0.5]),
+        ("trl", "rloo", [0.075, 0.525, -0.6, -0.75, 0.0, 0.75]),
+        ("openrlhf", "grpo", [0.132453, 0.927173, -1.059626, -1.0, 0.0, 1.0]),
+        ("openrlhf", "dr_grpo", [0.05, 0.35, -0.4, -0.5, 0.0, 0.5]),
+        ("openrlhf", "rloo", [0.075, 0.525, -0.6, -0.75, 0.0, 0.75]),
+        ("openrlhf", "reinforce++-baseline", [0.209106, 1.087352, -1.108263, -1.401012, 0.062732, 1.526475]),
+    ],
+)
+def test_groups_of_one_size(framework, name, expected):
+    assert_close(compatible(name, framework)(REWARD, THREES, length_n=LENGTH), expected)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "alone"),
+    [
+        ("verl", "grpo", 0.7 / (1 + 1e-6)),
+        ("verl", "dr_grpo", 0.7),
+        ("verl", "rloo", 0.7),
+        ("verl", "opo", 0.7),
+        ("skyrl", "grpo", 0.7 / (1 + 1e-6)),
+        ("skyrl", "dr_grpo", 0.7),
+        ("skyrl", "rloo", 0.0),
+        ("skyrl", "maxrl", 0.7),
+        ("trl", "grpo", 0.0),
+        ("trl", "dr_grpo", 0.0),
+        ("trl", "rloo", 0.0),
+        ("openrlhf", "grpo", NAN),
+        ("openrlhf", "dr_grpo", 0.0),
+        ("openrlhf", "rloo", NAN),
+    ],
+)
+def test_a_group_of_one(framework, name, alone):
+    reward_n, group_n = torch.tensor([0.7, 1.0, 0.0, NAN], dtype=torch.float64), torch.tensor([3, 0, 0, 3])
+    adv_n = compatible(name, framework)(reward_n, group_n, length_n=torch.ones(4).long())
+    assert_close(adv_n[:1], [alone], 1e-12)
+    assert adv_n[3] == 0.0  # absent is not alone
+    own_n = METHODS[name].estimator(reward_n, group_n, **({"length_n": torch.ones(4).long()} if name == "opo" else {}))
+    assert own_n[0] == 0.0
+
+
+def test_gdpo():
+    verl = compatible("gdpo", "verl")(REWARDS, GROUP, weight_m=WEIGHTS, length_n=LENGTH)
+    assert_close(verl, [0.75797, 0.263304, -1.158949, -1.652421, 0.872291, 0.814398])
+    rewards = REWARDS.clone()
+    rewards[0, 1], rewards[4] = NAN, NAN
+    trl = compatible("gdpo", "trl")(rewards, THREES, weight_m=WEIGHTS)
+    assert_close(trl, [0.482569, 0.778049, -1.260618, -0.88655, 0.0, 0.88655])
+    with pytest.raises(RecipeError, match="counts tokens when it whitens; pass length_n"):
+        compatible("gdpo", "verl")(REWARDS, GROUP)
+
+
+def test_reinforce_plus_plus_where_there_are_tool_tokens():
+    verl = compatible("reinforce++", "verl")(DENSE, MASK, gamma=0.5)
+    assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]])
+    assert_close(verl[5], [0.19878, 0.0, 0.0, 1.242378])  # .75 carried over two tool tokens, the 1 on a tool token dropped
+    skyrl = compatible("reinforce++", "skyrl")(DENSE, MASK, gamma=0.5)
+    assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]])
+    assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713])  # forgotten at the tool tokens
+    openrlhf = compatible("reinforce++", "openrlhf")(DENSE, MASK, gamma=0.5)
+    assert_close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]])
+    assert_close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136])  # discounted over the tool tokens
+
+
+def test_gae_where_there_are_tool_tokens():
+    reward = torch.tensor([[0, 0, 0, 0, 1.0, 0]], dtype=torch.float64)
+    value = torch.tensor([[0.5, 0.6, 9, 0.4, 0.7, 7]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0]]).bool()
+    expected = {
+        "verl": [0.437962, 0.355750, 0.585, 0.3],
+        "skyrl": [1.105142, 1.058044, 0.9175, 0.65],
+        "openrlhf": [0.392564, 0.307962, 0.585, 0.3],
+    }
+    for framework, numbers in expected.items():
+        raw = compatible("gae", framework)(reward, value, mask, lam=0.95, whiten=False)
+        assert_close(raw[mask], numbers, 1e-6)
+        assert raw[~mask].tolist() == [0.0, 0.0]
+    assert_close(
+        compatible("gae", "verl")(reward, value, mask, lam=0.95)[mask], [0.147539, -0.515844, 1.334003, -0.965698], 1e-5
+    )
+    population = compatible("gae", "openrlhf")(reward, value, mask, lam=0.95)[mask]
+    four = torch.tensor(expected["openrlhf"], dtype=torch.float64)
+    assert_close(population, ((four - four.mean()) / four.std(correction=0)).tolist(), 1e-5)
+
+
+def test_carrying_on_never_reads_a_masked_token():
+    poison = torch.where(MASK, DENSE, NAN)
+    for framework, name in (("verl", "reinforce++"), ("openrlhf", "reinforce++")):
+        torch.testing.assert_close(
+            compatible(name, framework)(poison, MASK), compatible(name, framework)(torch.where(MASK, DENSE, 0.0), MASK)
+        )
+    value = torch.where(MASK, 0.5, NAN)
+    assert compatible("gae", "verl")(poison, value, MASK).isfinite().all()
+    assert compatible("gae", "openrlhf")(poison, value, MASK).isfinite().all()
+
+
+def test_without_a_corner_the_frameworks_agree_with_the_library():
+    pairs = torch.tensor([0, 0, 0, 1, 1, 1])
+    for framework in COMPAT:
+        eps = COMPAT[framework]["grpo"].eps
+        assert_close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
+    whole = torch.ones_like(MASK)
+    own = METHODS["reinforce++"].estimator(DENSE, whole, gamma=0.9)
+    for framework in ("verl", "skyrl"):
+        assert_close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), own.tolist(), 1e-9)
+    lengths = {"length_n": LENGTH}
+    own = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
+    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
+
+
+def test_it_is_an_estimator_of_a_recipe():
+    reward_nm = REWARD[:, None]
+    scores = Scores(
+        ("correct",), reward_nm, torch.zeros(6, 1, dtype=torch.int8), torch.full((6, 1, 2), NAN, dtype=torch.float64)
+    )
+    credit = assign(
+        scores,
+        GROUP,
+        torch.ones(6, 1).bool(),
+        objectives=(Objective("correct", pays=("completion",)),),
+        block_names=("completion",),
+        sum_first=True,
+        estimator=compatible("opo", "verl"),
+        inputs={"length_n": LENGTH},
+    )
+    assert_close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5])
+
+
+def test_sentences():
+    with pytest.raises(RecipeError, match=r"no framework 'ver'\. Did you mean 'verl'"):
+        compatible("grpo", "ver")
+    with pytest.raises(RecipeError, match="'trl' has no 'maxrl' whose numbers could be reproduced; it has dr_grpo, gdpo"):
+        compatible("maxrl", "trl")
+    with pytest.raises(RecipeError, match="no method 'grop'"):
+        compatible("grop", "trl")
+
+
+def test_the_page_holds_the_table_of_the_code():
+    page = PAGE.read_text(encoding="utf-8")
+    between = re.search(r"<!-- table -->\n(.*)\n<!-- end of table -->", page, re.DOTALL)
+    assert between is not None
+    assert between.group(1) == compat_table(), "docs/compat.md is out of date: paste spanwise.credit.compat_table() into it"

@@ -1,0 +1,59 @@
+"""Estimators by name inside the real trainer: their numbers are those of the definition, on the rollouts just made."""
+
+import warnings
+
+import pytest
+
+import trl_small as small
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+CORRECT = [Objective("correct", pays=small.LAYOUT.names)]
+
+
+def trained(tmp_path, **extra):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = small.trainer(tmp_path, extra=extra, sum_first=True)
+        run.train()
+    return run.last_rollouts
+
+
+def groups(rollouts):
+    rights = rollouts.scores.reward_nm[:, 0].tolist()
+    for first in range(0, len(rights), small.GROUP):
+        for i in range(first, first + small.GROUP):
+            yield i, rights[i], rights[first : first + small.GROUP], range(first, first + small.GROUP)
+
+
+@pytest.mark.parametrize("name", ["rloo", "maxrl"])
+def test_rewards_alone(tmp_path, name):
+    rollouts = trained(tmp_path, objectives=CORRECT, estimator=name)
+    for i, right, group, _ in groups(rollouts):
+        mean = sum(group) / len(group)
+        expected = (right - mean) * len(group) / (len(group) - 1) if name == "rloo" else (right - mean) / (mean + 1e-6)
+        assert rollouts.credit.block_nk[i, 0].item() == pytest.approx(expected if mean else 0.0)
+
+
+def test_opo_gets_the_lengths(tmp_path):
+    rollouts = trained(tmp_path, objectives=CORRECT, estimator="opo")
+    lengths = (rollouts.spans.block_nt >= 0).sum(dim=1).tolist()
+    assert len(set(lengths)) > 1  # otherwise weights would not show
+    for i, right, group, members in groups(rollouts):
+        baseline = sum(lengths[j] * r for j, r in zip(members, group, strict=True)) / sum(lengths[j] for j in members)
+        assert rollouts.credit.block_nk[i, 0].item() == pytest.approx(right - baseline)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "sentence"),
+    [
+        ("rlo", {"sum_first": True}, "There is no method 'rlo'. Did you mean 'rloo'?"),
+        ("gae", {"sum_first": True}, "Method 'gae' needs value_nt"),
+        ("rloo", {}, "set sum_first=True"),
+    ],
+)
+def test_sentences(tmp_path, estimator, options, sentence):
+    with pytest.raises(RecipeError, match=sentence.replace("?", r"\?")):
+        small.trainer(tmp_path, extra={"estimator": estimator, "layout": Layout(dict(small.LAYOUT.blocks))}, **options)

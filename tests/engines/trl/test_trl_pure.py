@@ -1,0 +1,189 @@
+"""The trainer's pure parts on numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from spanwise.engines.trl.batch import pack, pad_tokens, restrict, unpack
+from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
+from spanwise.engines.trl.checks import check_config, check_environment_rewards, check_prefilled, check_version
+from spanwise.engines.trl.config import SpanGRPOConfig
+from spanwise.engines.trl.fold import fold_factor
+from spanwise.engines.trl.metrics import MetricBuffer, credit_metrics
+from spanwise.errors import AlignmentError, RecipeError, SpanwiseError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.score import Reward
+from spanwise.types import Credit, Spans
+from trl_small import THIRD_PARTY
+
+pytestmark = THIRD_PARTY
+
+# Three completions of 3, 1 and no trainable tokens.
+MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "want"),
+    [
+        ("grpo", [3, 1, 1]),
+        ("sapo", [3, 1, 1]),
+        ("bnpo", [4 / 3] * 3),
+        ("dr_grpo", [10] * 3),
+        ("dapo", [24 / (2 * 4 * 3)] * 3),
+        ("cispo", [24 / (2 * 4 * 3)] * 3),
+        ("luspo", [1] * 3),
+    ],
+)
+def test_factor_is_trls_divisor_over_the_rows(loss_type, want):
+    factor = fold_factor(
+        MASK, loss_type=loss_type, max_completion_length=10, num_items=torch.tensor(24), processes=2, steps_per_generation=4
+    )
+    assert factor.flatten().tolist() == pytest.approx(want)
+    same = fold_factor(
+        MASK.bool(), loss_type=loss_type, max_completion_length=10, num_items=24.0, processes=2, steps_per_generation=4
+    )
+    assert torch.equal(factor, same)
+
+
+def test_an_empty_batch_divides_by_one():
+    factor = fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
+    assert factor.flatten().tolist() == [0.5, 0.5]
+
+
+def test_slopes_of_the_surrogates():
+    ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
+    signs = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
+    clipped = surrogate_slope(ratio, signs, loss_type="grpo", clip=(0.2, 0.28))[0].tolist()
+    assert clipped[0] == 1
+    assert clipped[2] == pytest.approx(1.1)
+    assert math.isnan(clipped[1])
+    assert math.isnan(clipped[3])
+    two_sided = surrogate_slope(ratio, signs, loss_type="grpo", clip=(0.2, 0.28), delta=1.05)[0].tolist()
+    assert math.isnan(two_sided[2])
+    soft = surrogate_slope(ratio, signs, loss_type="sapo", clip=(0.2, 0.2), sapo_temperatures=(1.0, 2.0))[0].tolist()
+    gate = 1 / (1 + math.exp(1.0))  # temperature 2, ratio 0.5
+    assert soft[0] == pytest.approx(1.0)
+    assert soft[1] == pytest.approx(4 * gate * (1 - gate) * 0.5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_canary_looks_only_where_the_slope_is_known(known):
+    logps = torch.zeros(1, 3, requires_grad=True)
+    advantages = torch.ones(1, 3, requires_grad=True)
+    surrogate = advantages * logps.exp() * torch.tensor([[1.0, 1.0, 7.0]])
+    height = torch.tensor([[1.0, 1.0, 1.0 if known else math.nan]])
+    one = torch.ones(1, 1)
+    arguments = (-surrogate.sum() / 4, logps, advantages, torch.ones(1, 3))
+    if not known:
+        check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
+        return
+    with pytest.raises(SpanwiseError, match=r"token 2 of completion 0.*weighs 8\.652 and must weigh 1\.236"):
+        check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
+
+
+def test_the_loss_stays_usable_after_the_canary():
+    logps = torch.zeros(1, 2, requires_grad=True)
+    advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
+    loss = -(advantages * 3 * logps.exp()).sum() / 3
+    check_own_advantage(loss, logps, advantages, torch.ones(1, 2), factor_b1=torch.ones(1, 1), accumulation=1)
+    loss.backward()
+    assert logps.grad.tolist() == [[-2.0, 1.0]]
+
+
+def spans(block_nt):
+    block = torch.tensor(block_nt, dtype=torch.int8)
+    n = len(block)
+    return Spans(("a", "b"), torch.tensor([[0, 2]] * n), torch.tensor([[2, 3]] * n), block, torch.arange(n))
+
+
+def test_restrict_widens_drops_and_refuses():
+    both = spans([[0, 0, 1], [0, -1, 1]])
+    mask = torch.tensor([[True, True, True, False], [False] * 4])
+    kept = restrict(both, mask)
+    assert kept.block_nt.tolist() == [[0, 0, 1, -1], [-1] * 4]
+    assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
+    with pytest.raises(AlignmentError, match="Completion 1 trains on 3 tokens and its spans cover 2"):
+        restrict(both, torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(AlignmentError, match="3 tokens wide and the trainer's mask 2"):
+        restrict(both, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_pad_tokens_without_tools_and_without_completions():
+    ids, mask = pad_tokens([[7], [8, 9]])
+    assert ids.tolist() == [[7, 0], [8, 9]]
+    assert mask.tolist() == [[True, False], [True, True]]
+    assert pad_tokens([])[0].shape == (0, 0)
+
+
+def test_a_table_of_all_ranks_reads_back_as_it_was_written():
+    nan = math.nan
+    first = Reward.of([1.0, None])
+    second = Reward(
+        torch.tensor([-0.01, nan]).double(),
+        torch.tensor([0, 2]),
+        torch.tensor([[-0.81, -0.01], [nan, nan]]).double(),
+    )
+    table = pack([first, second], spans([[0, 0, 1], [0, 0, -1]]))
+    scores, length, fault = unpack(torch.cat([table, table]), ["c", "q"], 2)
+    assert scores.reward_nm[:2].flatten().tolist() == pytest.approx([1.0, -0.01, nan, nan], nan_ok=True)
+    assert scores.status_nm[:2].tolist() == [[0, 0], [1, 2]]
+    assert scores.by_outcome_nmo[2, 1].tolist() == pytest.approx([-0.81, -0.01])
+    assert length.tolist() == [[2, 1], [2, 0]] * 2
+    assert fault.tolist() == [0, 1, 0, 1]
+
+
+def test_metrics_of_a_block_nobody_has():
+    credit = Credit(torch.zeros(2, 1).double(), torch.zeros(2).double(), torch.tensor([0]), torch.tensor([2]))
+    metrics = credit_metrics(
+        credit, torch.zeros(2, 1).bool(), torch.tensor([1, 1]), block_names=("b",), objective_names=("r",)
+    )
+    assert math.isnan(metrics["credit/b/mean_abs"])
+    assert metrics["credit/no_signal"] == 1
+    assert metrics["credit/r/reward_absent"] == 1
+    buffer = MetricBuffer()
+    buffer.add("train", metrics)
+    buffer.add("train", {"credit/malformed": 0.0})
+    logged = buffer.flush("train")
+    assert logged["credit/b/mean_abs"] is None
+    assert logged["credit/malformed"] == 0.5
+
+
+def test_a_stop_credit_alone_is_a_signal():
+    credit = Credit(torch.zeros(2, 1).double(), torch.tensor([0.0, -1.0]).double(), torch.tensor([0]), torch.tensor([1]))
+    metrics = credit_metrics(
+        credit, torch.ones(2, 1).bool(), torch.tensor([0, 0]), block_names=("b",), objective_names=("r",)
+    )
+    assert metrics["credit/no_signal"] == 0
+    assert metrics["credit/stop/mean_abs"] == 0.5
+
+
+def test_versions():
+    for version in ("1.10.0", "1.14.2", "1.16.0", "1.17.0.dev0"):
+        check_version(version)
+    with pytest.raises(SpanwiseError, match=r"trl 1\.9\.2"):
+        check_version("1.9.2")
+
+
+def test_liger_with_an_old_trl(tmp_path):
+    args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, use_liger_kernel=True)
+    check_config(args, trl_version="1.14.0")
+    with pytest.raises(RecipeError, match=r"use_liger_kernel=True with trl 1\.13"):
+        check_config(args, trl_version="1.13.0")
+
+
+def test_a_reward_of_the_environment_is_refused_by_name():
+    objectives = [Objective("correct", pays=("solution",))]
+    check_environment_rewards(["correct"], objectives)
+    with pytest.raises(RecipeError, match="The environment Maze has a get_reward"):
+        check_environment_rewards(["correct", "Maze"], objectives)
+
+
+@pytest.mark.parametrize("ending", ["<answer>", "<answer>\n", "<answer> "])
+def test_white_space_after_a_prefilled_tag(ending):
+    check_prefilled("Say:" + ending, Layout({"all": ["answer"]}, prefilled="answer"))
+
+
+def test_a_prompt_that_only_mentions_a_tag():
+    check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))

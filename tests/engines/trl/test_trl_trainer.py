@@ -1,0 +1,343 @@
+"""What the trainer does around the loss: canary, metrics, rollouts, evaluation, resume, refusals."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.errors import AlignmentError, DataError, RecipeError, SpanwiseError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from trl_small import (
+    GROUP,
+    LAYOUT,
+    SAID,
+    SAID_WITH_TOOLS,
+    THIRD_PARTY,
+    credit,
+    largest_difference,
+    paper_gradient,
+    policy,
+    prompts,
+    say,
+    step,
+    tokenizer,
+    trainer,
+    weights,
+)
+
+pytestmark = THIRD_PARTY
+
+
+# --------------------------------------------------------------------------- canary
+
+
+def first_token(advantages, mask):
+    return advantages[:, :1]
+
+
+def padded_mean(advantages, mask):
+    return advantages.mean(dim=1, keepdim=True)
+
+
+def completion_mean(advantages, mask):
+    # On-policy this changes neither the value of the loss nor its derivative by A: only the mixed derivative sees it.
+    return (advantages * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+
+
+def shifted(advantages, mask):
+    return advantages.roll(1, dims=1)
+
+
+def ignored(advantages, mask):
+    return advantages.detach()
+
+
+def collapsing(how):
+    class Collapsing(SpanGRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+            return super()._compute_loss(model, {**inputs, "advantages": how(inputs["advantages"], mask)})
+
+    return Collapsing
+
+
+@pytest.mark.parametrize("how", [first_token, padded_mean, completion_mean, shifted, ignored], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "cispo", "sapo"])
+def test_canary_sees_collapsed_advantages(tmp_path, how, loss_type):
+    run = trainer(tmp_path, kind=collapsing(how), loss_type=loss_type)
+    with pytest.raises(SpanwiseError, match="advantage"):
+        run.train()
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "broken"])
+def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path, broken):
+    policy().save_pretrained(tmp_path / "start")
+    run = trainer(
+        tmp_path / "run",
+        kind=collapsing(completion_mean) if broken else SpanGRPOTrainer,
+        said=SAID_WITH_TOOLS,
+        tools=True,
+        beta=0.1,
+        entropy_coef=0.5,
+        per_device_train_batch_size=4,
+        steps_per_generation=2,
+        extra={"model": AutoModelForCausalLM.from_pretrained(tmp_path / "start")},
+    )
+    if broken:
+        with pytest.raises(SpanwiseError, match="weighted with its own advantage"):
+            run.train()
+    else:
+        run.train()
+        assert not run._canary_due
+        assert run.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_canary_can_be_switched_off(tmp_path):
+    run = trainer(tmp_path, kind=collapsing(completion_mean), canary=False)
+    assert largest_difference(step(run), paper_gradient(policy())) > 0.01
+
+
+# --------------------------------------------------------------------------- what is logged and kept
+
+
+def test_metrics_are_those_of_the_whole_batch(tmp_path):
+    run = trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    run.train()
+    log = run.state.log_history[0]
+    rows = credit(SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
+    present = [row for row, one in zip(rows, SAID, strict=True) if one.confidence is not None]
+    assert log["credit/malformed"] == pytest.approx(1 / 8)
+    assert log["credit/brier/reward_absent"] == pytest.approx(1 / 8)
+    assert log["credit/correct/reward_absent"] == 0
+    assert log["credit/brier/singletons"] == pytest.approx(1 / 8)  # the one wrong answer of the second prompt
+    assert log["credit/solution/mean_abs"] == pytest.approx((4 * 0.5 + 3 * 0.25 + 0.75) / 8)
+    assert log["credit/solution/zero_frac"] == 0
+    assert log["credit/confidence/mean_abs"] == pytest.approx(sum(abs(row[1]) for row in present) / 7)
+    assert log["credit/confidence/zero_frac"] == pytest.approx(1 / 7)
+    assert log["credit/stop/mean_abs"] == pytest.approx(abs(rows[5][2]) / 8)
+    assert log["credit/no_signal"] == 0
+    assert log["rewards/correct/mean"] == pytest.approx(5 / 8)
+    assert 0 < log["spanwise/seconds"] < 60
+    assert run.zero_batches == 0
+
+
+def test_rollouts_are_kept(tmp_path):
+    run = trainer(tmp_path, said=SAID_WITH_TOOLS, tools=True)
+    run.train()
+    kept = run.last_rollouts
+    assert (kept.mode, kept.step) == ("train", 0)
+    assert kept.prompts == ["2+2="] * 4 + ["1+2="] * 4
+    assert kept.columns == {"answer": ["4"] * 4 + ["3"] * 4}
+    assert kept.completions[1] == "b<answer>4</answer><confidence>0.6</confidence>"
+    assert kept.text[0]["confidence"]["confidence"] == "0.9"
+    assert kept.text[5]["confidence"] is None
+    for n, one in enumerate(SAID_WITH_TOOLS):
+        assert kept.spans.block_nt[n, : len(one.blocks)].tolist() == one.blocks
+        assert kept.mask_nt[n].sum() == sum(block >= 0 for block in one.blocks)
+    assert kept.scores.names == ("correct", "brier")
+    assert kept.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
+    assert math.isnan(kept.scores.reward_nm[5, 1])
+    for n, (solution, confidence, stop) in enumerate(credit(SAID_WITH_TOOLS)):
+        assert kept.credit.block_nk[n].tolist() == pytest.approx([solution, confidence])
+        assert float(kept.credit.stop_n[n]) == pytest.approx(stop)
+        assert float(kept.advantages_nt[n].sum()) == pytest.approx(solution + confidence + stop, abs=1e-6)
+
+
+def test_a_batch_without_signal_is_counted_and_named_once(tmp_path):
+    said = [say("a", "4", 0.9, 1.0)] * GROUP + [say("a", "3", 0.9, 1.0)] * GROUP
+    run = trainer(tmp_path, said=said, max_steps=2)
+    with pytest.warns(UserWarning, match="zero: under no objective \\('correct', 'brier'\\)") as seen:
+        run.train()
+    assert sum("Every advantage" in str(one.message) for one in seen) == 1
+    assert run.zero_batches == 2
+    assert [log["credit/no_signal"] for log in run.state.log_history[:2]] == [1, 1]
+
+
+def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
+    run = trainer(
+        tmp_path,
+        num_generations_eval=2,
+        per_device_eval_batch_size=8,
+        extra={"eval_dataset": prompts(4)},
+    )
+    log = run.evaluate()
+    # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
+    assert run.last_rollouts.mode == "eval"
+    assert run.last_rollouts.prompts == ["2+2=", "2+2=", "1+2=", "1+2="] * 2
+    assert run.last_rollouts.credit.block_nk[:, 0].tolist() == [0, 0, 0.5, -0.5, 0, 0, 0.5, -0.5]
+    assert log["eval_credit/solution/zero_frac"] == pytest.approx(0.5)
+    assert not any(name.startswith("credit/") for name in log)
+    assert run._canary_due
+
+
+def test_a_reward_function_in_trls_signature_may_log(tmp_path):
+    def length(completions, completion_ids, trainer_state, log_metric, **columns):
+        log_metric("longest", max(len(ids) for ids in completion_ids))
+        assert trainer_state.global_step == 0
+        assert columns["answer"] == ["4"] * 4 + ["3"] * 4
+        return [None if i == 0 else float(len(ids)) for i, ids in enumerate(completion_ids)]
+
+    run = trainer(tmp_path, extra={"objectives": [Objective(length, pays=("solution", "confidence"))]})
+    run.train()
+    lengths = [len(one.pieces) for one in SAID]
+    assert run.state.log_history[0]["longest"] == max(lengths)
+    group = sum(lengths[1:4]) / 3
+    solution = run.last_rollouts.credit.block_nk[:4, 0].tolist()
+    assert solution == pytest.approx([0.0] + [n - group for n in lengths[1:4]])
+
+
+# --------------------------------------------------------------------------- resume
+
+
+def many_a(completions, **columns):
+    return [float(one.count("a") - one.count("b")) for one in completions]
+
+
+def resumable(folder, **options):
+    """TRL's own sampling, AdamW, one block that is the whole completion."""
+    torch.manual_seed(0)
+    extra = {
+        "model": policy(),
+        "rollout_func": None,
+        "layout": Layout({"completion": []}),
+        "objectives": [Objective(many_a, pays=("completion",))],
+        "train_dataset": prompts(6),
+    }
+    usual = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-2,
+        "max_steps": 4,
+        "max_completion_length": 8,
+        "shuffle_dataset": True,
+    }
+    return trainer(folder, extra=extra, **{**usual, **options})
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path):
+    whole = resumable(tmp_path / "whole", save_strategy="steps", save_steps=2)
+    start = weights(whole.model)
+    whole.train()
+    again = resumable(tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    end = weights(whole.model)
+    assert again.state.global_step == 4
+    assert largest_difference(end, start) > 0.01
+    assert largest_difference(weights(again.model), end) < 1e-12
+    assert again.last_rollouts.completions == whole.last_rollouts.completions
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def refused(folder, error, match, **extra):
+    with pytest.raises(error, match=match):
+        trainer(folder, extra=extra)
+
+
+def test_refusals_before_training(tmp_path):
+    refused(tmp_path, RecipeError, "reward_funcs is built from the objectives", reward_funcs=[many_a])
+    refused(
+        tmp_path,
+        DataError,
+        "'answer', which is not there; there are prompt",
+        train_dataset=Dataset.from_dict({"prompt": ["1"]}),
+    )
+
+    refused(tmp_path, DataError, "has 1 prompts and one generation batch takes 2", train_dataset=prompts(1))
+
+    async def slow(**columns):
+        return []
+
+    refused(tmp_path, RecipeError, "async", objectives=[Objective(slow, pays=("solution",))])
+    model = Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")
+    refused(tmp_path, RecipeError, "'judge' has a model as reward", objectives=[model])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_generations": 1}, "num_generations is 1"),
+        ({"loss_type": "vespo"}, "vespo.*dr_grpo"),
+        ({"loss_type": "dapoo"}, "Did you mean 'dapo'"),
+        ({"reward_weights": [1.0, 2.0]}, "Give each objective its weight"),
+        ({"importance_sampling_level": "sequence"}, "mean advantage"),
+        ({"per": "blok"}, "per is 'blok'"),
+        ({"per": "-3"}, "per is '-3'"),
+        ({"min_stratum": 1}, "min_stratum is 1"),
+    ],
+)
+def test_options_that_cannot_work(tmp_path, options, match):
+    with pytest.raises(RecipeError, match=match):
+        trainer(tmp_path, **options)
+
+
+def test_options_without_effect_are_named(tmp_path):
+    with pytest.warns(UserWarning, match="scale_rewards='batch' only changes the scalar"):
+        trainer(tmp_path, scale_rewards="batch")
+
+
+@pytest.mark.parametrize(
+    ("ending", "prefilled", "match"),
+    [
+        ("<answer>", None, "already opens <answer>.*prefilled='answer'"),
+        ("", "answer", "says that the prompt opens <answer>, and a prompt ends with '2\\+2='"),
+    ],
+)
+def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled, match):
+    rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
+    layout = Layout(dict(LAYOUT.blocks), prefilled=prefilled)
+    run = trainer(tmp_path, extra={"train_dataset": rows, "layout": layout})
+    with pytest.raises(RecipeError, match=match):
+        run.train()
+
+
+def test_a_prefilled_tag_is_read(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["2+2=<answer>", "1+2=<answer>"], "answer": ["4", "3"]})
+    said = [say("", answer, 0.5, 1.0) for answer in "44353337"]
+    for one in said:
+        one.pieces, one.blocks = one.pieces[1:], one.blocks[1:]
+    layout = Layout(dict(LAYOUT.blocks), prefilled="answer")
+    run = trainer(tmp_path, said=said, extra={"train_dataset": rows, "layout": layout})
+    run.train()
+    assert run.last_rollouts.scores.reward_nm[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
+
+
+def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
+    run = trainer(tmp_path)
+    run._tool_mask = [[1, 1, 1]] + [[1, 1]] * 7
+    inputs = [{"prompt": "2+2=", "answer": "4"}] * 8
+    with pytest.raises(AlignmentError, match="Completion 1 has 3 tokens and a tool mask of 2"):
+        run._calculate_rewards(inputs, ["2+2="] * 8, ["aaa"] * 8, [[3, 3, 3]] * 8)
+
+
+def test_config_reads_yaml(tmp_path):
+    from trl import TrlParser
+
+    text = f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nsum_first: true\nper: 512\nleave_one_out: true\n"
+    (tmp_path / "run.yaml").write_text(text)
+    (args,) = TrlParser((SpanGRPOConfig,)).parse_args_and_config(
+        ["--config", str(tmp_path / "run.yaml"), "--min_stratum", "3"]
+    )
+    assert (args.sum_first, args.per, args.leave_one_out, args.min_stratum) == (True, "512", True, 3)
+    assert (args.loss_type, args.beta) == ("dr_grpo", 0.0)
+
+
+@pytest.mark.parametrize("sum_first", [True, False])
+def test_options_of_the_credit_reach_it(tmp_path, sum_first):
+    objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
+    said = [say("a", "4", q, 1.0) for q in (0.9, 0.5)] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
+    same = Dataset.from_dict({"prompt": ["2+2="] * 2, "answer": ["4"] * 2})
+    extra = {"objectives": objectives, "train_dataset": same}
+    run = trainer(tmp_path, said=[*said, *said], sum_first=sum_first, leave_one_out=True, extra=extra)
+    run.train()
+    right, brier = [1, 1, 0, 0], [-0.01, -0.25, -0.64, -0.01]
+    if sum_first:  # every paid block gets the total
+        right = brier = [r + b for r, b in zip(right, brier, strict=True)]
+    # Left out of its own mean of four, a completion's deviation grows by 4/3.
+    want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
+    assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
+    assert tokenizer().decode(run.last_rollouts.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"

@@ -1,0 +1,552 @@
+"""The reports as files: what they say, what they never say, and that nothing in them reaches outside or runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import zlib
+from html.parser import HTMLParser
+
+import altair as alt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from report_pages import HOSTILE, NAN, RECIPE, compare_page, credit_page, fidelity_page, start, train_page
+from spanwise.commands.report.report import over_seeds, pooled, report_folder
+from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
+from spanwise.commands.shared.samples import Samples
+from spanwise.errors import DataError
+from spanwise.measure import Rerolls, fidelity, mean_interval, voting
+from spanwise.report import Headline, Section, TokenView, credit_report, fidelity_rows, render
+from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
+from spanwise.report.page import json_data, shown
+from spanwise.report.rows import batch_curve, confidence_rows, histogram_rows, reliability_rows, seed_curves
+
+
+class Page(HTMLParser):
+    """What an HTML parser sees: elements, texts by the element they stand in, scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.texts: list[str] = []
+        self.cells: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "path", "br", "input"):
+            self._open.append(tag)
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        here = self._open[-1] if self._open else ""
+        if here == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif here != "style":
+            self.texts.append(data.strip())
+            if here in ("td", "th"):
+                self.cells[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for text in self.texts if text)
+
+    @property
+    def specs(self) -> list[dict]:
+        return [json.loads(text) for given, text in self.scripts if (given.get("id") or "").startswith("spec-")]
+
+    def headline(self, label: str) -> str:
+        return self.texts[self.texts.index(label) + 1]
+
+
+PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def html(request):
+    return PAGES[request.param]()
+
+
+def test_nothing_reaches_outside(html):
+    page = Page(html)
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "srcset", "action", "data", "poster", "xlink:href", "style"):
+            value = attributes.get(name) or ""
+            assert not re.match(r"\s*(https?:)?//|\s*(file|ftp|ws):", value), (tag, name, value)
+            assert "url(" not in value
+    style = "".join(re.findall(r"<style>(.*?)</style>", html, re.S))
+    assert "url(" not in style
+    assert "@import" not in style
+    data = "".join(text for given, text in page.scripts if given.get("type") == "application/json")
+    assert "://" not in data
+    assert '"url"' not in data
+
+
+def test_only_the_scripts_named_in_the_policy_may_run(html):
+    page = Page(html)
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert "unsafe" not in rules["script-src"]
+    runs = [text for given, text in page.scripts if given.get("type") is None]
+    packed = [text for given, text in page.scripts if given.get("type") == "text/plain"]  # run once it is unpacked
+    runs += [zlib.decompress(base64.b64decode(text)).decode() for text in packed]
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in runs}
+    assert hashes == set(rules["script-src"].split())
+    handlers = [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert handlers == []
+
+
+def test_charts_are_valid_vega_lite_with_their_numbers_beside_them(html):
+    page = Page(html)
+    assert page.specs
+    for spec in page.specs:
+        alt.Chart.from_dict(spec, validate=True)
+        assert spec["width"] == "container"
+    figures = sum(tag == "figure" for tag, _ in page.elements)
+    assert sum(tag == "details" for tag, _ in page.elements) >= figures
+    assert sum(tag == "table" for tag, _ in page.elements) >= figures
+    assert "noscript" in {tag for tag, _ in page.elements}
+
+
+def test_axes_have_titles(html):
+    def titles(spec):
+        for part in spec.get("layer", [spec]):
+            for channel in ("x", "y"):
+                yield (spec.get("encoding", {}) | part.get("encoding", {})).get(channel)
+
+    for spec in Page(html).specs:
+        channels = [channel for channel in titles(spec) if channel and channel["type"] == "quantitative"]
+        assert any(channel.get("title") for channel in channels)
+
+
+def test_size(html):
+    assert len(html.encode()) < 600_000
+
+
+def test_train_headlines_are_those_of_the_last_evaluation_and_absent_is_not_zero():
+    page = Page(train_page())
+    assert page.headline("accuracy") == "87.5 %"
+    assert page.headline("ECE") == "0.312"
+    assert page.headline("refusal rate") == "50.0 %"
+    assert page.headline("malformed rate") == "25.0 %"
+    assert page.headline("AUROC") == "not measured"
+    assert "25.0 % at the start" in page.text
+    assert "2 steps of 4 prompts x 2 completions on digits, seed 7, in 12 s" in page.text
+
+
+def test_train_headlines_and_intervals_come_from_the_samples_where_they_suffice():
+    four = {"confidence": torch.tensor([0.5, 0.5, 0.5, 0.5]), "correct": torch.tensor([1.0, 1.0, 1.0, 0.0])}
+    full = {**four, "prompt": torch.tensor([0, 0, 1, 1]), "well_formed": torch.tensor([True, True, True, False])}
+    page = Page(train_page(samples=full))
+    assert page.headline("accuracy") == "75.0 %"
+    assert "95 %: 50.0 % to 100 %" in page.text
+    assert Page(train_page(samples=four)).headline("accuracy") == "87.5 %"
+
+
+def test_train_of_an_unfinished_run():
+    page = Page(train_page(metrics=[{"step": 0, "evaluation": start()}], summary={}, samples=None, votes=None, view=None))
+    assert "0 of 2 steps" in page.text
+    titles = [text for text in ("Reliability", "Voting", "Tokens", "Rewards") if text in page.texts]
+    assert titles == []
+    assert (
+        Page(train_page(metrics=[], summary={}, samples=None, votes=None, view=None)).headline("accuracy") == "not measured"
+    )
+
+
+def test_learning_curves_say_what_was_measured():
+    page = Page(train_page())
+    rows = [row for row in page.cells if row and row[0] in ("0", "2")]
+    assert ["0", "not measured", "0.250"] in rows  # accuracy: no batch at step 0
+    assert ["2", "0.500", "0.875"] in rows
+    assert all("0.000" not in row for row in rows if row[0] == "0" and len(row) == 3 and row[1] == "not measured")
+
+
+def test_train_with_two_attempts_shows_each_and_what_the_second_is_better_by():
+    # Two prompts x 2 samples. First attempts: right, right / wrong, wrong. Second: right, right / right, wrong.
+    columns = {"prompts": [0, 0, 1, 1], "resamples": 20}
+    nothing_n = torch.full((4,), NAN, dtype=torch.float64)
+    first = voting(list("aaxx"), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64), nothing_n, **columns)
+    second = voting(list("aabx"), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64), nothing_n, **columns)
+    evaluation = {"step": 2, "final": start() | {"second_accuracy": 0.75}}
+    page = Page(train_page(votes={"first": first, "second": second}, metrics=[evaluation]))
+    assert "Later attempt minus the first" in page.texts
+    assert "Second accuracy" in page.texts
+    start_of = page.cells.index(["n", "second - first"])
+    rows = page.cells[start_of + 1 : start_of + 3]
+    assert [(row[0], row[1].split(" ")[0]) for row in rows] == [
+        ("1", "0.250"),
+        ("2", "0.250"),
+    ]  # a tie of b and x is half right
+    assert "Later attempt minus the first" not in Page(train_page()).texts
+
+
+def test_compare_shows_cells_verdicts_and_missing_seeds():
+    page = Page(compare_page())
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("blended", "outcome", "never")}
+    assert rows["blended"][0].startswith("0.064 ± 0.013")  # mean of .0625 .07 .06; t(2) = 4.303, sd .0052
+    assert rows["blended"][1].endswith("(n=2)")
+    assert rows["never"] == ["not measured", "0.500 (n=1)"]
+    assert "ece of blended minus outcome: -0.061" in page.text
+    assert "beyond the noise" in page.text
+    assert page.headline("seeds per arm") == "3"
+
+
+def test_compare_curves_are_means_between_the_lowest_and_the_highest_seed():
+    page = Page(compare_page())
+    assert ["9", "0.240 [0.230, 0.250]", "0.240 [0.230, 0.250]"] in page.cells
+
+
+def test_fidelity_figures():
+    page = Page(fidelity_page())
+    assert page.headline("blended, G = 4") == "0.812"
+    assert page.headline("completions used") == "98.4 %"
+    assert ["4", "0.500 [0.438, 0.562]", "0.812 [0.750, 0.875]"] in page.cells
+    assert ["0.100", "0.100", "0.101"] in page.cells
+    assert ["SAE", "0.438", "0.375", "0.500"] in page.cells
+    assert "standard error of at most 0.0040" in page.text
+    assert "64 completions of 8 prompts; 512 re-rolls of 16 distinct prefixes." in page.text
+
+
+def test_credit_keeps_absent_failed_and_zero_apart():
+    page = Page(credit_page())
+    assert page.headline("mean reward: correct") == "0.500"  # of 0 and 1; the absent and the failed one do not count
+    assert page.headline("mean reward: never") == "not measured"
+    assert "2 present, 1 failed" in page.text
+    assert ["correct", "2", "1", "1", "0.500"] in page.cells
+    assert ["never", "0", "4", "0", "not measured"] in page.cells
+    assert ["bae: confidence", "3", "0.083", "0.667", "0", "0.250"] in page.cells  # of 0, .25, 0
+    assert ["never", "not measured", "1"] in page.cells  # dead strata: grpo has no such objective
+
+
+def test_stop_credit_has_a_row_and_a_histogram_where_there_is_any():
+    page = Page(credit_page(stop=torch.tensor([0.0, 0.0, -0.25, -0.75])))
+    assert ["bae: stop", "2", "0.500", "0", "-0.750", "-0.250"] in page.cells
+    assert not [row for row in page.cells if row and row[0] == "grpo: stop"]
+    assert "stop" in page.texts  # the title of its histogram
+    assert "for leaving out every block that an objective pays" in page.text
+    assert "for leaving out every block" not in Page(credit_page()).text
+
+
+def test_train_shows_the_credit_by_block_after_what_its_batches_say_of_credit():
+    credit = {"bae": {"solution": torch.tensor([0.5, -0.5])}}
+    titles = [attributes["id"] for tag, attributes in Page(train_page(credit=credit)).elements if tag == "section"]
+    order = ["rewards", "credit", "dead-strata", "credit-by-block", "optimiser", "tokens"]
+    assert [title for title in titles if title in order] == order
+
+
+def test_hostile_text_stays_text():
+    pages = [
+        credit_page(text=HOSTILE, source=HOSTILE),
+        train_page(recipe={**RECIPE, "method": HOSTILE, "task": HOSTILE}),
+        render(
+            title=HOSTILE, lead=HOSTILE, command=HOSTILE, headlines=[Headline(HOSTILE, HOSTILE, HOSTILE)],
+            sections=[Section(HOSTILE, HOSTILE, [HOSTILE], points=[HOSTILE], table=[{HOSTILE: HOSTILE}])],
+            recipe={HOSTILE: HOSTILE},
+        ),
+    ]  # fmt: skip
+    for html in pages:
+        page = Page(html)
+        assert "<script>window.hacked" not in html
+        assert not any(tag == "img" for tag, _ in page.elements)
+        assert HOSTILE in page.text
+
+
+def test_json_data_means_nothing_to_a_parser():
+    value = {"a": "</script><!--\u2028\u2029&'\"", "b": [1.5, None]}
+    coded = str(json_data(value))
+    assert not set("<>&'\u2028\u2029") & set(coded)
+    assert json.loads(coded) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "not measured"),
+        (NAN, "not measured"),
+        (0.0, "0"),
+        (-0.25, "-0.250"),
+        (0.00049, "0.00049"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_shown(value, expected):
+    assert shown(value) == expected
+
+
+def test_a_section_without_anything_is_left_out():
+    html = render(title="t", lead="l", sections=[Section("Empty", "words"), Section("Full", points=["a"])])
+    assert "Empty" not in html
+    assert 'id="full"' in html
+    assert len(html) < 30_000  # no charts: no Vega
+
+
+def test_charts_never_draw_nan_as_a_number():
+    rows = [{"x": 0, "value": NAN, "low": NAN, "high": math.inf, "series": "a"}]
+    for chart in (curves(rows, names=["a"], y="y"), dodged(rows, names=["a"], y="y")):
+        for values in chart.to_dict()["datasets"].values():
+            assert all(row.get("value") is None for row in values)
+
+
+def test_series_keep_their_colour_whatever_is_drawn():
+    rows = [{"x": 0, "value": 1.0, "series": "b"}]
+    spec = curves(rows, names=["a", "b"], y="y").to_dict()
+    assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in spec["layer"]} == {("a", "b")}
+    assert "config" not in spec or "range" not in spec["config"]
+
+
+def test_reliability_bins_by_hand():
+    confidence_n = torch.tensor([0.75, 0.72, 0.25, 1.0, NAN, 0.5])
+    correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, NAN])
+    rows = reliability_rows(confidence_n, correct_n)
+    assert [(row["low"], row["count"], row["accuracy"]) for row in rows] == [(0.2, 1, 0.0), (0.7, 2, 0.5), (1.0, 1, 1.0)]
+    upper, lower = reliability_diagram(rows)
+    drawn = [row for values in lower.to_dict()["datasets"].values() for row in values]
+    assert all(row["high"] > row["low"] for row in drawn)  # the bin of exactly 1 has no width of its own
+    assert len(upper.to_dict()["layer"]) == 3
+    assert reliability_rows(torch.tensor([NAN]), torch.tensor([1.0])) == []
+
+
+def test_confidences_of_right_and_wrong_answers():
+    rows = confidence_rows(torch.tensor([0.3, 0.7, 0.7, 1.0], dtype=torch.float32), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    found = {(row["series"], round(row["low"], 1)): row["share"] for row in rows if row["count"]}
+    assert found == {
+        ("right answers", 0.7): 0.5,
+        ("right answers", 1.0): 0.5,
+        ("wrong answers", 0.3): 0.5,
+        ("wrong answers", 0.7): 0.5,
+    }
+
+
+def test_histograms_share_their_bins_and_hold_every_value():
+    rows = histogram_rows(
+        {"a": torch.tensor([0.0, 0.0, 2.0, NAN]), "b": torch.tensor([-1.0]), "none": torch.tensor([NAN])}, bins=5
+    )
+    assert {row["series"] for row in rows} == {"a", "b"}
+    assert sum(row["count"] for row in rows if row["series"] == "a") == 3
+    middle = [row for row in rows if row["low"] < 0 < row["high"]]
+    assert [(row["series"], row["count"]) for row in middle] == [("a", 2), ("b", 0)]
+    assert {row["low"] for row in rows if row["series"] == "a"} == {row["low"] for row in rows if row["series"] == "b"}
+    assert histograms(rows, names=["a", "b"]).to_dict()["layer"]
+    assert histogram_rows({"a": torch.zeros(3)}, bins=3)[1]["count"] == 3
+
+
+def test_curves_average_what_is_there():
+    points = {
+        0: [{"step": 0, "ece": 0.5}, {"step": 0, "ece": 0.1}],
+        1: [{"step": 0, "ece": None}],
+        2: [{"step": 0, "ece": 0.3}],
+    }
+    assert seed_curves(points, "ece", "a") == [
+        {"series": "a", "x": 0, "value": pytest.approx(0.2), "seeds": 2, "low": 0.1, "high": 0.3}
+    ]
+    steps = [{"step": n, "loss": None if n == 1 else float(n)} for n in range(1, 6)]
+    assert [(row["x"], row["value"]) for row in batch_curve(steps, "loss", "b", most=3)] == [(2, 2.0), (4, 3.5), (5, 5.0)]
+
+
+def test_bars_keep_their_order_and_shares_their_axis():
+    rows = [{"name": "z", "series": "a", "value": 0.25}, {"name": "b", "series": "a", "value": 0.5}]
+    encoding = bars(rows, names=["a"], x="share", percent=True, stacked=False).to_dict()["encoding"]
+    assert encoding["y"]["sort"] == ["z", "b"]
+    assert encoding["x"]["scale"]["domain"] == [0, 1]
+    assert encoding["x"]["stack"] is None
+
+
+def make_run(folder, *, seed=0, accuracy=0.5, evaluation=True):
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": seed}))
+    final = start() | {"accuracy": accuracy}
+    lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": final}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(
+        json.dumps({"final": final, "curve": [{"step": 0, **start()}, {"step": 2, **final}]})
+    )
+    if evaluation:
+        right_n = (torch.arange(16) < 16 * accuracy).double()
+        confidence_n = torch.where(torch.arange(16) == 0, NAN, 0.75).double()
+        answers = ["a" if right else "b" for right in right_n.tolist()]
+        samples = Samples(
+            torch.arange(16) // 4, {"solution": answers}, {"solution": right_n}, confidence_n, torch.ones(16).bool()
+        )
+        samples.write(folder)
+    return folder
+
+
+def test_report_of_a_run_folder(tmp_path):
+    folder = make_run(tmp_path / "run", accuracy=0.625)
+    (folder / "rollouts").mkdir()
+    rollouts = {
+        "step": [2], "prompt": ["1+1="], "completion_ids": [[5, 6]], "trainable": [[True, True]], "fault": [0],
+        "start/solution": [0], "end/solution": [2], "reward/correct": [1.0], "status/correct": ["ok"], "advantages": [[0.5, 0.5]],
+    }  # fmt: skip
+    pq.write_table(pa.table(rollouts), folder / "rollouts" / "step_000002.parquet")
+    path = report_folder(folder)
+    assert path == folder / "report.html"
+    page = Page(path.read_text())
+    assert page.headline("accuracy") == "62.5 %"
+    assert "15 of 16 completions state a confidence and could be judged." in page.text
+    assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
+    assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
+
+
+def test_report_of_a_comparison_folder(tmp_path):
+    for arm, accuracy in (("group", 0.5), ("blended", 0.75)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{arm}-{seed}", seed=seed, accuracy=accuracy, evaluation=(arm, seed) != ("group", 1))
+    make_run(tmp_path / "other-0")
+    listed = {name: {} for name in ("accuracy", "ece", "weighted@4")}
+    summary = {
+        "arms": ["group", "blended"],
+        "seeds": [0, 1, 2],
+        "reference": None,
+        "recipe": RECIPE,
+        "figures": {"group": listed},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = Page(report_folder(tmp_path).read_text())
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("group", "blended", "other")}
+    assert rows["group"][0] == "0.500 ± 0.000"  # the run without samples gives its final figures
+    assert rows["group"][2].endswith("(n=1)")  # and no vote
+    assert rows["blended"][0] == "0.750 ± 0.000"
+    assert "other" not in rows
+    assert [
+        "group - blended",
+        "-0.250",
+        "-0.250",
+        "-0.250",
+        "0.500",
+        "borderline",
+        "unknown",
+    ] in page.cells  # two equal seeds
+    assert "All seeds together; whiskers count a prompt once" in page.text
+
+
+def test_report_of_a_fidelity_folder(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    confidence_xs = torch.rand(16, 4, generator=generator, dtype=torch.float64)
+    outcome_xs = (torch.arange(4) % 2).double().expand(16, 4)
+    prefix_xs = 2 * torch.arange(16)[:, None] + outcome_xs.long()
+    rolled = Rerolls(confidence_xs, outcome_xs, prefix_xs, torch.rand(32, 8, generator=generator, dtype=torch.float64))
+    found = fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
+    points = fixed_point_rows(group_sizes=[4], probabilities=[0.1, 0.2], batches=8)
+    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, found=found, rolled=rolled, points=points)
+    page = Page(report_folder(tmp_path / "f").read_text())
+    assert page.headline("blended, G = 4") == shown(found.value("blended", 4, "correlation"))
+    assert "64 completions of 16 prompts; 256 re-rolls of 32 distinct prefixes." in page.text
+    row = next(row for row in page.cells if row[0] == "0.100" and len(row) == 7)
+    assert row[4] == "0.021"  # outcome at G = 4, p = .1: the closed form
+    assert len(fidelity_rows(found)) == 6 * 8
+
+
+def test_report_of_a_credit_folder(tmp_path):
+    table = {
+        "row": [0, 1], "step": [1, 1], "prompt": ["p", "p"], "completion_ids": [[1, 2], [3, 4]], "trainable": [[True, True]] * 2,
+        "fault": [0, 4], "start/all": [0, 0], "end/all": [2, 2], "reward/correct": [1.0, None], "status/correct": ["ok", "absent"],
+        "credit/grpo/all": [0.5, -0.5], "credit/grpo/stop": [0.0, 0.0], "advantages/grpo": [[0.5, 0.5], [-0.5, -0.5]],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), tmp_path / "credit.parquet")
+    summary = {"source": "somewhere/rollouts", "note": "A note.", "statuses": {"correct": {"ok": 1, "absent": 1}},
+               "methods": {"grpo": {"dead_strata": {"correct": 0.0}}}}  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = Page(report_folder(tmp_path).read_text())
+    assert page.headline("mean reward: correct") == "1"
+    assert ["grpo: all", "2", "0.500", "0", "-0.500", "0.500"] in page.cells
+    assert "A note." in page.text
+
+
+def check_refused(folder, *words):
+    with pytest.raises(DataError) as caught:
+        report_folder(folder)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_folders_that_no_report_can_be_made_of(tmp_path):
+    check_refused(tmp_path, "no folder of spanwise train")
+    (tmp_path / "summary.json").write_text("{}")
+    check_refused(tmp_path, "not of a comparison")
+    (tmp_path / "summary.json").write_text("{")
+    check_refused(tmp_path, "summary.json", "not a JSON object")
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n')
+    check_refused(folder, "Line 2", "metrics.jsonl")
+    folder = make_run(tmp_path / "other")
+    (folder / "evaluation.parquet").write_bytes(b"PAR1 but no more")
+    check_refused(folder, "evaluation.parquet")
+    (tmp_path / "summary.json").write_text(json.dumps({"arms": ["a"], "seeds": [0], "figures": {"a": {"ece": {}}}}))
+    check_refused(tmp_path, "None of the runs")
+    (tmp_path / "fidelity.json").write_text('{"source": "x"}')
+    check_refused(tmp_path, "fidelity.json")
+
+
+def test_votes_over_seeds_have_intervals_over_seeds(tmp_path):
+    seeds = {
+        seed: voting(
+            ["a", "a"], torch.full((2,), value).double(), torch.full((2,), 0.5).double(), prompts=[0, 0], resamples=1
+        )
+        for seed, value in enumerate((0.0, 1.0, 1.0))
+    }
+    curve = over_seeds(seeds)["majority"]
+    expected = mean_interval(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+    assert curve.intervals[1] == expected
+    assert curve.prompts == (0, 1, 2)
+
+
+def test_a_credit_report_without_completions():
+    html = credit_report(
+        source="x",
+        note="",
+        methods=["grpo"],
+        credit={"grpo": {}},
+        rewards={},
+        statuses={},
+        dead={},
+        view=TokenView(("grpo",), []),
+    )
+    assert Page(html).headline("completions") == "0"
+
+
+def test_a_prompt_that_two_seeds_answer_is_one_prompt():
+    wrong_n, right_n = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    half_n, well_n = torch.full((4,), 0.5, dtype=torch.float64), torch.ones(4).bool()
+    seeds = [
+        Samples(torch.tensor([0, 0, 1, 1]), {"solution": ["a"] * 4}, {"solution": correct_n}, half_n, well_n)
+        for correct_n in (wrong_n, right_n)
+    ]
+    assert pooled(seeds)["prompt"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert pooled(seeds)["correct"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_whiskers_of_a_comparison_do_not_shrink_because_seeds_answer_the_same():
+    """64 prompts, right or wrong in every seed alike: five seeds know no more than one does."""
+    correct_n = (torch.arange(64) % 2).double()
+    one = Samples(
+        torch.arange(64), {"s": ["a"] * 64}, {"s": correct_n}, torch.full((64,), 0.75).double(), torch.ones(64).bool()
+    )
+    found = pooled([one] * 5)
+    row, *more = reliability_rows(found["confidence"], found["correct"], found["prompt"])
+    assert not more
+    # Wilson for 32 of 64: z = 1.95996, half = z sqrt(.25/64 + z^2/(4 64^2)) / (1 + z^2/64) = .11898.
+    assert (row["accuracy_low"], row["accuracy_high"]) == (
+        pytest.approx(0.38102, abs=1e-3),
+        pytest.approx(0.61898, abs=1e-3),
+    )

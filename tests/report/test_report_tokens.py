@@ -1,0 +1,391 @@
+"""The data of the token view: it survives the coding, stays small, and no completion can reach the page as markup."""
+
+import base64
+import json
+import math
+import random
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import spanwise.report.tokens as code
+from spanwise.commands.report.rows import pieces_of, recorded_rows
+from spanwise.commands.shared.folder import rollout_table
+from spanwise.engines.trl import Rollouts
+from spanwise.errors import AlignmentError, DataError
+from spanwise.report.tokens import TokenRow, TokenView, token_view
+from spanwise.segment import Vocabulary
+from spanwise.types import Credit, Fault, Scores, Spans, Status
+from tokenizers_small import byte_level
+
+STATIC = Path(code.__file__).parent / "static"
+HOSTILE = [
+    "<script>alert(1)</script>", "</script><script>x=1</script>", "<!--", "-->", "<img src=x onerror=x>", "\u2028\u2029",
+    "\x00\x1b[31m",    "\u202e\u2066", "\u200b\ufeff", "a" + "\u0301" * 50, "\ud83d", "\udcc3", "\ude00\ud83d", '"\'&\\', "]]>",
+    "{{ 7 * 7 }}", "{% raw %}",
+]  # fmt: skip
+
+
+def row(tokens, **changes):
+    """One plain completion under methods a and b."""
+    given = {
+        "prompt": "p",
+        "tokens": tokens,
+        "advantages": {"a": [0.5] * len(tokens), "b": [0.0] * len(tokens)},
+        "spans": {"solution": (0, len(tokens))},
+        "rewards": {"correct": 1.0},
+        "statuses": {"correct": "ok"},
+        "fault": "",
+    }
+    return TokenRow(**{**given, **changes})
+
+
+def data_of(html):
+    """What a browser would read: the one JSON script, decompressed."""
+    found = re.findall(r'<script type="application/json" class="token-data">(.*?)</script>', html, re.S)
+    assert len(found) == 1
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(found[0])["deflate"])))
+
+
+def decoded(column, n):
+    """A slow decoder, written from the description of the format alone."""
+    if column is None or column["codes"][n] is None:
+        return None
+    entries = []
+    for character in column["codes"][n]:
+        point = ord(character)
+        assert not 0xD800 <= point <= 0xDFFF
+        entries.append(column["words"][point - 32 - (2048 if point > 0xDFFF else 0)])
+    return entries
+
+
+def assert_numbers(entries, expected, digits):
+    assert len(entries) == len(expected)
+    for entry, number in zip(entries, expected, strict=True):
+        if math.isnan(number):
+            assert entry is None
+        elif math.isinf(number):
+            assert entry == ("Infinity" if number > 0 else "-Infinity")
+        else:
+            assert (entry == 0) == (number == 0)
+            assert entry == pytest.approx(number, rel=0.5001 * 10 ** (1 - digits))
+            assert float(f"{entry:.{digits}g}") == entry
+
+
+def test_everything_survives_the_coding():
+    dice = random.Random(3)
+    awkward = [
+        0.0,
+        -0.0,
+        1e-12,
+        -3e-300,
+        5e-324,
+        1e300,
+        123456.0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        0.30000000000000004,
+        -0.99995,
+    ]
+    rows = []
+    for n in range(7):
+        size = dice.choice([0, 1, 5, 40])
+        tokens = [dice.choice(["a", "b", " ", *HOSTILE]) for _ in range(size)]
+        numbers = {m: [dice.choice([*awkward, dice.gauss(0, 1)]) for _ in range(size)] for m in ("a", "b")}
+        chances = None if n % 2 else [dice.random() for _ in range(size)]
+        rows.append(row(tokens, prompt=f"prompt {n // 3} \ud800", advantages=numbers, probabilities=chances, step=n or None))
+    found = {"brier": -0.123456, "correct": None}
+    rows[2] = row(["x", "y"], rewards=found, statuses={"brier": "ok", "correct": "timeout"}, fault="missing")
+    data = data_of(token_view(TokenView(("a", "b"), rows)))
+    assert data["methods"] == ["a", "b"]
+    assert data["objectives"] == ["correct", "brier"]
+    assert data["steps"] == [None, 1, None, 3, 4, 5, 6]
+    assert data["values"] is None
+    for n, given in enumerate(rows):
+        assert decoded(data["tokens"], n) == list(given.tokens)
+        assert decoded(data["prompts"], n) == [given.prompt]
+        assert decoded(data["faults"], n) == [given.fault]
+        assert decoded(data["statuses"], n) == [given.statuses.get("correct", ""), given.statuses.get("brier", "")]
+        for m, method in enumerate(("a", "b")):
+            assert_numbers(decoded(data["advantages"][m], n), given.advantages[method], 4)
+        if given.probabilities is None:
+            assert decoded(data["probabilities"], n) is None
+        else:
+            assert_numbers(decoded(data["probabilities"], n), given.probabilities, 3)
+    assert data["rewards"][2] == [None, -0.1235]
+    assert data["rewards"][0] == [1, None]
+    assert data["spans"][2] == [["solution", 0, 2]]
+    assert len(data["prompts"]["words"]) == 4  # "p" and three others: what repeats is stored once
+
+
+def test_more_distinct_tokens_than_utf8_characters_of_three_bytes():
+    tokens = [f"w{n}" for n in range(70_000)]
+    data = data_of(token_view(TokenView(("a",), [row(tokens)])))
+    assert decoded(data["tokens"], 0) == tokens
+
+
+def test_what_repeats_most_has_the_shortest_code():
+    data = data_of(token_view(TokenView(("a",), [row([*"xyzz"]), row([*"zzy"])])))
+    assert data["tokens"] == {"words": ["z", "y", "x"], "codes": ['"!  ', "  !"]}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "scale"),
+    [
+        ([n / 100 for n in range(1, 101)], 0.99),
+        ([0.0] * 1000 + [-0.25, 0.125], 0.25),
+        ([1.0] * 99 + [1000.0], 1.0),  # one outlier in a hundred does not bleach the others
+        ([math.nan, math.inf, 0.0], 0.0),
+    ],
+)
+def test_the_scale_is_the_98th_percentile_of_what_is_not_zero(numbers, scale):
+    view = TokenView(("a",), [row(["x"] * len(numbers), advantages={"a": numbers})])
+    assert data_of(token_view(view))["advantages"][0]["scale"] == scale
+
+
+class _Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+def test_hostile_completions_do_not_change_the_markup():
+    def parsed(text):
+        hostile = row([text] * 3, prompt=text, fault=text, rewards={text: 1.0}, statuses={text: text}, spans={text: (0, 3)},
+                      advantages={text: [0.1, 0.2, 0.3]})  # fmt: skip
+        html = str(token_view(TokenView((text,), [hostile])))
+        assert decoded(data_of(html)["tokens"], 0) == [text] * 3
+        parser = _Tags()
+        parser.feed(html)
+        return parser, re.sub(r'\{"deflate":"[A-Za-z0-9+/=]*"\}', "", html)
+
+    plain, around = parsed("plain")
+    assert plain.tags.count("script") == 1
+    assert not [name for name in plain.attributes if name.startswith("on") or name == "style"]
+    for text in HOSTILE:
+        parser, html = parsed(text)
+        assert (parser.tags, parser.attributes, html) == (plain.tags, plain.attributes, around)
+
+
+def test_the_script_builds_text_nodes_only():
+    script = (STATIC / "tokens.js").read_text()
+    forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
+    assert not re.search(forbidden, script)
+    assert len(script.splitlines()) < 300
+    for name in ("tokens.js", "tokens.css"):
+        assert "</" not in (STATIC / name).read_text()
+
+
+def test_500_long_completions_stay_small():
+    dice = np.random.default_rng(0)
+    words = [f"{'' if n % 3 else ' '}w{n:x}" for n in range(20_000)]
+    rows = []
+    for _ in range(500):
+        ids = np.minimum(dice.zipf(1.25, 1000), 20_000) - 1  # no text repeats itself as little
+        cut = int(dice.integers(300, 900))
+        credit = {m: [float(dice.normal())] * cut + [float(dice.normal())] * (1000 - cut) for m in ("a", "b", "c")}
+        values = np.cumsum(dice.normal(0, 0.02, 1000)) + 0.5
+        chances = np.where(dice.random(1000) < 0.5, 1 - dice.exponential(0.005, 1000).clip(0, 1), dice.beta(2, 1, 1000))
+        rows.append(row([words[i] for i in ids], advantages=credit, values=values.tolist(), probabilities=chances.tolist()))
+    html = token_view(TokenView(("a", "b", "c"), rows))
+    assert len(html) < 2_000_000  # leaves 1 MB for the charts
+    data = data_of(html)
+    assert_numbers(decoded(data["values"], 7), rows[7].values, 2)
+    assert [data["values"]["rounded"], data["advantages"][2]["rounded"]] == [True, False]
+    assert_numbers(decoded(data["advantages"][2], 7), rows[7].advantages["c"], 4)
+
+
+def test_an_empty_view_says_so():
+    assert "There are no completions to show." in token_view(TokenView(("a",), []))
+
+
+@pytest.mark.parametrize(
+    ("methods", "wrong", "error", "sentence"),
+    [
+        ((), {}, DataError, "at least one method"),
+        (("c",), {}, DataError, "Completion 1 has no advantages under 'c'; it has a, b."),
+        (("a",), {"advantages": {"a": [1.0]}}, AlignmentError, "Completion 2 has 2 tokens and 1 advantages under 'a'"),
+        (("a",), {"values": [1.0] * 3}, AlignmentError, "Completion 2 has 2 tokens and 3 values"),
+        (("a",), {"probabilities": []}, AlignmentError, "Completion 2 has 2 tokens and 0 probabilities"),
+        (
+            ("a",),
+            {"spans": {"end": (1, 3)}},
+            AlignmentError,
+            r"Block 'end' of completion 2 spans tokens \[1, 3\), but there are 2",
+        ),
+        (("a",), {"spans": {"end": (-1, 2)}}, AlignmentError, "Block 'end' of completion 2"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(methods, wrong, error, sentence):
+    with pytest.raises(error, match=sentence):
+        token_view(TokenView(methods, [row(["x"]), row(["x", "y"], **wrong)]))
+
+
+def test_an_absent_block_has_no_span():
+    data = data_of(token_view(TokenView(("a",), [row(["x"], spans={"solution": (0, 1), "confidence": (9, 9)})])))
+    assert data["spans"] == [[["solution", 0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome", "place"),
+    [
+        ({"format": 1.0, "correct": 0.0}, "correct", 1),
+        ({"format": 1.0, "correct": 0.0}, None, None),
+        ({"format": 1.0, "correct": 0.5}, "correct", None),  # it never says right or wrong
+        ({"format": 1.0, "correct": None}, "correct", None),
+        ({"format": 1.0}, "correct", None),
+    ],
+)
+def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcome, place):
+    given = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
+    assert data_of(token_view(TokenView(("a",), [given], outcome)))["outcome"] == place
+
+
+def test_stop_credit_travels_by_method():
+    rows = [row(["x"], stop={"b": -0.123456}), row(["x"])]
+    assert data_of(token_view(TokenView(("a", "b"), rows)))["stops"] == [[None, -0.1235], None]
+
+
+# ---- from the rollouts parquet ----
+
+
+def table():
+    """Two completions as a run writes them; the second has tool output in the middle and no confidence."""
+    spans = Spans(
+        names=("solution", "confidence"),
+        start_nk=torch.tensor([[0, 2], [0, 4]]),
+        end_nk=torch.tensor([[2, 3], [4, 4]]),
+        block_nt=torch.tensor([[0, 0, 1, -1], [0, -1, 0, 0]]),
+        fault_n=torch.tensor([0, int(Fault.MISSING | Fault.TRUNCATED)]),
+    )
+    scores = Scores(
+        names=("correct", "brier"),
+        reward_nm=torch.tensor([[1.0, -0.25], [torch.nan, torch.nan]], dtype=torch.float64),
+        status_nm=torch.tensor([[Status.OK, Status.OK], [Status.TIMEOUT, Status.ABSENT]]),
+        by_outcome_nmo=torch.zeros(2, 2, 2, dtype=torch.float64),
+    )
+    credit = Credit(
+        torch.zeros(2, 2, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+        torch.zeros(2).long(),
+        torch.zeros(2).long(),
+    )
+    rollouts = Rollouts(
+        mode="train",
+        step=3,
+        prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]],
+        completions=["", ""],
+        columns={},
+        ids_nt=torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]),
+        mask_nt=torch.tensor([[True, True, True, False], [True, False, True, True]]),
+        text=[{"solution": {"": ""}, "confidence": None}] * 2,
+        spans=spans,
+        scores=scores,
+        credit=credit,
+        advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
+    )
+    return rollout_table(rollouts, step=3)
+
+
+def test_rows_of_a_rollouts_table():
+    first, second = recorded_rows(table(), pieces=lambda ids: [f"t{index}" for index in ids], method="bae")
+    assert first == TokenRow(
+        prompt="1+1=",
+        tokens=["t5", "t6", "t7"],
+        advantages={"bae": [0.5, 0.5, -0.25]},
+        spans={"solution": (0, 2), "confidence": (2, 3)},
+        rewards={"correct": 1.0, "brier": -0.25},
+        statuses={"correct": "ok", "brier": "ok"},
+        fault="",
+        step=3,
+    )
+    assert second.prompt == 'user: say "é"\nnow'
+    assert second.fault == "missing, truncated"
+    assert second.rewards == {"correct": None, "brier": None}
+    assert second.statuses == {"correct": "timeout", "brier": "absent"}
+    credit = second.advantages["bae"]
+    assert [credit[0], *credit[2:]] == [0.0, -1.0, -1.0]  # credit 0 is not the same as not trained
+    assert math.isnan(credit[1])
+
+
+def test_a_table_with_several_methods_and_without_a_tokenizer():
+    wide = table().append_column("advantages/grpo", pa.array([[0.1, 0.1, 0.1], [0.2, 0.2, 0.2, 0.2]]))
+    rows = recorded_rows(wide, pieces=None)
+    assert list(rows[0].advantages) == ["this run", "grpo"]
+    assert rows[0].tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩"]
+    assert recorded_rows(wide.drop_columns(["advantages"]), pieces=None)[1].advantages["grpo"][3] == 0.2
+
+
+@pytest.mark.parametrize("tokens", [[["a", "é", ""]], [[b"a", "é".encode(), b""]]])
+def test_a_table_of_texts_without_ids(tokens):
+    texts = table().slice(0, 1).drop_columns(["completion_ids"]).append_column("tokens", pa.array(tokens))
+    assert recorded_rows(texts, pieces=None)[0].tokens == ["a", "é", ""]
+
+
+def test_what_a_file_holds_beside_the_credit():
+    """Stop credit of every method, log-probabilities, values, and credit that is null because nothing was trained."""
+    extra = {
+        "credit/stop": [0.0, -0.5], "credit/grpo/stop": [0.25, 0.0], "advantages/grpo": [[0.1] * 3, [None] * 4],
+        "values": [[0.5, None, 1.0], [0.0] * 4], "logprobs": [[0.0, math.log(0.5), math.log(0.25)], [0.0] * 4],
+    }  # fmt: skip
+    wide = table().drop_columns(["credit/stop"])
+    for name, column in extra.items():
+        wide = wide.append_column(name, pa.array(column))
+    first, second = recorded_rows(wide, pieces=None, method="bae")
+    assert (first.stop, second.stop) == ({"grpo": 0.25}, {"bae": -0.5})
+    assert first.probabilities == pytest.approx([1.0, 0.5, 0.25])
+    assert [first.values[0], math.isnan(first.values[1]), first.values[2]] == [0.5, True, 1.0]
+    assert all(math.isnan(value) for value in second.advantages["grpo"])
+    data = data_of(token_view(TokenView(("bae", "grpo"), [first, second])))
+    assert decoded(data["values"], 0) == [0.5, None, 1]
+
+
+def test_a_prompt_that_only_looks_like_a_conversation_is_kept():
+    odd = table().drop_columns(["prompt"]).append_column("prompt", pa.array(["[{not json", '[{"role": "user"}]']))
+    assert [each.prompt for each in recorded_rows(odd, pieces=None)] == ["[{not json", '[{"role": "user"}]']
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion_ids", "advantages"])
+def test_a_missing_column_is_named(column):
+    with pytest.raises(DataError, match=f"no column '{column}'; they have "):
+        recorded_rows(table().drop_columns([column]), pieces=None)
+
+
+def test_lengths_that_do_not_match_are_named():
+    short = table().drop_columns(["advantages"]).append_column("advantages", pa.array([[0.5] * 3, [0.5]]))
+    with pytest.raises(AlignmentError, match="Row 2 of the rollouts has 4 tokens and 1 in 'advantages'"):
+        recorded_rows(short, pieces=None)
+
+
+def test_token_texts_are_the_bytes_of_the_tokens():
+    tokenizer = byte_level()
+    text = "<answer>é日本🙂</answer> naïve\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = pieces_of(Vocabulary.from_tokenizer(tokenizer))(ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces).encode(errors="surrogateescape") == text.encode()
+    assert any("\udc80" <= piece[0] <= "\udcff" for piece in pieces)  # the vocabulary cuts characters
+    data = data_of(token_view(TokenView(("a",), [row(pieces)])))
+    assert decoded(data["tokens"], 0) == pieces
+
+
+def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
+    first, second = recorded_rows(table(), pieces=pieces_of(Vocabulary((b"a",) * 8)))
+    assert first.tokens == ["a", "a", "a"]
+    assert second.tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩", "⟨8⟩"]
+
+
+def test_an_id_outside_the_vocabulary_is_named():
+    with pytest.raises(AlignmentError, match="Token id 9"):
+        pieces_of(Vocabulary((b"a",)))([9])

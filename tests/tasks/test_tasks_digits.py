@@ -1,0 +1,187 @@
+"""The digit chain: arithmetic, distribution, traces and the tiny model's tokenizer."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spanwise.errors import DataError
+from spanwise.layout import Layout
+from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer, held_out_problems, is_refusal
+from spanwise.tasks.digits import NOISE, Problems, TraceNoise, draw_problems, noisy_traces, success_probability
+
+torch.set_num_threads(1)
+COMPLETION = re.compile(
+    r"<reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>"
+    r"<analysis>((?:[*~][1-9])*)</analysis><confidence>(0\.\d|1\.0)</confidence>"
+)
+
+
+def by_hand(prompt: str, plus: bool) -> list[int]:
+    """Read the prompt as a person would; the digit after every step."""
+    digits, value = [], int(prompt[0])
+    for operator, operand in re.findall(r"([-+*~])(\d)", prompt):
+        sign = operator if operator != "~" else ("+" if plus else "-")
+        value = eval(f"({value} {sign} {operand}) % 10")
+        digits.append(value)
+    return digits
+
+
+def one_problem(start: int, steps: list[tuple[str, int]], *, plus: bool = True) -> Problems:
+    operators = [["+-*~".index(o) for o, _ in steps] + [0] * (6 - len(steps))]
+    operands = [[d for _, d in steps] + [1] * (6 - len(steps))]
+    return Problems(*map(np.array, ([start], [len(steps)], operators, operands, [plus])))
+
+
+def test_answers_follow_the_written_prompt() -> None:
+    problems = draw_problems(1500, rng=np.random.default_rng(0))
+    expected = [str(by_hand(p, plus)[-1]) for p, plus in zip(problems.prompts, problems.plus_n.tolist(), strict=True)]
+    assert problems.answers == expected
+    # hand-worked: 2-5 = 7, 7*4 = 8, 8~9 = 9 as a minus and 7 as a plus
+    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)], plus=False).answers == ["9"]
+    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)], plus=True).answers == ["7"]
+    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)]).prompts == ["2-5*4~9___="]
+
+
+def test_problems_have_the_stated_distribution() -> None:
+    problems = draw_problems(12_000, rng=np.random.default_rng(1))
+    text = "".join(problems.prompts)
+    share = {sign: text.count(sign) / sum(map(text.count, "+-*~")) for sign in "+-*~"}
+    assert share == pytest.approx({"+": 0.35, "-": 0.25, "*": 0.25, "~": 0.15}, abs=0.01)
+    assert problems.plus_n.mean() == pytest.approx(0.7, abs=0.02)
+    lengths = Counter(len(re.findall(r"[-+*~]", prompt)) for prompt in problems.prompts)
+    assert {k: lengths[k] / 12_000 for k in range(1, 7)} == pytest.approx(dict.fromkeys(range(1, 7), 1 / 6), abs=0.015)
+    assert set(re.findall(r"[-+*~](\d)", text)) == set("123456789")
+    assert {prompt[0] for prompt in problems.prompts} == set("0123456789")
+
+
+def test_held_out_prompts_are_different_nested_and_excluded() -> None:
+    held = held_out_problems()
+    assert len(set(held.prompts)) == 512
+    assert held_out_problems(40).prompts == held.prompts[:40]
+    assert held_out_problems(40).answers == held.answers[:40]
+    drawn = draw_problems(5000, rng=np.random.default_rng(2))
+    assert set(drawn.prompts) & set(held.prompts)  # without the exclusion they would meet
+    kept = draw_problems(5000, rng=np.random.default_rng(2), exclude=frozenset(held.prompts))
+    assert len(kept) == 5000
+    assert not set(kept.prompts) & set(held.prompts)
+
+
+@pytest.mark.parametrize("size", [0, 513])
+def test_held_out_size_is_limited(size: int) -> None:
+    with pytest.raises(DataError, match=f"holds 512 evaluation prompts; {size} were asked for"):
+        held_out_problems(size)
+
+
+def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:
+    problems = draw_problems(300, rng=np.random.default_rng(3))
+    exact = TraceNoise(slip=(0.0, 0.0, 0.0, 0.0), refusal=0.0)
+    traces = noisy_traces(problems, exact, rng=np.random.default_rng(3))
+    for prompt, plus, trace in zip(problems.prompts, problems.plus_n.tolist(), traces, strict=True):
+        reasoning, answer, analysis, _ = COMPLETION.fullmatch(trace).groups()
+        digits = by_hand(prompt, plus)
+        assert reasoning == "".join(map(str, digits))
+        assert answer == str(digits[-1])
+        assert analysis == "".join(re.findall(r"[*~]\d", prompt))
+
+
+@pytest.mark.parametrize("difficulty", ["easy", "hard"])
+def test_slips_and_refusals_have_the_stated_rates(difficulty: str) -> None:
+    noise, size = NOISE[difficulty], 20_000
+    problems = draw_problems(size, rng=np.random.default_rng(4))
+    traces = noisy_traces(problems, noise, rng=np.random.default_rng(5))
+    wrong, seen, refused = Counter(), Counter(), []
+    for prompt, plus, trace in zip(problems.prompts, problems.plus_n.tolist(), traces, strict=True):
+        reasoning, answer, _, confidence = COMPLETION.fullmatch(trace).groups()
+        if answer == "?":
+            assert reasoning == ""
+            refused.append(float(confidence))
+            continue
+        assert answer == reasoning[-1]
+        value = int(prompt[0])
+        for (operator, operand), digit in zip(re.findall(r"([-+*~])(\d)", prompt), reasoning, strict=True):
+            right = by_hand(f"{value}{operator}{operand}", plus)[0]
+            seen[operator] += 1
+            wrong[operator] += int(digit) != right
+            value = int(digit)  # the chain goes on from what was written
+    # a random digit is right one time in ten
+    stated = {"easy": (0.03, 0.08, 0.20, 0.05), "hard": (0.15, 0.25, 0.45, 0.20)}[difficulty]
+    expected = {operator: 0.9 * slip for operator, slip in zip("+-*~", stated, strict=True)}
+    assert {operator: wrong[operator] / seen[operator] for operator in "+-*~"} == pytest.approx(expected, abs=0.012)
+    assert len(refused) / size == pytest.approx({"easy": 0.05, "hard": 0.10}[difficulty], abs=0.007)
+    assert (set(refused) == {0.0, 0.1, 0.2}) == (difficulty == "hard")
+
+
+def test_success_probability_is_a_product_over_steps() -> None:
+    # (1 - .9*.20) for *, .58 * (1 - .9*.05) for ~, (1 - .9*.08) for -; fillers count nothing
+    problem = one_problem(1, [("*", 2), ("~", 3), ("-", 4)])
+    assert success_probability(problem, NOISE["easy"]) == pytest.approx([0.82 * 0.58 * 0.955 * 0.928])
+    sure = TraceNoise(slip=NOISE["easy"].slip, refusal=0.0, spread=0.0)
+    # the square root of .4215 is .649
+    assert noisy_traces(problem, sure, rng=np.random.default_rng(0))[0].endswith("<confidence>0.6</confidence>")
+
+
+def test_round_trip_and_one_token_per_meaning() -> None:
+    tokenizer = build_tokenizer()
+    problems = draw_problems(400, rng=np.random.default_rng(6))
+    traces = noisy_traces(problems, NOISE["hard"], rng=np.random.default_rng(6))
+    texts = [prompt + trace for prompt, trace in zip(problems.prompts, traces, strict=True)]
+    assert tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts
+    assert tokenizer.tokenize("2-5*4~9___=") == ["2", "-5", "*4", "~9", "_", "_", "_", "="]
+    assert {len(ids) for ids in tokenizer(problems.prompts)["input_ids"]} == {8}
+    # 8 digit-chain tags and 2 specials; six steps, all risky: 2+6 reasoning, 3 answer, 2+6 analysis, 2+3 confidence, 1 end
+    longest = max(len(ids) for ids in tokenizer([trace + "<eos>" for trace in traces])["input_ids"])
+    assert longest <= 8 + 3 + 8 + 5 + 1 <= 32
+    assert tokenizer.unk_token_id not in {token for ids in tokenizer(texts)["input_ids"] for token in ids}
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert tokenizer("hi", add_special_tokens=True)["input_ids"] == [tokenizer.unk_token_id] * 2
+
+
+def test_model_and_tokenizer_survive_saving(tmp_path) -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 3).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, reader = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text = "7+3*4~2___=<reasoning>0"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert reader(text)["input_ids"] == ids[0].tolist()
+    assert reader.decode(ids[0]) == text
+    assert (reader.pad_token_id, reader.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_model_depends_on_the_seed_alone() -> None:
+    tokenizer = build_tokenizer()
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    first = build_model(tokenizer, 0)
+    assert torch.equal(torch.rand(3), expected)  # the caller's random state is untouched
+    same, other = build_model(tokenizer, 0), build_model(tokenizer, 1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert 0.4e6 <= first.num_parameters() <= 0.45e6
+
+
+@pytest.mark.parametrize(
+    ("solution", "refuses"),
+    [
+        ({"reasoning": "37", "answer": "7"}, False),
+        ({"reasoning": "", "answer": "?"}, True),
+        ({"reasoning": "12", "answer": "12"}, True),
+        ({"reasoning": "12", "answer": "²"}, True),
+        ({"reasoning": "1", "answer": None}, True),
+        (None, True),
+    ],
+)
+def test_refusal_is_an_answer_that_is_no_digit(solution, refuses: bool) -> None:
+    assert is_refusal({"solution": solution, "confidence": None}) is refuses
+
+
+def test_layout_is_the_one_the_traces_use() -> None:
+    assert Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}) == DIGITS_LAYOUT

@@ -1,0 +1,170 @@
+"""Every registered method, the segmenter and the built-in rewards under the public conformance suite."""
+
+import importlib
+import inspect
+import pkgutil
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spanwise.credit
+from spanwise.credit import METHODS, bae, dr_grpo
+from spanwise.credit.registry import PROPERTIES, register
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.segment import segment
+from spanwise.testing import (
+    BY_KIND,
+    ConformanceError,
+    batches,
+    check_estimator,
+    check_reward,
+    check_segmenter,
+    masked_batches,
+    small_vocabulary,
+    texts,
+    token_rows,
+)
+
+for module in pkgutil.iter_modules(spanwise.credit.__path__):  # every file of the room, exported or not
+    importlib.import_module(f"spanwise.credit.{module.name}")
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
+NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
+random_is_the_type_checkers = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_method(name):
+    check_estimator(name, examples=15)
+
+
+@pytest.mark.parametrize(
+    ("name", "property_name"),
+    [(name, p) for name in NAMES for p in METHODS[name].exceptions if p in BY_KIND[METHODS[name].kind]],
+)
+def test_declared_exceptions_are_real(name, property_name):
+    method = METHODS[name]
+    entries = {"reward_n": st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])} if "negative" in method.exceptions else None
+    with pytest.raises(ConformanceError, match=f"'{name}|{method.estimator.__name__}' breaks '{property_name}'"):
+        check_estimator(method.estimator, kind=method.kind, properties=[property_name], inputs=entries, examples=60)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_has_every_part(name):
+    text = inspect.getdoc(METHODS[name].estimator) or ""
+    assert [
+        part for part in ("Equation", "Args:", "Edge cases:", "Example:", ">>> ", "Reference:") if part not in text
+    ] == []
+    assert METHODS[name].summary.endswith(".")
+
+
+@pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome"])
+def test_bae_with_one_block_is_the_sequence_method(baseline):
+    check_estimator("bae", options={"baseline": baseline}, properties=["one block"], sequence=dr_grpo)
+
+
+def test_bae_with_every_baseline():
+    check_estimator("bae", options={"leave_one_out": True}, examples=10)
+    level = {"shift": "the reward is the credit", "constant": "as shift"}
+    check_estimator(bae, exceptions=level, options={"baseline": "none"}, examples=10)
+    borrowing = {"split": "it borrows from other prompts", "constant": "as split", "shift": "as split"}
+    check_estimator(bae, options={"baseline": "blended"}, exceptions=borrowing, examples=10)
+
+
+def test_slow_loop():
+    def slow(reward_n, group_n):
+        out = []
+        for i in range(len(reward_n)):
+            mates = [r for r, g in zip(reward_n.tolist(), group_n.tolist(), strict=True) if g == group_n[i] and r == r]
+            r = float(reward_n[i])
+            out.append(r - sum(mates) / len(mates) if r == r else 0.0)
+        return torch.tensor(out, dtype=torch.float64)
+
+    check_estimator("dr_grpo", properties=["oracle"], oracle=slow)
+    with pytest.raises(ConformanceError, match="breaks 'oracle'"):
+        check_estimator("grpo", properties=["oracle"], oracle=slow)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout({"solution": ["answer"], "confidence": ["confidence"]}),
+        Layout({"first": ["answer"], "second": ["answer"]}, prefilled="answer"),
+        Layout({"all": []}),
+    ],
+)
+def test_segmenter(layout):
+    check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=20)
+
+
+CORRECT = {"columns": {"answer": ["4", "0.7", "nan", "\\frac{1}{2}"]}, "options": {"verify": "exact"}}
+CONFIDENCE = {"pays": ["confidence"], "scored": {"correct": [0.0, 1.0, None]}}
+TWO = Layout({"first": ["answer"], "second": ["answer"]})
+
+
+@pytest.mark.parametrize(
+    ("reward", "settings_"),
+    [
+        ("correct", CORRECT),
+        ("brier", CONFIDENCE),
+        ("log_score", CONFIDENCE),
+        ("format", {"pays": ["solution", "confidence"]}),
+        (
+            "second_attempt",
+            {"pays": ["second"], "layout": TWO, "columns": {"answer": ["4", "5"]}, "options": {"verify": "exact"}},
+        ),
+    ],
+)
+def test_reward(reward, settings_):
+    check_reward(reward, processes=reward == "brier", examples=25, **settings_)
+
+
+def test_unknown_names_are_sentences():
+    def strange(reward_n, group_n, *, temperature):
+        return reward_n
+
+    with pytest.raises(RecipeError, match="does not know what to put into 'temperature'"):
+        check_estimator(strange)
+
+    def warm(reward_n, group_n, *, temperature_n):
+        return dr_grpo(reward_n, group_n) * temperature_n
+
+    check_estimator(warm, inputs={"temperature_n": st.sampled_from([0.5, 1.0, 2.0])}, examples=10)
+    with pytest.raises(RecipeError, match=r"no property 'shfit'\. Did you mean 'shift'"):
+        check_estimator("grpo", properties=["shfit"])
+    with pytest.raises(RecipeError, match="has the indices 'nk2'; say what it credits"):
+        check_estimator(lambda by_outcome_nk2, group_n: by_outcome_nk2)
+    with pytest.raises(RecipeError, match=r"Method 'x': There is no property 'fast'"):
+        register("x", kind="completion", paper="none", exceptions={"fast": "it is slow"})
+    with pytest.raises(RecipeError, match="There is no method 'gropo'"):
+        check_estimator("gropo")
+
+
+def test_every_property_belongs_to_a_kind():
+    assert {name for names in BY_KIND.values() for name in names} | {"negative"} == set(PROPERTIES)
+
+
+@random_is_the_type_checkers
+@given(batch=batches(), tokens=masked_batches(["reward_nt", "value_nt", "ids_nt"]))
+@settings(max_examples=50, deadline=None)
+def test_strategies_make_what_they_say(batch, tokens):
+    reward_n, group_n = batch
+    assert reward_n.shape == group_n.shape
+    assert reward_n.dtype == torch.float64
+    inputs, mask_nt = tokens
+    assert {value.shape for value in inputs.values()} == {mask_nt.shape}
+    assert bool(inputs["value_nt"][~mask_nt].isnan().all())
+    assert not bool(inputs["value_nt"][mask_nt].isnan().any())
+    assert inputs["reward_nt"][~mask_nt].abs().sum() == 0
+    assert bool((inputs["ids_nt"][~mask_nt] == -100).all())
+
+
+@random_is_the_type_checkers
+@given(ids=token_rows(small_vocabulary()), text=texts(["a"]))
+@settings(max_examples=50, deadline=None)
+def test_tokens_spell_valid_text(ids, text):
+    b"".join(small_vocabulary().pieces[i] for i in ids).decode()
+    assert isinstance(text, str)
