@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 
 #: Third-party notices that say nothing about spanwise.
 THIRD_PARTY = [
@@ -32,6 +33,7 @@ OBJECTIVES = (
     Objective("correct", pays=("solution",), options={"verify": "exact"}),
     Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
 )
+SCHEME = Scheme.preset("bae", LAYOUT, objectives=OBJECTIVES)
 PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab"]
 GROUP = 4
 
@@ -169,8 +171,7 @@ def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None,
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         "rollout_func": scripted(said, tools=tools),
-        "layout": LAYOUT,
-        "objectives": OBJECTIVES,
+        "scheme": SCHEME,
     }
     return kind(**{**usual, **(extra or {})})
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._dr_grpo import dr_grpo
-from spanwise.credit.methods._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._grpo import grpo
 from spanwise.credit.registry import METHODS

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.assign import accepted
-from spanwise.credit.registry import method
+from spanwise.credit.registry import accepted, method
 from spanwise.credit.strata import EpsAt, group_index, moments, standardised, standardised_tokens
 from spanwise.errors import RecipeError, unknown
 

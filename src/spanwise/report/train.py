@@ -105,7 +105,8 @@ def _not_trained(view: TokenView | None) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    name = recipe.get("baseline")
+    named = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
+    name = next((name for name in reversed(named) if name), None)
     return f"the {name} baseline" if name and name != "none" else ""
 
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
 from spanwise.credit.strata import group_index, moments, weighted_mean
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
-@register("canon", kind="completion", paper="CANON, arXiv 2509.23962")
+@register("canon", kind="completion", paper="CANON, arXiv 2509.23962", source="the authors' code; the paper through notes")
 def canon(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],

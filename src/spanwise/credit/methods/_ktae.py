@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.registry import register
 
 
-@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826")
+@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826", source="the authors' code; the paper through notes")
 def ktae(
     adv_nt: Float[Tensor, "n t"],
     ids_nt: Int[Tensor, "n t"],

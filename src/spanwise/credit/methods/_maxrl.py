@@ -6,16 +6,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
 from spanwise.errors import RewardError
+from spanwise.registry import register
 
 
 @register(
     "maxrl",
     kind="completion",
     paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="the code of SkyRL and prime-rl; the paper through notes",
+    preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "negative": "the mean reward is a divisor, and 0 means failure",
         "shift": "the reward is divided by the mean reward",

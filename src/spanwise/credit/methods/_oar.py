@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.credit.registry import register
 from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.registry import register
 
 
-@register("oar", kind="token", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408")
+@register("oar", kind="token", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408", source="the authors' code")
 def oar(
     adv_nt: Float[Tensor, "n t"],
     importance_nt: Float[Tensor, "n t"],

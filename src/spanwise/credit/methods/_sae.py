@@ -10,13 +10,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit.recursion import lambda_advantage
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.registry import register
 
 _ROWS = 64
 
 
-@register("sae", kind="token", paper="Segmental Advantage Estimation, arXiv 2601.07320")
+@register(
+    "sae",
+    kind="token",
+    paper="Segmental Advantage Estimation, arXiv 2601.07320",
+    source="notes and reviews; the paper's full text was not read and there is no public code",
+    preset=Preset(per="completion", calibrated=False),
+)
 def sae(
     reward_nt: Float[Tensor, "n t"],
     value_nt: Float[Tensor, "n t"],

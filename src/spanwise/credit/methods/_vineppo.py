@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_block_numbers
-from spanwise.credit.registry import register
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
-@register("vineppo", kind="token", paper="VinePPO, arXiv 2410.01679")
+@register("vineppo", kind="token", paper="VinePPO, arXiv 2410.01679", source="the authors' code")
 def vineppo(
     value_nk: Float[Tensor, "n k"], reward_n: Float[Tensor, " n"], block_nt: Int[Tensor, "n t"]
 ) -> Float[Tensor, "n t"]:

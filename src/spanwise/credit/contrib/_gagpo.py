@@ -8,13 +8,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, moments
 from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
 from spanwise.credit.trajectories.step_returns import refuse_unknown, timeline, trajectory_outcomes
+from spanwise.registry import register
 
 
-@register("gagpo", kind="step", paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217")
+@register(
+    "gagpo",
+    kind="step",
+    paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217",
+    source="notes and worked numbers; neither the full paper nor code was read",
+    preset=Preset(per="completion", calibrated=False),
+    only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
+)
 def gagpo(
     reward_s: Float[Tensor, " s"],
     group_s: Int[Tensor, " s"],
