@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanwise.errors import AlignmentError, LayoutError
+import spanwise.segment.tagged as tagged
+from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, segment
 from spanwise.types import Fault
@@ -278,21 +279,6 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
         segment(ids, torch.tensor([[1, 2], [0, 1]]), layout=TWO, vocabulary=BYTES)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "prefilled", "said"),
-    [
-        ({}, None, "at least one block"),
-        ({"a": ["a"], "b": []}, None, "No tag opens block 'b'"),
-        ({"a": ["<a>"]}, None, "bare name"),
-        ({"a": ["a", "a"]}, None, "names a tag twice"),
-        ({"a": ["a", "b"]}, "b", "must be the first tag"),
-    ],
-)
-def test_a_layout_that_cannot_work_is_refused(blocks, prefilled, said):
-    with pytest.raises(LayoutError, match=said):
-        Layout(blocks, prefilled=prefilled)
-
-
 def test_lengths_come_with_the_spans():
     # `segment` knows the lengths and hands them over; they must be those of the tokens.
     vocabulary = Vocabulary((b"<a>", b"x", b"</a>", b"<c>", b"</c>"))
@@ -301,3 +287,33 @@ def test_lengths_come_with_the_spans():
     spans, _ = segment(ids, mask, layout=Layout({"solution": ["a"], "confidence": ["c"]}), vocabulary=vocabulary)
     assert spans.length_nk.tolist() == [[3, 3], [3, 2], [0, 0]]
     assert replace(spans).length_nk.tolist() == spans.length_nk.tolist()  # counted anew
+
+
+# A vocabulary of five tokens, read in chunks
+
+VOCABULARY = Vocabulary((b"x", b"<a>", b"</a>", b"<c>", b"</c>"))
+LAYOUT = Layout({"one": ["a"], "two": ["c"]})
+ROWS = torch.tensor([[0, 1, 0, 2], [1, 2, 3, 4], [3, 4, 0, 0], [0, 0, 0, 0], [0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4, 8, 9, 20, 1000])
+def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
+    whole, texts = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+    monkeypatch.setattr(tagged, "_TOKENS_AT_A_TIME", at_a_time)
+    spans, chunked = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+    assert chunked == texts
+    assert len(texts) == 5
+    for name in ("block_nt", "start_nk", "end_nk", "fault_n"):
+        assert torch.equal(getattr(spans, name), getattr(whole, name))
+        assert getattr(spans, name).dtype == (torch.int8 if name == "block_nt" else torch.int64)
+    wrong = ROWS.clone()
+    wrong[3, 1] = 5  # the first id that is not there
+    with pytest.raises(AlignmentError, match="Completion 3: Token id 5 is not in the vocabulary, which has 5 ids"):
+        segment(wrong, wrong >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+
+
+@pytest.mark.parametrize(("blocks", "dtype"), [(127, torch.int8), (128, torch.int16)])
+def test_numbers_of_blocks_fit(blocks, dtype):
+    layout = Layout({f"b{k}": [f"t{k}"] for k in range(blocks)})
+    spans, _ = segment(torch.tensor([[0]]), torch.tensor([[1]]), layout=layout, vocabulary=VOCABULARY)
+    assert spans.block_nt.dtype == dtype
