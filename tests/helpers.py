@@ -11,6 +11,6 @@ def double(rows):
 
 
 def assert_close(actual, expected, tolerance=1e-6, *, equal_nan=False):
-    """Equal within an absolute tolerance; numbers written as a list take the dtype they are compared with."""
-    expected = expected if isinstance(expected, torch.Tensor) else torch.tensor(expected, dtype=actual.dtype)
+    """Equal within an absolute tolerance, and of one dtype; numbers written as a list are float64."""
+    expected = expected if isinstance(expected, torch.Tensor) else double(expected)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0, equal_nan=equal_nan)

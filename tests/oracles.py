@@ -1,12 +1,16 @@
 """Slow oracles: every method once more, as plain loops over completions and tokens, sharing no code with the library."""
 
 import math
+import re
 from collections import Counter
+from fractions import Fraction
+from itertools import combinations, product
 
 import torch
 from scipy.stats import fisher_exact, hypergeom
 
 from helpers import NAN, double
+from spanwise.types import Fault
 
 
 def members(batch):
@@ -397,3 +401,260 @@ def slow_blended(batch):
         weights = [1 / max(v, floor) for _, v in estimates]
         baseline.append(sum(w * e for w, (e, _) in zip(weights, estimates, strict=True)) / sum(weights))
     return torch.tensor(baseline, dtype=torch.float64)
+
+
+def slow_loss(name, logp, old, adv, drift):
+    """The loss of one token; `drift` is the mean log ratio of its completion."""
+    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
+    if name in ("ppo_clip", "dual_clip", "gspo"):
+        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
+        r = math.exp(drift) if name == "gspo" else r
+        loss = max(-adv * r, -adv * clip(r, low, high))
+        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
+    if name == "cispo":
+        return -adv * clip(r, 0.5, 1.5)
+    if name == "aspo":
+        if adv > 0:
+            return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
+        return 0.0 if r < 0.8 else -adv * min(r, 1.6)
+    p, q = math.exp(logp), math.exp(old)
+    if name == "dppo_tv":
+        return -adv * min(r, 20) * ((p - q <= 0.15) if adv > 0 else (q - p <= 0.1))
+    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    back = (p < q) if adv > 0 else (p > q)
+    return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
+
+
+def slow_aggregate(loss, mask, mode, group):
+    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
+    if mode == "prompt-mean":
+        prompts = {}
+        for row, g in zip(rows, group.tolist(), strict=True):
+            prompts.setdefault(g, []).extend(row)
+        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
+    rows = [row for row in rows if row]
+    if not rows:
+        return 0.0
+    total = sum(sum(row) for row in rows)
+    return {
+        "token-mean": total / sum(len(row) for row in rows),
+        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
+        "sequence-mean-token-sum": total / len(rows),
+        "sequence-mean-token-sum-norm": total / len(rows) / 11,
+        "token-sum": total,
+    }[mode]
+
+
+def variance(values):
+    mean = sum(values) / len(values)
+    return sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+
+
+def slow_fidelity(data, score, name):
+    """Every completion in one batch, group by prompt; figures straight from their definitions."""
+    rows, (x, s) = [], data.prefix_xs.shape
+    for i, j in product(range(x), range(s)):
+        q, c, d = float(data.confidence_xs[i, j]), float(data.outcome_xs[i, j]), int(data.prefix_xs[i, j])
+        again = [] if d < 0 else [v for v in data.again_dm[d].tolist() if v == v]
+        rows.append((i, q, c, score(q, c), again))
+    alone, advantages = [], []
+    for i, _, c, r, _ in rows:
+        others = {
+            "none": [],
+            "batch": [row for row in rows if row[3] == row[3]],
+            "group": [row for row in rows if row[0] == i and row[3] == row[3]],
+        }.get(name, [row for row in rows if row[0] == i and row[2] == c and row[3] == row[3]])
+        alone.append(sum(row[0] == i and row[2] == c and row[3] == row[3] for row in rows) == 1)
+        count, total = len(others), sum(row[3] for row in others)
+        if name == "none":
+            advantages.append(r)
+        elif count < 2:
+            advantages.append(0.0)
+        else:
+            advantages.append(r - (total - r) / (count - 1) if "LOO" in name else r - total / count)
+    use = []
+    for (_, q, c, r, again), a, single in zip(rows, advantages, alone, strict=True):
+        if r == r and len(again) >= 2:
+            values = [score(v, c) for v in again]
+            target, noise = r - sum(values) / len(values), variance(values) / len(values)
+            use.append((a, target, noise, (q - sum(again) / len(again)) ** 2, c, single))
+
+    def root(top, below):
+        return math.sqrt(max(top, 0.0) / below) if below else NAN
+
+    def rmse(keep):
+        kept = [(a - t) ** 2 - v for a, t, v, _, c, single in use if keep(c, single)]
+        return root(sum(kept), len(kept))
+
+    def rest(weight):
+        """Least squares of w (k A - A_MC)^2 over k, and what it is relative to."""
+        aa = sum(weight(u) * u[0] ** 2 for u in use)
+        k = sum(weight(u) * u[0] * u[1] for u in use) / aa if aa else 0.0
+        left = sum(weight(u) * ((k * u[0] - u[1]) ** 2 - u[2]) for u in use)
+        return left, sum(weight(u) * (u[1] ** 2 - u[2]) for u in use)
+
+    n = len(use)
+    ma, mt = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
+    va, vt = sum((u[0] - ma) ** 2 for u in use), sum((u[1] - mt) ** 2 for u in use)
+    covariance = sum((u[0] - ma) * (u[1] - mt) for u in use)
+    return {
+        "rmse": rmse(lambda c, single: True),
+        "rmse_wrong": rmse(lambda c, single: c == 0),
+        "rmse_right": rmse(lambda c, single: c == 1),
+        "rmse_alone": rmse(lambda c, single: single),
+        "correlation": covariance / math.sqrt(va * vt) if va * vt > 0 else NAN,
+        "ceiling": root(vt - sum(u[2] for u in use), vt),
+        "rmse_scaled": root(rest(lambda u: 1.0)[0], n),
+        "gradient_noise": root(*rest(lambda u: u[3])),
+    }
+
+
+def slow_voting(rows, n):
+    """Expected correctness of each way over all subsets of n, as fractions."""
+    rows = [((a or "").strip(), c, q, s) for a, c, q, s in rows]
+    value = {}
+    for text in {a for a, *_ in rows if a}:
+        judged = [c for a, c, *_ in rows if a == text]
+        value[text] = Fraction(sum(judged), len(judged))
+    totals = dict.fromkeys(("pass@k", "majority", "weighted", "maxconf", "best_of"), Fraction(0))
+    subsets = list(combinations(rows, n))
+    for subset in subsets:
+        totals["pass@k"] += max(c for _, c, *_ in subset)
+        for name, weigh in (("majority", lambda row: 1), ("weighted", lambda row: row[2] or 0)):
+            votes = {}
+            for row in subset:
+                if row[0]:
+                    votes[row[0]] = votes.get(row[0], 0) + weigh(row)
+            tied = [value[text] for text, vote in votes.items() if vote == max(votes.values())]
+            totals[name] += sum(tied) / Fraction(len(tied)) if tied else 0
+        for name, column in (("maxconf", 2), ("best_of", 3)):
+            ranks = [-99 if row[column] is None else row[column] for row in subset]
+            tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
+            totals[name] += Fraction(sum(tied), len(tied))
+    weightless = all(q is None for _, _, q, _ in rows)
+    left_out = ("weighted", "maxconf") if weightless else ()
+    return {name: float(total / len(subsets)) for name, total in totals.items() if name not in left_out}
+
+
+def marks_of(data, layout):
+    """Every tag of the layout, by comparing at every byte: (name, opens, first byte)."""
+    marks = [(layout.prefilled, True, -1)] if layout.prefilled else []
+    for at in range(len(data)):
+        for tag in sorted(set(layout.tags)):
+            if data[at:].startswith(f"<{tag}>".encode()):
+                marks.append((tag, True, at))
+            if data[at:].startswith(f"</{tag}>".encode()):
+                marks.append((tag, False, at))
+    return marks
+
+
+def slow_segment(data, layout):
+    """Block of every byte, {block: first byte}, faults and contents of `data`, following the written rules one by one."""
+    marks = marks_of(data, layout)
+    slots = [(k, tag) for k, (_, tags) in enumerate(layout.blocks) for tag in tags]
+    taken, missing, position = {}, [], -2
+    for k, tag in slots:
+        options = [m for m in marks if m[0] == tag and m[1] and m[2] > position]
+        if options:
+            taken[options[0]] = k
+            position = options[0][2]
+        else:
+            missing.append(tag)
+    owner, current = [], 0
+    for at in range(len(data)):
+        current = max([current, *(k for mark, k in taken.items() if mark[2] == at)])
+        owner.append(current)
+    pieces = {k: b"".join(data[i : i + 1] for i in range(len(data)) if owner[i] == k) for k in range(len(layout.names))}
+    opened = f"<{layout.prefilled}>".encode() if layout.prefilled else b""
+    read = pieces | {0: opened + pieces[0]}
+    return owner, pieces, faults(marks, taken, owner, layout, missing, read), contents(read, layout)
+
+
+def faults(marks, taken, owner, layout, missing, read):
+    fault = Fault.NONE
+    outside = set()
+    for n, (tag, opens, at) in enumerate(marks):
+        before = {u: [m[1] for m in marks[:n] if m[0] == u] for u in layout.tags}
+        if opens:
+            fault |= Fault.NESTED if any(u != tag and kinds and kinds[-1] for u, kinds in before.items()) else 0
+            k = owner[at] if at >= 0 else 0
+            mine = tag in layout.blocks[k][1]
+            first = not any(m[0] == tag and m[1] and (owner[m[2]] if m[2] >= 0 else 0) == k for m in marks[:n])
+            if (tag, opens, at) not in taken and (first or not mine):
+                outside.add(tag)
+        elif not (before[tag] and before[tag][-1]):
+            fault |= Fault.ORDER
+    last = {tag: opens for tag, opens, _ in marks}
+    fault |= Fault.TRUNCATED if any(last.values()) else 0
+    for k, (_, tags) in enumerate(layout.blocks):
+        fault |= Fault.DUPLICATE if any(read[k].count(f"<{tag}>".encode()) > 1 for tag in tags) else 0
+    fault |= Fault.ORDER if outside else 0
+    return fault | (Fault.MISSING if set(missing) - outside else 0)
+
+
+def contents(read, layout):
+    held = {}
+    for k, (_, tags) in enumerate(layout.blocks):
+        for tag in tags:
+            pairs = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>".encode(), read[k], re.DOTALL)
+            held[k, tag] = pairs[-1].decode(errors="replace") if pairs else None
+    return held
+
+
+def owners_of_tokens(tokens, owner):
+    """A token goes with its first byte; one without bytes with the byte before it, at the start with the first byte."""
+    owners, at = [], 0
+    for token in tokens:
+        byte = at if token else max(at - 1, 0)
+        owners.append(owner[byte] if byte < len(owner) else 0)
+        at += len(token)
+    return owners
+
+
+def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
+    """The figures of one estimator, straight from their definitions, by kind of token."""
+    rows = []
+    for n in range(len(trajectories.reward_n)):
+        places = [t for t in range(value_nt.shape[1]) if trajectories.mask_nt[n, t]]
+        reward = float(trajectories.reward_n[n])
+        mc = [float(trajectories.value_nt[n, t]) for t in places] + [reward]
+        noise = [float(trajectories.noise_nt[n, t]) for t in places] + [0.0]
+        v = [float(value_nt[n, t]) for t in places] + [reward]
+        p = [math.exp(float(trajectories.logp_nt[n, t])) for t in places]
+        group = [r for r, x in zip(trajectories.reward_n.tolist(), trajectories.prompt_n.tolist(), strict=True)
+                 if x == trajectories.prompt_n[n]]  # fmt: skip
+        for k in range(len(places)):
+            if name.startswith("GRPO c - g"):
+                a = reward - sum(group) / len(group) if len(group) > 1 else 0.0
+            elif name.startswith("GRPO"):
+                a = reward - v[0]
+            else:  # every later surprise, weighted by lambda for each boundary on the way to it
+                threshold, lam = map(float, name[4:].split(", ")) if name[0] == "S" else (2.0, float(name[4:]))
+                weight, a = 1.0, 0.0
+                for j in range(k, len(places)):
+                    weight *= lam if j > k and p[j] < threshold else 1.0
+                    a += weight * (v[j + 1] - v[j])
+            rows.append((a, mc[k + 1] - mc[k], noise[k + 1] + noise[k], p[k] < decision))
+    found = {}
+    for kind in ("all", "decision"):
+        use = [row for row in rows if kind == "all" or row[3]]
+        n = len(use)
+        mean_a, mean_m = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
+        var_a, var_m = sum((u[0] - mean_a) ** 2 for u in use), sum((u[1] - mean_m) ** 2 for u in use)
+        noise = sum(u[2] for u in use)
+        k = sum(u[0] * u[1] for u in use) / sum(u[0] ** 2 for u in use)
+        found[kind] = {
+            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) for u in use) / math.sqrt(var_a * var_m),
+            "ceiling": math.sqrt(1 - noise / var_m),
+            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 for u in use) - noise) / n),
+            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 for u in use) - noise) / n),
+        }
+    return found
+
+
+def slow_ece(pairs):
+    """Expected calibration error of (confidence in hundredths, right) over ten bins, and one of its own for exactly 1."""
+    gaps = [0.0] * 11
+    for hundredths, right in pairs:  # integer arithmetic: .29 and .3 fall where a human puts them
+        gaps[hundredths // 10] += float(right) - hundredths / 100
+    return sum(map(abs, gaps)) / len(pairs)

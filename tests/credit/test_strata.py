@@ -20,7 +20,7 @@ def test_min_stratum():
 def test_precision_mean():
     nothing = precision_mean(torch.tensor([[NAN]]), torch.tensor([[1.0]]))
     assert math.isnan(nothing.item())
-    assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])), [2.0])
+    assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])).double(), [2.0])
 
 
 def test_moments_standard_deviation_of_one_is_zero():
@@ -101,7 +101,7 @@ def test_completions_outside_every_stratum():
 
 def test_precision_mean_ignores_what_is_unknown():
     mixed = precision_mean(torch.tensor([[NAN, 3.0], [2.0, NAN]]), torch.tensor([[1.0, NAN], [4.0, 1.0]]))
-    assert_close(mixed, [2.0, NAN], 1e-12, equal_nan=True)
+    assert_close(mixed.double(), [2.0, NAN], 1e-12, equal_nan=True)
 
 
 def test_defaults_of_whitening_tokens():

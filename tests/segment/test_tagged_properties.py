@@ -1,11 +1,10 @@
 """`segment` against a slow oracle that reads byte by byte, and what must not change anything."""
 
-import re
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracles import owners_of_tokens, slow_segment
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, segment
 from spanwise.types import Fault
@@ -41,81 +40,6 @@ def completions(draw):
     return VOCABULARIES[which], ids, draw(st.sampled_from(LAYOUTS))
 
 
-def marks_of(data, layout):
-    """Every tag of the layout, by comparing at every byte: (name, opens, first byte)."""
-    marks = [(layout.prefilled, True, -1)] if layout.prefilled else []
-    for at in range(len(data)):
-        for tag in sorted(set(layout.tags)):
-            if data[at:].startswith(f"<{tag}>".encode()):
-                marks.append((tag, True, at))
-            if data[at:].startswith(f"</{tag}>".encode()):
-                marks.append((tag, False, at))
-    return marks
-
-
-def oracle(data, layout):
-    """Block of every byte, {block: first byte}, faults and contents of `data`, following the written rules one by one."""
-    marks = marks_of(data, layout)
-    slots = [(k, tag) for k, (_, tags) in enumerate(layout.blocks) for tag in tags]
-    taken, missing, position = {}, [], -2
-    for k, tag in slots:
-        options = [m for m in marks if m[0] == tag and m[1] and m[2] > position]
-        if options:
-            taken[options[0]] = k
-            position = options[0][2]
-        else:
-            missing.append(tag)
-    owner, current = [], 0
-    for at in range(len(data)):
-        current = max([current, *(k for mark, k in taken.items() if mark[2] == at)])
-        owner.append(current)
-    pieces = {k: b"".join(data[i : i + 1] for i in range(len(data)) if owner[i] == k) for k in range(len(layout.names))}
-    opened = f"<{layout.prefilled}>".encode() if layout.prefilled else b""
-    read = pieces | {0: opened + pieces[0]}
-    return owner, pieces, faults(marks, taken, owner, layout, missing, read), contents(read, layout)
-
-
-def faults(marks, taken, owner, layout, missing, read):
-    fault = Fault.NONE
-    outside = set()
-    for n, (tag, opens, at) in enumerate(marks):
-        before = {u: [m[1] for m in marks[:n] if m[0] == u] for u in layout.tags}
-        if opens:
-            fault |= Fault.NESTED if any(u != tag and kinds and kinds[-1] for u, kinds in before.items()) else 0
-            k = owner[at] if at >= 0 else 0
-            mine = tag in layout.blocks[k][1]
-            first = not any(m[0] == tag and m[1] and (owner[m[2]] if m[2] >= 0 else 0) == k for m in marks[:n])
-            if (tag, opens, at) not in taken and (first or not mine):
-                outside.add(tag)
-        elif not (before[tag] and before[tag][-1]):
-            fault |= Fault.ORDER
-    last = {tag: opens for tag, opens, _ in marks}
-    fault |= Fault.TRUNCATED if any(last.values()) else 0
-    for k, (_, tags) in enumerate(layout.blocks):
-        fault |= Fault.DUPLICATE if any(read[k].count(f"<{tag}>".encode()) > 1 for tag in tags) else 0
-    fault |= Fault.ORDER if outside else 0
-    return fault | (Fault.MISSING if set(missing) - outside else 0)
-
-
-def contents(read, layout):
-    held = {}
-    for k, (_, tags) in enumerate(layout.blocks):
-        for tag in tags:
-            pairs = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>".encode(), read[k], re.DOTALL)
-            held[k, tag] = pairs[-1].decode(errors="replace") if pairs else None
-    return held
-
-
-def owners_of_tokens(tokens, owner):
-    """A token goes with its first byte; one without bytes with the byte before it, at the start with the first byte."""
-    owners, at = [], 0
-    for token in tokens:
-        byte = at if token else max(at - 1, 0)
-        owners.append(owner[byte] if byte < len(owner) else 0)
-        at += len(token)
-    return owners
-
-
 def run(ids, mask, layout, vocabulary):
     ids_nt, mask_nt = (torch.tensor(rows).reshape(len(rows), -1) for rows in (ids, mask))
     return segment(ids_nt, mask_nt, layout=layout, vocabulary=vocabulary)
@@ -129,7 +53,7 @@ def test_agrees_with_the_byte_by_byte_oracle(completion):
         return
     tokens = [vocabulary.pieces[i] for i in ids]
     data = b"".join(tokens)
-    owner, pieces, fault, held = oracle(data, layout)
+    owner, pieces, fault, held = slow_segment(data, layout)
     owners = owners_of_tokens(tokens, owner)
     spans, texts = run([ids], [[1] * len(ids)], layout, vocabulary)
     prefilled_start = layout.prefilled and owner[:1] not in ([], [0]) and not tokens[0]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import LENGTH, completion_batches
-from helpers import NAN, assert_close, double
+from helpers import NAN, assert_close
 from oracles import slow_canon, slow_maxrl, slow_opo, slow_reinforce_plus_plus_baseline, slow_san
 from spanwise.credit import (
     HistoryWeight,
@@ -66,16 +66,14 @@ def test_relations(batch):
 @settings(max_examples=80, deadline=None)
 def test_equal_the_slow_oracles(batch, ddof, alpha, flag):
     reward_n, group_n, length_n, stratum_n = batch
-    assert_close(maxrl(reward_n, group_n, eps=alpha), double(slow_maxrl(batch, alpha)), 1e-9)
-    assert_close(opo(reward_n, group_n, length_n=length_n), double(slow_opo(batch)), 1e-9)
-    assert_close(
-        san(reward_n, group_n, stratum_n=stratum_n, alpha=alpha, ddof=ddof), double(slow_san(batch, alpha, ddof)), 1e-7
-    )
+    assert_close(maxrl(reward_n, group_n, eps=alpha), slow_maxrl(batch, alpha), 1e-9)
+    assert_close(opo(reward_n, group_n, length_n=length_n), slow_opo(batch), 1e-9)
+    assert_close(san(reward_n, group_n, stratum_n=stratum_n, alpha=alpha, ddof=ddof), slow_san(batch, alpha, ddof), 1e-7)
     whitened_n = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=ddof, zero_constant_groups=flag)
-    assert_close(whitened_n, double(slow_reinforce_plus_plus_baseline(batch, ddof, flag)), 1e-9)
+    assert_close(whitened_n, slow_reinforce_plus_plus_baseline(batch, ddof, flag), 1e-9)
     favoured = "high" if flag else "low"
     adv_n = canon(reward_n, group_n, metric_n=length_n.double(), mu=alpha, alpha=0.7, favoured=favoured, ties="order")
-    assert_close(adv_n, double(slow_canon(batch, length_n.tolist(), alpha, 0.7, favoured)), 1e-9)
+    assert_close(adv_n, slow_canon(batch, length_n.tolist(), alpha, 0.7, favoured), 1e-9)
 
 
 def completion_methods(length_n, stratum_n):
@@ -147,7 +145,7 @@ def test_where_epsilon_stands(eps_at, eps, size):
     reward_n, group_n, ones = torch.tensor([2.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 1])
     options = {"ddof": 0, "eps": eps, "eps_at": eps_at}
     assert_close(reinforce_plus_plus_baseline(reward_n, group_n, length_n=ones, **options), [size, -size], 1e-12)
-    assert_close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0], [size, -size])
+    assert_close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0].double(), [size, -size])
     scores = torch.tensor([[1.0], [-1.0]])  # standardised in the group they are +-1 / (1 + eps)
     within = 1 / (1 + eps)
     divisor = {"std": within + eps, "variance": (within**2 + eps) ** 0.5, "floor": max(within, eps**0.5)}[eps_at]

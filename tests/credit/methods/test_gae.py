@@ -88,7 +88,7 @@ def test_absent_completions_get_zero_and_their_own_values_as_targets():
 def test_token_results_keep_the_dtype(dtype):
     adv = gae(GAE_REWARD.to(dtype), GAE_VALUE.to(dtype), GAE_MASK, lam=0.95)
     assert adv.dtype == dtype
-    assert_close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 0.01 if dtype.itemsize == 2 else 1e-6)
+    assert_close(adv.double(), [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 0.01 if dtype.itemsize == 2 else 1e-6)
     assert gae(GAE_REWARD.float(), GAE_VALUE, GAE_MASK).dtype == torch.float64
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import STEP, TASK, TRAJECTORY, WORKED, known_states, step_batches
-from helpers import NAN, assert_close, double
+from helpers import NAN, assert_close
 from oracles import slow_gigpo
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gigpo import gigpo
@@ -20,26 +20,26 @@ from spanwise.credit.trajectories.step_returns import step_returns, timeline, tr
 def test_gigpo_mean():
     # returns by state: s0 {9.025, 0}, s1 {9.5, 0, 0}, s2 {10}; episodes: row mean 5
     within = [9.025 / 2, 9.5 * 2 / 3, 0, -9.025 / 2, -9.5 / 3, -9.5 / 3]
-    assert_close(gigpo(*WORKED, episode_weight=0.0), double(within), 1e-12)
-    assert_close(gigpo(*WORKED, step_weight=0.0), double([5, 5, 5, -5, -5, -5]), 1e-12)
-    assert_close(gigpo(*WORKED), double([9.5125, 11.333333, 5, -9.5125, -8.166667, -8.166667]))
+    assert_close(gigpo(*WORKED, episode_weight=0.0), within, 1e-12)
+    assert_close(gigpo(*WORKED, step_weight=0.0), [5, 5, 5, -5, -5, -5], 1e-12)
+    assert_close(gigpo(*WORKED), [9.5125, 11.333333, 5, -9.5125, -8.166667, -8.166667])
     assert_close(
-        gigpo(*WORKED, step_weight=0.5), double([5 + 9.025 / 4, 5 + 9.5 / 3, 5, -5 - 9.025 / 4, -5 - 9.5 / 6, -5 - 9.5 / 6])
+        gigpo(*WORKED, step_weight=0.5), [5 + 9.025 / 4, 5 + 9.5 / 3, 5, -5 - 9.025 / 4, -5 - 9.5 / 6, -5 - 9.5 / 6]
     )
 
 
 def test_gigpo_mean_and_standard_deviation():
-    assert_close(gigpo(*WORKED, scale="std"), double([1.619977, 2.067571, 0.912871, -1.619977, -1.490221, -1.490221]))
+    assert_close(gigpo(*WORKED, scale="std"), [1.619977, 2.067571, 0.912871, -1.619977, -1.490221, -1.490221])
     assert_close(
         gigpo(*WORKED, scale="std", over="trajectories", step_weight=0.0),
-        double([0.707107, 0.707107, 0.707107, -0.707107, -0.707107, -0.707107]),
+        [0.707107, 0.707107, 0.707107, -0.707107, -0.707107, -0.707107],
     )
     half = 1 / math.sqrt(2)
     third = 1 / math.sqrt(3)
-    assert_close(gigpo(*WORKED, scale="std", episode_weight=0.0), double([half, 2 * third, 0, -half, -third, -third]))
+    assert_close(gigpo(*WORKED, scale="std", episode_weight=0.0), [half, 2 * third, 0, -half, -third, -third])
     # population deviation of the rows: 5, of s0: 4.5125
-    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=0.0)[[0, 3]], double([2, -2]), 1e-12)
-    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=5.0, step_weight=0.0)[[0, 3]], double([0.5, -0.5]), 1e-12)
+    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=0.0)[[0, 3]], [2, -2], 1e-12)
+    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=5.0, step_weight=0.0)[[0, 3]], [0.5, -0.5], 1e-12)
 
 
 def test_gigpo_episode_moments_count_rows_or_trajectories():
@@ -51,8 +51,8 @@ def test_gigpo_episode_moments_count_rows_or_trajectories():
         torch.tensor([0, 0, 1]),
         ["p", "q", "r"],
     )
-    assert_close(gigpo(*batch), double([4, -2, -2]), 1e-12)
-    assert_close(gigpo(*batch, over="trajectories"), double([3, -3, -3]), 1e-12)
+    assert_close(gigpo(*batch), [4, -2, -2], 1e-12)
+    assert_close(gigpo(*batch, over="trajectories"), [3, -3, -3], 1e-12)
 
 
 def test_gigpo_episode_reward():
@@ -63,8 +63,8 @@ def test_gigpo_episode_reward():
         torch.tensor([0, 1, 0]),
         ["p", "q", "r"],
     )
-    assert_close(gigpo(*batch, over="trajectories"), double([2, 2, -2]), 1e-12)  # 6 and 2
-    assert_close(gigpo(*batch, over="trajectories", reward="last"), double([1.5, 1.5, -1.5]), 1e-12)  # 5 and 2
+    assert_close(gigpo(*batch, over="trajectories"), [2, 2, -2], 1e-12)  # 6 and 2
+    assert_close(gigpo(*batch, over="trajectories", reward="last"), [1.5, 1.5, -1.5], 1e-12)  # 5 and 2
 
 
 def test_a_lone_episode_is_zero_unless_raw():

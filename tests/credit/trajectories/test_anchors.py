@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED
-from helpers import assert_close, double
+from helpers import assert_close
 from spanwise.credit.methods._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.trajectories.anchors import anchor_groups
@@ -15,9 +15,9 @@ from spanwise.credit.trajectories.anchors import anchor_groups
 
 def test_unknown_states_join_nothing():
     states = ["s0", None, "s2", "s0", None, None]
-    assert_close(gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, states), double([9.5125, 5, 5, -9.5125, -5, -5]), 1e-12)
+    assert_close(gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, states), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
     numbers = torch.tensor([0, -1, 2, 0, -1, -7])
-    assert_close(gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, numbers), double([9.5125, 5, 5, -9.5125, -5, -5]), 1e-12)
+    assert_close(gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, numbers), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
     distinct = ["s0", "x", "s2", "s0", "y", "z"]
     by_none, by_distinct = (gagpo(STEP_REWARD, TASK, TRAJECTORY, STEP, value) for value in (states, distinct))
     assert by_none.tolist() == by_distinct.tolist()
@@ -67,5 +67,5 @@ def test_similarity_equals_the_slow_scan(texts, data, similarity):
 def test_similarity_reaches_the_estimators():
     texts = ["in the red hall", "at the door", "outside now", "in the red hall.", "at the door!", "at the door?"]
     for method in STEP_METHODS:
-        assert_close(method(*WORKED[:4], texts, similarity=0.9), double(method(*WORKED).tolist()), 1e-12)
+        assert_close(method(*WORKED[:4], texts, similarity=0.9), method(*WORKED).tolist(), 1e-12)
         assert not torch.allclose(method(*WORKED[:4], texts), method(*WORKED))

@@ -11,8 +11,6 @@ from spanwise.credit.trajectories.merge import MergedSequence, Step, merge_steps
 from spanwise.credit.trajectories.step_returns import trajectory_outcomes
 from spanwise.errors import AlignmentError
 
-NAN = float("nan")
-
 
 def turn(step, prompt, response, mask=None, **fields):
     return Step("a", step, prompt, response, [1] * len(response) if mask is None else mask, **fields)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import STEP, STEP_REWARD, TRAJECTORY, WORKED, step_batches
-from helpers import NAN, assert_close, double
+from helpers import NAN, assert_close
 from oracles import slow_returns
 from spanwise.credit.methods._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
@@ -14,10 +14,10 @@ from spanwise.credit.trajectories.step_returns import step_returns, trajectory_o
 
 
 def test_step_returns():
-    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP), double([9.025, 9.5, 10, 0, 0, 0]), 1e-12)
-    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP, gamma=1.0), double([10, 10, 10, 0, 0, 0]), 1e-12)
+    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP), [9.025, 9.5, 10, 0, 0, 0], 1e-12)
+    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP, gamma=1.0), [10, 10, 10, 0, 0, 0], 1e-12)
     mixed = torch.tensor([4, 0, 3, 2, 5, 1])
-    assert_close(step_returns(STEP_REWARD[mixed], TRAJECTORY[mixed], STEP[mixed]), double([0, 9.025, 0, 10, 0, 9.5]), 1e-12)
+    assert_close(step_returns(STEP_REWARD[mixed], TRAJECTORY[mixed], STEP[mixed]), [0, 9.025, 0, 10, 0, 9.5], 1e-12)
 
 
 def test_absent_reward_reaches_back_to_the_start_and_no_further():
@@ -27,7 +27,7 @@ def test_absent_reward_reaches_back_to_the_start_and_no_further():
     assert gigpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
     assert gagpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
     with_last = gigpo(reward, *WORKED[1:], reward="last")
-    assert_close(with_last, double([5, 5, 5, -5, -5, -5]), 1e-12)
+    assert_close(with_last, [5, 5, 5, -5, -5, -5], 1e-12)
 
 
 @given(batch=step_batches(), gamma=st.sampled_from([0.0, 0.5, 0.95, 1.0]))

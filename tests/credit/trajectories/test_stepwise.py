@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import NAN
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._grpo import grpo
@@ -21,7 +22,6 @@ from spanwise.credit.trajectories.stepwise import (
 )
 from spanwise.errors import AlignmentError, RecipeError
 
-NAN = float("nan")
 SKYRL = {"grpo": True, "rloo": True, "maxrl": True, "gae": False, "reinforce++": False}
 TEMPORAL = ["gae", "sae", "reinforce++"]
 SIDES = ["left", "right"]

@@ -1,4 +1,4 @@
-"""Nothing outlives `spanwise compare`, and no two processes train into one folder: real processes, real signals."""
+"""Trainings side by side: stopped together, each once, errors end what runs."""
 
 import os
 import signal
@@ -9,17 +9,9 @@ import time
 import pytest
 
 from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.folder import sole_writer
-from spanwise.errors import DataError
 
 SLEEP = "import time; time.sleep(60)"
-HOLD = """
-import sys, time
-from spanwise.commands.shared.folder import sole_writer
-with sole_writer(sys.argv[1]):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+
 #: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
 COMPARE = """
 import sys
@@ -105,36 +97,3 @@ def test_each_item_once_and_so_many_at_a_time():
     assert sorted(found) == [(0, 0), (3, 3), (4, 4), (5, 5)]
     assert max(most) == 2
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(
-            DataError, match=r"^Another process is training into '.*run'; wait until it ends, end it, or give"
-        ):
-            sole_writer(tmp_path / "run").__enter__()
-        with sole_writer(tmp_path / "other"):
-            pass
-    finally:
-        holder.kill()  # which no process can clean up after
-        holder.communicate()
-    for _ in range(2):
-        with sole_writer(tmp_path / "run"):
-            pass
-
-
-def test_the_ranks_of_one_training_are_one_writer(tmp_path, monkeypatch):
-    with sole_writer(tmp_path):
-        monkeypatch.setenv("RANK", "1")
-        with sole_writer(tmp_path):
-            pass
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"The output folder '.*file/run' cannot be written: Not a directory"):
-        sole_writer(tmp_path / "file" / "run").__enter__()

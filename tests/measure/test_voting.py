@@ -2,18 +2,17 @@
 
 import math
 import random as stdlib_random
-from fractions import Fraction
-from itertools import combinations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import NAN
+from oracles import slow_voting
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import curve_difference, pass_at_k, voting
 
-NAN = float("nan")
 #: answer, right, confidence in tenths, score; None is absent.
 SAMPLE = st.tuples(
     st.sampled_from(["1", " 1", "2", "3\n", None, "  "]),
@@ -21,33 +20,6 @@ SAMPLE = st.tuples(
     st.sampled_from([None, 0, 3, 6, 9, 10]),
     st.sampled_from([None, -2, 0, 5]),
 )
-
-
-def by_enumeration(rows, n):
-    """Expected correctness of each way over all subsets of n, as fractions."""
-    rows = [((a or "").strip(), c, q, s) for a, c, q, s in rows]
-    value = {}
-    for text in {a for a, *_ in rows if a}:
-        judged = [c for a, c, *_ in rows if a == text]
-        value[text] = Fraction(sum(judged), len(judged))
-    totals = dict.fromkeys(("pass@k", "majority", "weighted", "maxconf", "best_of"), Fraction(0))
-    subsets = list(combinations(rows, n))
-    for subset in subsets:
-        totals["pass@k"] += max(c for _, c, *_ in subset)
-        for name, weigh in (("majority", lambda row: 1), ("weighted", lambda row: row[2] or 0)):
-            votes = {}
-            for row in subset:
-                if row[0]:
-                    votes[row[0]] = votes.get(row[0], 0) + weigh(row)
-            tied = [value[text] for text, vote in votes.items() if vote == max(votes.values())]
-            totals[name] += sum(tied) / Fraction(len(tied)) if tied else 0
-        for name, column in (("maxconf", 2), ("best_of", 3)):
-            ranks = [-99 if row[column] is None else row[column] for row in subset]
-            tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
-            totals[name] += Fraction(sum(tied), len(tied))
-    weightless = all(q is None for _, _, q, _ in rows)
-    left_out = ("weighted", "maxconf") if weightless else ()
-    return {name: float(total / len(subsets)) for name, total in totals.items() if name not in left_out}
 
 
 def run(rows, prompts=None, **options):
@@ -71,7 +43,7 @@ def shown(curves, prompt=0):
 def test_against_every_subset(rows):
     curves = run(rows)
     for b in range(len(rows)):
-        expected = by_enumeration(rows, b + 1)
+        expected = slow_voting(rows, b + 1)
         assert set(curves) == {"pass@1", *expected}
         for name, value in expected.items():
             assert float(curves[name].value_pb[0, b]) == pytest.approx(value, abs=1e-12), (name, b + 1)

@@ -340,7 +340,7 @@ def test_arms_and_seeds_that_cannot_be():
 
 def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     """The recipe of the experiment itself names a method and a baseline, as ours under recipes/ do."""
-    shared = Path(__file__).parents[2] / "recipes" / "confidence.yaml"
+    shared = Path(__file__).parents[3] / "recipes" / "confidence.yaml"
     runs = planned(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
     assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
     assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]

@@ -6,17 +6,16 @@ import re
 import shlex
 import zlib
 from html import unescape
-from io import StringIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from rich.console import Console
 
 import spanwise.commands.credit.credit as credit_module
 import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
+from rollout_files import LAYOUT, quiet
 from spanwise import cli
 from spanwise.commands.compare.compare import planned
 from spanwise.commands.credit.credit import credit
@@ -28,16 +27,11 @@ from spanwise.recipe import load, plan, resolved
 from spanwise.rollouts import read_rollouts
 from tokenizers_small import byte_level
 
-LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 #: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
 SAID = [
     trl_small.say("ab", "4", 0.9, 1.0), trl_small.say("b", "3", None, 0.0),
     trl_small.say("", "3", 0.5, 1.0), trl_small.say("a", "3", None, 1.0),
 ]  # fmt: skip
-
-
-def quiet():
-    return Console(file=StringIO(), width=160)
 
 
 def rollouts(path, **extra):
@@ -78,9 +72,6 @@ def run_command(monkeypatch, module, name, command):
     assert words[0] == "spanwise"
     cli.app(words[1:], exit_on_error=False)
     return called
-
-
-# --------------------------------------------------------------------------- credit
 
 
 def exported(tmp_path, monkeypatch=None, **options):
@@ -213,9 +204,6 @@ def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tm
     assert report_folder(tmp_path / "out").read_text() == html
 
 
-# --------------------------------------------------------------------------- train
-
-
 def trained(folder, *, ids, size, **fields):
     """A run folder with one kept completion of a real byte-level tokenizer; the config says how many ids the model has."""
     (folder / "rollouts").mkdir(parents=True)
@@ -257,9 +245,6 @@ def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
     assert data["objectives"] == ["format", "correct"]
     assert data["outcome"] == 1
     assert data["stops"][0][0] == -0.25
-
-
-# --------------------------------------------------------------------------- compare, fidelity
 
 
 def test_fields_of_a_recipe_survive_the_command_line():
