@@ -23,25 +23,10 @@ from spanwise.credit import (
     opo,
     preset_objectives,
     rloo,
-    spread,
 )
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.types import Credit, Spans
-
-
-def layout_spans():
-    # completion 0: solution of 2 tokens, a tool token, confidence of 2; completion 1: solution only, 3 tokens, then padding
-    block_nt = torch.tensor([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], dtype=torch.int8)
-    start, end = torch.tensor([[0, 3], [0, 0]]), torch.tensor([[2, 5], [3, 0]])
-    return Spans(("solution", "confidence"), start, end, block_nt, torch.tensor([0, 1]))
-
-
-CREDIT = Credit(
-    torch.tensor([[1.0, -0.5], [-1.0, 0.0]]).double(), torch.tensor([0.0, -0.75]).double(), torch.zeros(2).long(),
-    torch.zeros(2).long(),
-)  # fmt: skip
 
 BLOCKS = ("solution", "confidence")
 BAE = (
@@ -103,8 +88,6 @@ def test_sentences(unchecked_shapes):
         advantage(reward_n, group_n, baseline="outcome")
     with pytest.raises(RecipeError, match="no stratum whose standard deviation"):
         advantage(reward_n, group_n, baseline="none", scale="std")
-    with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
-        spread(CREDIT, layout_spans(), per=-1)
     continuous = scores_of([[i / 32, 0.0] for i in range(32)], ("correct", "brier"))
     with pytest.raises(RecipeError, match="took 32 different values"):
         assign(continuous, torch.zeros(32).long(), torch.ones(32, 2).bool(), objectives=BAE, block_names=BLOCKS)
@@ -377,21 +360,3 @@ def test_sentences_of_credit(unchecked_shapes):
             advantage(PAIR, SAME, baseline=baseline, scale="std", outcome_n=PAIR)
     with pytest.raises(RecipeError, match="Baseline 'outcome' needs an outcome"):
         advantage(PAIR, SAME, baseline="outcome")
-    with pytest.raises(AlignmentError, match=r"Credit is for \(1, 1\) completions and blocks, spans are for \(1, 2\)"):
-        spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
-
-
-def spans_of(rows, blocks):
-    block_nt = torch.tensor(rows)
-    start, end = torch.zeros(len(rows), blocks, dtype=torch.long), torch.zeros(len(rows), blocks, dtype=torch.long)
-    for i, row in enumerate(rows):
-        for k in set(row) - {-1}:
-            mine = [t for t, block in enumerate(row) if block == k]
-            start[i, k], end[i, k] = mine[0], mine[-1] + 1
-    return Spans(tuple(f"b{k}" for k in range(blocks)), start, end, block_nt, torch.zeros(len(rows), dtype=torch.long))
-
-
-def credit_of(block_nk, stop_n=None):
-    block = torch.tensor(block_nk, dtype=torch.float64)
-    stop = torch.zeros(len(block), dtype=torch.float64) if stop_n is None else torch.tensor(stop_n, dtype=torch.float64)
-    return Credit(block, stop, torch.zeros(block.shape[1]).long(), torch.zeros(block.shape[1]).long())

@@ -10,8 +10,6 @@ from helpers import NAN, assert_close
 from oracles import slow_advantage
 from spanwise.credit import advantage, bae, dr_grpo, grpo, rlcr
 
-SIX_OF_ONE_PROMPT = torch.zeros(6, dtype=torch.long)
-
 
 def test_leave_one_out_outcome_with_eight():
     correct = torch.tensor([1.0, 1, 0, 0, 1, 0, 1, 1], dtype=torch.float64)
@@ -40,7 +38,7 @@ def test_groups_of_one_get_exactly_zero_and_are_counted():
 def test_singleton_outcome_is_zero_unless_blended():
     reward_n = torch.tensor([-0.64, -0.09, -0.01, -0.25, -0.04, -0.16], dtype=torch.float64)
     outcome_n = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
-    result = advantage(reward_n, SIX_OF_ONE_PROMPT, baseline="outcome", outcome_n=outcome_n)
+    result = advantage(reward_n, torch.zeros(6, dtype=torch.long), baseline="outcome", outcome_n=outcome_n)
     # the five wrong ones: mean -.11
     assert_close(result.advantage_n, [0.0, 0.02, 0.10, -0.14, 0.07, -0.05], 1e-12)
     assert result.alone_n.tolist() == [True] + [False] * 5
@@ -148,8 +146,6 @@ def test_one_outcome_makes_outcome_the_group():
     torch.testing.assert_close(by_outcome, dr_grpo(reward_n, group_n))
 
 
-HALF_ROOT = 2**-0.5
-
 ESTIMATORS = {
     "grpo": lambda r, g, **o: grpo(r, g, **o),
     "dr_grpo": lambda r, g, **o: dr_grpo(r, g, **o),
@@ -167,7 +163,7 @@ def test_min_stratum_is_two_and_can_be_three(name):
 
 def test_defaults_of_advantage():
     assert_close(advantage(PAIR, torch.tensor([0, 1])).advantage_n, [0.0, 0.0], 1e-12)  # the group, not the batch
-    assert_close(advantage(PAIR, SAME, scale="std").advantage_n, [-HALF_ROOT, HALF_ROOT], 1e-12)
+    assert_close(advantage(PAIR, SAME, scale="std").advantage_n, [-(2**-0.5), 2**-0.5], 1e-12)
 
 
 @pytest.mark.parametrize("baseline", ["batch", "group", "outcome", "blended"])

@@ -35,11 +35,13 @@ def test_spread(per, expected):
     assert spread(CREDIT, layout_spans(), per=per).dtype == torch.float32
 
 
-def test_credit_that_is_not_finite_is_refused():
+def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shapes):
     broken = Credit(CREDIT.block_nk.clone(), CREDIT.stop_n, CREDIT.singleton_m, CREDIT.absent_m)
     broken.block_nk[1, 1] = NAN
     with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
         spread(broken, layout_spans())
+    with pytest.raises(AlignmentError, match=r"Credit is for \(1, 1\) completions and blocks, spans are for \(1, 2\)"):
+        spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
 
 
 @pytest.mark.parametrize(
@@ -104,3 +106,5 @@ def test_per_a_constant():
     assert spread(credit_of([[1.0]]), spans, per=0.5).tolist() == [[2.0, 2.0]]
     with pytest.raises(RecipeError, match=r"per=0\) is not known"):
         spread(credit_of([[1.0]]), spans, per=0)
+    with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
+        spread(CREDIT, layout_spans(), per=-1)

@@ -9,7 +9,7 @@ from spanwise.credit import bae, dr_grpo
 CORRECT = torch.tensor([1.0, 1, 0, 0, 1, 0], dtype=torch.float64)
 REPORT = torch.tensor([0.9, 0.7, 0.8, 0.1, 0.8, 0.3], dtype=torch.float64)
 BRIER = -((REPORT - CORRECT) ** 2)
-SIX_OF_ONE_PROMPT = torch.zeros(6, dtype=torch.long)
+ONE_PROMPT = torch.zeros(6, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ SIX_OF_ONE_PROMPT = torch.zeros(6, dtype=torch.long)
     ],
 )
 def test_bae_confidence_block(baseline, leave_one_out, expected):
-    adv_nk = bae(torch.stack([CORRECT, BRIER], dim=1), SIX_OF_ONE_PROMPT, baseline=baseline, leave_one_out=leave_one_out)
+    adv_nk = bae(torch.stack([CORRECT, BRIER], dim=1), ONE_PROMPT, baseline=baseline, leave_one_out=leave_one_out)
     assert_close(adv_nk[:, 1], expected)
     factor = 6 / 5 if leave_one_out else 1
     assert_close(adv_nk[:, 0], [factor * (value - 0.5) for value in CORRECT.tolist()], 1e-12)
