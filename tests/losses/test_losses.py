@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import NAN, assert_close, double
+from oracles import slow_aggregate, slow_loss
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.losses import aggregate, aspo, cispo, dppo, gspo, ppo_clip
 
-NAN = float("nan")
 LOSSES = {
     "ppo_clip": ppo_clip,
     "dual_clip": lambda *a: ppo_clip(*a, eps_high=0.28, dual_clip=3.0),
@@ -24,15 +25,6 @@ MODES = [
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm", "token-sum",
     "prompt-mean",
 ]  # fmt: skip
-
-
-def double(rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-6):
-    expected = expected if isinstance(expected, torch.Tensor) else double(expected)
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def of_ratio(loss, ratio, adv, **options):
@@ -84,31 +76,6 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient():
     loss = cispo(logp, torch.zeros(1, 3).double(), double([[1, 1, -2]]), torch.ones(1, 3).bool())
     assert_close(loss.detach(), [[-1.5, -5, 0.2]])
     assert_close(torch.autograd.grad(loss.sum(), logp)[0], [[-1.5, -5, 0.2]])
-
-
-# Slow oracles ------------------------------------------------------------------------------------------------------------
-
-
-def slow_loss(name, logp, old, adv, drift):
-    """The loss of one token; `drift` is the mean log ratio of its completion."""
-    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
-    if name in ("ppo_clip", "dual_clip", "gspo"):
-        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
-        r = math.exp(drift) if name == "gspo" else r
-        loss = max(-adv * r, -adv * clip(r, low, high))
-        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
-    if name == "cispo":
-        return -adv * clip(r, 0.5, 1.5)
-    if name == "aspo":
-        if adv > 0:
-            return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
-        return 0.0 if r < 0.8 else -adv * min(r, 1.6)
-    p, q = math.exp(logp), math.exp(old)
-    if name == "dppo_tv":
-        return -adv * min(r, 20) * ((p - q <= 0.15) if adv > 0 else (q - p <= 0.1))
-    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
-    back = (p < q) if adv > 0 else (p > q)
-    return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
 
 
 @st.composite
@@ -209,8 +176,6 @@ def test_a_huge_ratio_stays_finite():
         assert bool(torch.autograd.grad(value.sum(), logp)[0].isfinite().all())
 
 
-# Aggregation ----------------------------------------------------------------------------------------------------------------
-
 LOSS = double([[1, 1, 0, 0, 0], [2, 2, 2, 2, 0]])
 LOSS_MASK = torch.tensor([[True, True, False, False, False], [True, True, True, True, False]])
 
@@ -246,26 +211,6 @@ def test_aggregate(mode, expected):
 def test_a_prompt_counts_once():
     # Both completions of one prompt: its six tokens have the mean 10/6.
     assert aggregate(LOSS, LOSS_MASK, mode="prompt-mean", group_n=torch.tensor([3, 3])).item() == pytest.approx(10 / 6)
-
-
-def slow_aggregate(loss, mask, mode, group):
-    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
-    if mode == "prompt-mean":
-        prompts = {}
-        for row, g in zip(rows, group.tolist(), strict=True):
-            prompts.setdefault(g, []).extend(row)
-        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
-    rows = [row for row in rows if row]
-    if not rows:
-        return 0.0
-    total = sum(sum(row) for row in rows)
-    return {
-        "token-mean": total / sum(len(row) for row in rows),
-        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
-        "sequence-mean-token-sum": total / len(rows),
-        "sequence-mean-token-sum-norm": total / len(rows) / 11,
-        "token-sum": total,
-    }[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)

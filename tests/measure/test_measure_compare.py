@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers import NAN
 from spanwise.errors import RecipeError
 from spanwise.measure import compare, holm
-
-NAN = float("nan")
 
 
 def runs(**values):
