@@ -119,9 +119,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             **options,
         )
         checks.check_environment_rewards(self.reward_func_names, objectives)
-        # Models often have more embedding rows than their tokenizer has tokens, and can sample them.
-        size = getattr(self.model.config.get_text_config(), "vocab_size", None)
-        self.vocabulary = Vocabulary.from_tokenizer(self._text_tokenizer, size=size)
+        self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
 
     @property
     def _text_tokenizer(self) -> Any:
