@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.registry import Preset, register
 
@@ -49,5 +50,7 @@ def rlcr(
         one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that the two differ
         in the credit alone; `per: completion` weighs all tokens alike.
     """
+    for part_n in (correct_n, calibration_n):  # two that cancel would read as absent
+        check_rewards(part_n)
     total_n = correct_n.double() + calibration_weight * calibration_n.double()
     return dr_grpo(total_n, group_n, min_stratum=min_stratum)

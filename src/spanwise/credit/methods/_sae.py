@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from spanwise.credit.checks import check_mask
 from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import register
 from spanwise.errors import AlignmentError, RecipeError, unknown
@@ -63,6 +64,7 @@ def sae(
     """
     if logp_nt.shape != reward_nt.shape:
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    check_mask(mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
     if boundary == "end":
         unlikely_nt = _after(unlikely_nt, mask_nt)
