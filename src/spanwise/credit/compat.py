@@ -118,7 +118,8 @@ def compatible(method_name: str, framework: Framework | str) -> Callable[..., Te
     Edge cases:
         Numbers are the framework's where its mask is true; at masked tokens they are 0, as the loss never reads them. Absent
         rewards keep the rule of this library, for most frameworks have none. A constant group gives exactly 0, where float32
-        frameworks may give rounding errors. `maxrl` refuses negative rewards in every framework.
+        frameworks may give rounding errors. `maxrl` refuses negative rewards, which SkyRL takes. Where at most one token is
+        unmasked, verl and SkyRL raise and this gives 0.
 
     Raises:
         RecipeError: an unknown framework, or a method that it does not have.
