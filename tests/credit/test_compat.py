@@ -166,7 +166,7 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
 def test_what_is_not_reproduced_and_the_page_says_so():
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert "`maxrl` refuses negative rewards, which SkyRL takes" in page
-    with pytest.raises(RewardError, match="reward of completion 1 is -0.5; maxrl divides by the group's mean"):
+    with pytest.raises(RewardError, match=r"reward of completion 1 is -0\.5; maxrl divides by the group's mean"):
         compatible("maxrl", "skyrl")(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]))
     # verl and SkyRL: "The sum of the mask is one, which can cause a division by zero.", "At least one element ... has to be 1."
     assert "verl and SkyRL whiten, they raise an error if at most one token of the batch is unmasked" in page
