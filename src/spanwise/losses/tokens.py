@@ -28,9 +28,9 @@ def keep(loss_nt: Tensor, mask_nt: Tensor) -> Tensor:
     return torch.where(mask_nt, loss_nt, 0.0)
 
 
-def clipped(ratio_nt: Tensor, adv_nt: Tensor, eps_low: float, eps_high: float, dual_clip: float | None) -> Tensor:
+def clipped(ratio_nt: Tensor, adv_nt: Tensor, clip_low: float, clip_high: float, dual_clip: float | None) -> Tensor:
     """PPO's clipped surrogate, as a loss."""
-    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - eps_low, 1 + eps_high))
+    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is None:
         return loss_nt
     return torch.where(adv_nt < 0, torch.minimum(loss_nt, -adv_nt * dual_clip), loss_nt)
