@@ -24,10 +24,10 @@ def sae(
     logp_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    threshold: float = 0.2,
-    lam: float | Float[Tensor, " n"] = 0.95,
-    boundary: Literal["start", "end"] = "start",
     gamma: float = 1.0,
+    lam: float | Float[Tensor, " n"] = 0.95,
+    threshold: float = 0.2,
+    boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
     r"""Trust the critic only where the policy was surprised: bootstrap from the first token of each segment.
@@ -41,8 +41,8 @@ def sae(
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
-        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
         lam: the weight at a boundary; one number, or one per completion.
+        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
     Returns:
