@@ -104,10 +104,7 @@ class Recipe(BaseModel):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        try:
-            return method(name).name
-        except RecipeError as error:
-            raise ValueError(str(error)) from None
+        return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:

@@ -8,7 +8,7 @@ import torch
 
 from helpers import NAN, assert_close
 from spanwise.credit import COMPAT, METHODS, assign, compat_table, compatible, grpo
-from spanwise.errors import RecipeError
+from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.types import Scores
 
@@ -159,6 +159,29 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
     lengths = {"length_n": LENGTH}
     own = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
     assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
+
+
+def test_what_is_not_reproduced_and_the_page_says_so():
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "`maxrl` refuses negative rewards, which SkyRL takes" in page
+    with pytest.raises(RewardError, match=r"reward of completion 1 is -0\.5; maxrl divides by the group's mean"):
+        compatible("maxrl", "skyrl")(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]))
+    # verl and SkyRL: "The sum of the mask is one, which can cause a division by zero.", "At least one element ... has to be 1."
+    assert "verl and SkyRL whiten, they raise an error if at most one token of the batch is unmasked" in page
+    reward, group, length = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 0])
+    for framework, name in ((f, name) for f in ("verl", "skyrl") for name in COMPAT[f]):
+        if COMPAT[framework][name].whitening is None:
+            continue
+        for tokens in (0, 1):
+            mask = torch.zeros(2, 3, dtype=torch.bool)
+            mask[:, :tokens] = torch.tensor([[True], [False]])
+            given = {
+                "gae": (mask.double(), torch.full((2, 3), 0.25), mask),
+                "reinforce++": (mask.double(), mask),
+                "gdpo": (reward[:, None], group),
+            }.get(name, (reward, group))
+            lengths = {} if METHODS[name].kind == "token" else {"length_n": length * tokens}
+            assert not bool(compatible(name, framework)(*given, **lengths).any())
 
 
 def test_it_is_an_estimator_of_a_recipe():

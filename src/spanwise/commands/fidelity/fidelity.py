@@ -64,7 +64,7 @@ def collect(
     limit = max_new_tokens or task.max_completion_length
     options = {"max_new_tokens": limit, "temperature": temperature}
     ids_nt, mask_nt = sample(model, tokenizer, rows["prompt"][:], samples=samples, seed=seed, **options)
-    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    vocabulary = Vocabulary.of(tokenizer, model)
     spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=vocabulary)
     columns = {name: [v for v in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"}
     outcome_n = score([Objective("correct", pays=(solution,))], text, columns=columns).reward_nm[:, 0]

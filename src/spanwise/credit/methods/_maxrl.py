@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
 from spanwise.errors import RewardError
@@ -53,6 +54,7 @@ def maxrl(
         "Maximum Likelihood Reinforcement Learning" (arXiv 2602.02710), after its implementations. With K successes in G samples
         the paper's weight of a completion is (r - K/G) / K, which is A/G; the mean over the batch supplies the 1/G.
     """
+    check_rewards(reward_n)
     negative_n = reward_n < 0
     if bool(negative_n.any()):
         i = int(torch.nonzero(negative_n)[0])

@@ -113,9 +113,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        # Models often have more embedding rows than their tokenizer has tokens, and can sample them.
-        size = getattr(self.model.config.get_text_config(), "vocab_size", None)
-        self.vocabulary = Vocabulary.from_tokenizer(self._text_tokenizer, size=size)
+        self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
 
     @property
     def _text_tokenizer(self) -> Any:
