@@ -10,7 +10,7 @@ from helpers import NAN
 from measure_small import rolled
 from oracles import slow_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.measure import BASELINES, FIGURES, Rerolls, fidelity
+from spanwise.measure import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
 
 
 def brier(q, c):
@@ -113,6 +113,14 @@ def test_intervals_come_from_the_same_prompts():
     assert wide.interval("outcome", 4, "rmse")[1] - wide.interval("outcome", 4, "rmse")[0] > high - low
     again = fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
     assert torch.equal(found.draw_rbgf, again.draw_rbgf)
+
+
+def test_draws_without_a_figure_are_left_out_of_its_interval():
+    draw_rbgf = torch.full((4, 1, 1, len(FIGURES)), NAN, dtype=torch.float64)
+    draw_rbgf[:, 0, 0, FIGURES.index("rmse_wrong")] = torch.tensor([1.0, NAN, 3.0, 2.0]).double()
+    found = Fidelity(("none",), (4,), torch.zeros(1, 1, len(FIGURES)).double(), draw_rbgf, share=1.0)
+    assert found.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((1.5, 2.5))  # quartiles of 1, 2, 3
+    assert all(math.isnan(bound) for bound in found.interval("none", 4, "rmse_right"))
 
 
 def test_what_cannot_be_used_is_not_read():

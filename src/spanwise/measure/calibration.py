@@ -82,8 +82,7 @@ def sharpness(confidence_n: Float[Tensor, " n"], *, ddof: int = 0) -> float:
     0.125
     """
     check_reports(confidence_n, torch.zeros_like(confidence_n))
-    q = confidence_n.cpu().double()
-    return float((q - q.mean()).square().sum() / (len(q) - ddof)) if len(q) > ddof else float("nan")
+    return float(confidence_n.cpu().double().var(correction=ddof)) if len(confidence_n) > ddof else math.nan
 
 
 def figures(

@@ -1,6 +1,7 @@
 """The figures under weights: how often each completion counts, one row per resample, one value per row.
 
-The plain figures of `calibration` are the row of ones. All of it runs in float64 on the CPU.
+The plain figures of `calibration` are the row of ones. All of it runs in float64 on the CPU. scikit-learn and torchmetrics take
+one row of weights or none: a bootstrap would call them once per resample.
 """
 
 from __future__ import annotations
