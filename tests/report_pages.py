@@ -36,7 +36,7 @@ def train_page(**changes: Any) -> str:
     prompt_n = torch.arange(8) // 4
     confidence_n = torch.tensor([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5], dtype=torch.float64)
     correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-    votes = voting(list("abcaaabb"), correct_n, confidence_n, prompts=prompt_n.tolist(), resamples=20)
+    votes = voting(list("abcaaabb"), confidence_n, correct_n, prompts=prompt_n.tolist(), resamples=20)
     options = {
         "recipe": RECIPE,
         "metrics": [

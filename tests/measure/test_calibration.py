@@ -55,7 +55,7 @@ def test_against_scikit_learn_and_a_loop(pairs):
 
 def test_absent_confidence_is_not_zero():
     values = figures(
-        torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.8, float("nan"), 0.2]),
+        torch.tensor([0.8, float("nan"), 0.2]), torch.tensor([1.0, 1.0, 0.0]),
         well_formed_n=torch.tensor([True, False, True]), refusal_n=torch.tensor([False, False, True]),
     )  # fmt: skip
     assert values["brier"] == pytest.approx(0.04)
@@ -68,7 +68,7 @@ def test_absent_confidence_is_not_zero():
 
 def test_nothing_stated_gives_none():
     nan = float("nan")
-    values = figures(torch.tensor([1.0]), torch.tensor([nan]), well_formed_n=torch.tensor([False]))
+    values = figures(torch.tensor([nan]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
     assert values["ece"] is None
     assert values["auroc"] is None
     assert values["refusal_rate"] is None
@@ -89,8 +89,8 @@ def test_wrong_correctness_is_refused():
 def test_different_sizes_are_refused(unchecked_shapes):
     with pytest.raises(AlignmentError, match="2 confidences for 1 answers"):
         ece(torch.tensor([0.5, 0.5]), torch.tensor([1.0]))
-    with pytest.raises(AlignmentError, match="have 1, 2, 1 entries"):
-        figures(torch.ones(1), torch.ones(2), well_formed_n=torch.ones(1, dtype=torch.bool))
+    with pytest.raises(AlignmentError, match="have 2, 1, 1 entries"):
+        figures(torch.ones(2), torch.ones(1), well_formed_n=torch.ones(1, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("bins", [5, 10, 15])
@@ -171,7 +171,7 @@ def test_sharpness_is_a_variance():
 def test_a_collapsed_policy_has_no_sharpness_and_a_beautiful_ece():
     right_n = torch.tensor([1.0] + [0.0] * 9)
     values = figures(
-        right_n, torch.full((10,), 0.1), well_formed_n=right_n > -1, refusal_n=torch.tensor([False] + [True] * 9)
+        torch.full((10,), 0.1), right_n, well_formed_n=right_n > -1, refusal_n=torch.tensor([False] + [True] * 9)
     )
     assert values["ece"] == pytest.approx(0.0, abs=1e-7)
     assert values["sharpness"] == pytest.approx(0.0, abs=1e-12)
@@ -183,7 +183,7 @@ def test_a_collapsed_policy_has_no_sharpness_and_a_beautiful_ece():
 def test_no_verdict_is_left_out():
     nan = float("nan")
     values = figures(
-        torch.tensor([1.0, nan, 0.0]), torch.tensor([0.8, 0.1, 0.2]), well_formed_n=torch.ones(3, dtype=torch.bool)
+        torch.tensor([0.8, 0.1, 0.2]), torch.tensor([1.0, nan, 0.0]), well_formed_n=torch.ones(3, dtype=torch.bool)
     )
     assert values["accuracy"] == 0.5
     assert values["coverage"] == 1.0
@@ -214,8 +214,8 @@ def test_figures_with_intervals():
     c[::11] = float("nan")
     formed = torch.tensor(rng.random(120) < 0.9)
     arguments = {"well_formed_n": formed, "refusal_n": ~formed}
-    plain = figures(c, q, **arguments)
-    got = figure_intervals(c, q, prompts=torch.tensor(prompts), resamples=200, **arguments)
+    plain = figures(q, c, **arguments)
+    got = figure_intervals(q, c, prompts=torch.tensor(prompts), resamples=200, **arguments)
     assert set(plain) == set(got)
     for name, value in plain.items():
         interval = got[name]
@@ -224,7 +224,7 @@ def test_figures_with_intervals():
         assert interval.count == 30
         if name != "ece":
             assert interval.low < value < interval.high
-    without = figure_intervals(c, q, prompts=prompts.tolist(), well_formed_n=formed, resamples=50)
+    without = figure_intervals(q, c, prompts=prompts.tolist(), well_formed_n=formed, resamples=50)
     assert without["refusal_rate"] is None
 
 
@@ -233,12 +233,12 @@ def test_intervals_stay_between_0_and_1_and_are_never_empty():
     c = torch.ones(60, dtype=torch.float64)
     c[7] = 0.0
     q = torch.full((60,), 0.9, dtype=torch.float64)
-    got = figure_intervals(c, q, prompts=[n // 2 for n in range(60)], well_formed_n=torch.ones(60, dtype=torch.bool))
+    got = figure_intervals(q, c, prompts=[n // 2 for n in range(60)], well_formed_n=torch.ones(60, dtype=torch.bool))
     accuracy, form = got["accuracy"], got["format_rate"]
     assert accuracy is not None
     assert form is not None
     assert 0.9 < accuracy.low < 59 / 60 < accuracy.high == 1.0
     assert (form.low, form.high) == pytest.approx(wilson(30, 30))  # 30 prompts, not 60 completions
-    alone = figure_intervals(c[:1], q[:1], prompts=[0], well_formed_n=torch.ones(1, dtype=torch.bool))["accuracy"]
+    alone = figure_intervals(q[:1], c[:1], prompts=[0], well_formed_n=torch.ones(1, dtype=torch.bool))["accuracy"]
     assert alone is not None
     assert math.isnan(alone.low)

@@ -26,8 +26,8 @@ def run(rows, prompts=None, **options):
     absent = lambda x, scale: NAN if x is None else x / scale  # noqa: E731
     return voting(
         [a for a, *_ in rows],
-        torch.tensor([NAN if c is None else float(c) for _, c, *_ in rows], dtype=torch.float64),
         torch.tensor([absent(q, 10) for _, _, q, _ in rows], dtype=torch.float64),
+        torch.tensor([NAN if c is None else float(c) for _, c, *_ in rows], dtype=torch.float64),
         score_n=torch.tensor([absent(s, 1) for *_, s in rows], dtype=torch.float64),
         prompts=[0] * len(rows) if prompts is None else prompts,
         **{"resamples": 10, **options},
@@ -206,13 +206,13 @@ def test_bad_input_is_a_sentence(unchecked_shapes):
     with pytest.raises(RecipeError, match="budget of 3 samples cannot be had: prompts have 1 to 2"):
         voting(["1", "1"], torch.ones(2), torch.ones(2), prompts=[0, 0], budgets=[3])
     with pytest.raises(AlignmentError, match="2 verdicts for 1 answers"):
-        voting(["1"], torch.ones(2), one, prompts=[0])
+        voting(["1"], one, torch.ones(2), prompts=[0])
     with pytest.raises(AlignmentError, match="3 scores for 1 answers"):
         voting(["1"], one, one, prompts=[0], score_n=torch.ones(3))
     with pytest.raises(AlignmentError, match="2 prompt ids for 1 completions"):
         voting(["1"], one, one, prompts=[0, 0])
     with pytest.raises(AlignmentError, match=r"Correctness 0.5 of completion 0 is not 0, 1 or NaN"):
-        voting(["1"], one / 2, one, prompts=[0])
+        voting(["1"], one, one / 2, prompts=[0])
     with pytest.raises(AlignmentError, match=r"Confidence 95.0 of completion 0"):
-        voting(["1"], one, 95 * one, prompts=[0])
+        voting(["1"], 95 * one, one, prompts=[0])
     assert voting([], torch.zeros(0), torch.zeros(0), prompts=[])["majority"].budgets == ()

@@ -126,8 +126,8 @@ def test_train_with_two_attempts_shows_each_and_what_the_second_is_better_by():
     # Two prompts x 2 samples. First attempts: right, right / wrong, wrong. Second: right, right / right, wrong.
     columns = {"prompts": [0, 0, 1, 1], "resamples": 20}
     nothing_n = torch.full((4,), NAN, dtype=torch.float64)
-    first = voting(list("aaxx"), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64), nothing_n, **columns)
-    second = voting(list("aabx"), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64), nothing_n, **columns)
+    first = voting(list("aaxx"), nothing_n, torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64), **columns)
+    second = voting(list("aabx"), nothing_n, torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64), **columns)
     evaluation = {"step": 2, "final": start() | {"second_accuracy": 0.75}}
     page = Page(train_page(votes={"first": first, "second": second}, metrics=[evaluation]))
     assert "Later attempt minus the first" in page.texts

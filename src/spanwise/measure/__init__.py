@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:  # the core installs without it
         "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
     ) from error
 
-from spanwise.measure.bins import One, Scheme
+from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
@@ -28,6 +28,7 @@ __all__ = [
     "BASELINES",
     "FIGURES",
     "TOKEN_ESTIMATORS",
+    "BinScheme",
     "BrierParts",
     "Cell",
     "Comparison",
@@ -40,7 +41,6 @@ __all__ = [
     "Prompts",
     "Reliability",
     "Rerolls",
-    "Scheme",
     "ScoreName",
     "SimulatedFixedPoint",
     "TokenEstimator",

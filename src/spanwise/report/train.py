@@ -126,7 +126,7 @@ def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Head
     intervals: Mapping[str, Any] = {}
     if samples and {"prompt", "well_formed"} <= samples.keys():
         intervals = figure_intervals(
-            samples["correct"], samples["confidence"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
+            samples["confidence"], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
             refusal_n=samples.get("refusal"),
         )  # fmt: skip
     made = []

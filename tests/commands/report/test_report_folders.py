@@ -150,7 +150,7 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
 def test_votes_over_seeds_have_intervals_over_seeds(tmp_path):
     seeds = {
         seed: voting(
-            ["a", "a"], torch.full((2,), value).double(), torch.full((2,), 0.5).double(), prompts=[0, 0], resamples=1
+            ["a", "a"], torch.full((2,), 0.5).double(), torch.full((2,), value).double(), prompts=[0, 0], resamples=1
         )
         for seed, value in enumerate((0.0, 1.0, 1.0))
     }
