@@ -152,7 +152,7 @@ def test_every_baseline(baseline, number):
                 with_entry(DATA["reward_n"], row, number),
                 DATA["group_n"],
                 baseline=baseline,
-                outcome_n=torch.tensor([1.0, 0.0, 1.0, NAN]),
+                outcome_no=torch.tensor([[1.0], [0.0], [1.0], [NAN]]) if baseline in ("outcome", "blended") else None,
             )
 
 
