@@ -5,7 +5,7 @@ import math
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from spanwise.credit.methods._gagpo import gagpo
+from spanwise.credit.contrib._gagpo import gagpo
 
 from helpers import NAN, double
 from spanwise.credit.methods._gigpo import gigpo

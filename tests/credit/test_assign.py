@@ -9,6 +9,7 @@ from credit_batches import PAIR, SAME, scores_of
 from helpers import NAN, assert_close
 from spanwise.credit import (
     METHODS,
+    Method,
     HistoryWeight,
     advantage,
     assign,
@@ -21,7 +22,6 @@ from spanwise.credit import (
     history_weighted,
     moments,
     opo,
-    preset_objectives,
     rloo,
 )
 from spanwise.errors import AlignmentError, RecipeError, RewardError
@@ -49,7 +49,7 @@ def test_assign_summed_first_pays_every_block():
     objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, weight=0.5, if_missing=-1.0))
     scores = scores_of([[1, -0.2], [0, NAN]], ("correct", "brier"))  # totals .9 and -.5, mean .2
     present = torch.tensor([[1, 1], [1, 0]]).bool()
-    credit = assign(scores, torch.zeros(2).long(), present, objectives=objectives, block_names=BLOCKS, sum_first=True)
+    credit = assign(scores, torch.zeros(2).long(), present, objectives=objectives, block_names=BLOCKS, method="rlcr")
     assert_close(credit.block_nk, [[0.7, 0.7], [-0.7, 0.0]], 1e-12)
     assert credit.stop_n.tolist() == [0.0, 0.0]
 
@@ -75,7 +75,7 @@ def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
     scores.status_nm[1, 1] = status
     objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
     present, group = torch.ones(3, 2).bool(), torch.zeros(3, dtype=torch.long)
-    credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, sum_first=True)
+    credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, method="rlcr")
     expected = -1 + (0.64 * 2 + 1) / 3 if left_out else 0.0
     assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
 
@@ -98,9 +98,6 @@ def test_sentences(unchecked_shapes):
     bad.reward_nm[1, 1] = NAN
     with pytest.raises(RewardError, match="'brier' of completion 1 is nan with status OK"):
         assign(bad, torch.zeros(2).long(), torch.ones(2, 2).bool(), objectives=BAE, block_names=BLOCKS)
-    with pytest.raises(RecipeError, match="share one baseline"):
-        assign(scores_of([[1, 0]], ("correct", "brier")), torch.tensor([0]), torch.ones(1, 2).bool(),
-               objectives=BAE, block_names=BLOCKS, sum_first=True)  # fmt: skip
 
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -115,15 +112,16 @@ def two_rewards(seed, n=24):
 
 
 def run_preset(name, reward_nm, group_n, layout, **options):
-    preset = METHODS[name].preset
+    """Equal weights and nothing missing: the numbers are the method's own."""
+    names = layout.names
+    pays = [(names[0],), (names[-1],)] if METHODS[name].kind == "block" else [names, names]
     return assign(
         scores_of(reward_nm),
         group_n,
-        torch.ones(len(group_n), len(layout.names)).bool(),
-        objectives=preset_objectives(preset, layout, baseline="group"),
-        block_names=layout.names,
-        sum_first=preset.sum_first,
-        whiten=preset.whiten,
+        torch.ones(len(group_n), len(names)).bool(),
+        objectives=[Objective("correct", pays=pays[0]), Objective("brier", pays=pays[1])],
+        block_names=names,
+        method=name,
         **options,
     )
 
@@ -153,8 +151,7 @@ def test_an_estimator_takes_the_sum_and_the_inputs_it_asks_for(name):
         present,
         objectives=objectives,
         block_names=LAYOUT.names,
-        sum_first=True,
-        estimator=estimator,
+        method=name,
         inputs={"length_n": length_n, "metric_n": None},
     )
     needs = {"length_n": length_n} if "length_n" in METHODS[name].needs else {}
@@ -164,54 +161,37 @@ def test_an_estimator_takes_the_sum_and_the_inputs_it_asks_for(name):
     assert credit.singleton_m.tolist() == [int(alone.sum())] * 2
 
 
-def test_an_estimator_is_bound_by_the_options_of_the_recipe():
+def test_an_estimator_is_bound_by_the_options_of_the_scheme():
     reward_nm, group_n = two_rewards(3)
     group_n[:3] = 99
     common = {
         "objectives": (Objective("correct", pays=("solution",)), Objective("brier", pays=("solution",), weight=0.0)),
         "block_names": ("solution",),
-        "sum_first": True,
     }
-    run = functools.partial(assign, scores_of(reward_nm), group_n, torch.ones(len(group_n), 1).bool(), **common)
-    strict = run(estimator=rloo, min_stratum=5)
+
+    def run(function, **options):
+        chosen = Method("mine", function, "completion", "none")
+        present = torch.ones(len(group_n), 1).bool()
+        return assign(scores_of(reward_nm), group_n, present, method=chosen, **common, **options)
+
+    strict = run(rloo, min_stratum=5)
     assert_close(strict.block_nk[:, 0], rloo(reward_nm[:, 0], group_n, min_stratum=5), 1e-9)
-    assert_close(strict.singleton_m, run(min_stratum=5).singleton_m, 1e-9)
-    assert not torch.equal(strict.block_nk, run(estimator=rloo).block_nk)
-    left = run(estimator=dr_grpo, leave_one_out=True)
+    assert_close(strict.singleton_m, run(dr_grpo, min_stratum=5).singleton_m, 1e-9)
+    assert not torch.equal(strict.block_nk, run(rloo).block_nk)
+    left = run(dr_grpo, leave_one_out=True)
     assert_close(left.block_nk[:, 0], rloo(reward_nm[:, 0], group_n), 1e-9)
-    bound = run(estimator=functools.partial(rloo, min_stratum=5))
+    bound = run(functools.partial(rloo, min_stratum=5))
     assert_close(bound.block_nk, strict.block_nk, 1e-9)
     weigh = HistoryWeight(opo, start=0.1)
     lengths = {"length_n": torch.arange(1, len(group_n) + 1), "metric_n": None}
-    weighted = run(estimator=weigh, inputs=lengths).block_nk[:, 0]
+    weighted = run(weigh, inputs=lengths).block_nk[:, 0]
     plain = opo(reward_nm[:, 0], group_n, length_n=lengths["length_n"])
     assert_close(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
     assert weigh.anchor != 0.1
-    with pytest.raises(RecipeError, match="An estimator takes one reward per completion"):
-        run(estimator=rloo, sum_first=False)
-
-
-@pytest.mark.parametrize("sum_first", [False, True])
-def test_whitening_scales_each_block_over_who_has_it(sum_first):
-    reward_nm, group_n = two_rewards(11, n=9)
-    reward_nm[4, 1] = NAN  # left its confidence out
-    present = torch.ones(9, 2).bool()
-    present[4, 1] = False
-    objectives = (
-        Objective("correct", pays=LAYOUT.names if sum_first else ("solution",)),
-        Objective("brier", pays=LAYOUT.names if sum_first else ("confidence",), if_missing=-1.0),
-    )
-    run = functools.partial(
-        assign, scores_of(reward_nm), group_n, present, objectives=objectives, block_names=LAYOUT.names, sum_first=sum_first
-    )
-    plain, whitened = run(), run(whiten=True, ddof=0, eps=0.1)
-    for k in range(2):
-        has = present[:, k]
-        std = plain.block_nk[has, k].std(correction=0) + 0.1
-        assert_close(whitened.block_nk[:, k], plain.block_nk[:, k] / std, 1e-9)
-    if not sum_first:
-        assert whitened.stop_n[4] != 0
-        assert_close(whitened.stop_n, plain.stop_n / (plain.block_nk[present[:, 1], 1].std(correction=0) + 0.1), 1e-9)
+    with pytest.raises(RecipeError, match="Method 'mine' needs length_n, which this batch does not have"):
+        run(opo)
+    with pytest.raises(RecipeError, match="Method 'mine' has no option 'ddof'"):
+        run(rloo, ddof=0)
 
 
 def test_whitening_leaves_groups_without_differences_at_zero():
@@ -255,52 +235,56 @@ def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
         torch.ones(2, 1).bool(),
         objectives=objectives,
         block_names=("a",),
-        sum_first=True,
+        method="rlcr",
     )
     assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
 
 
-@pytest.mark.parametrize("estimator", [None, dr_grpo])
-def test_a_pair_is_not_alone(estimator):
+@pytest.mark.parametrize("method", ["bae", "rlcr", "dr_grpo"])
+def test_a_pair_is_not_alone(method):
     objectives = [Objective("correct", pays=("a",))]
     present, group_n = torch.ones(3, 1).bool(), torch.tensor([0, 0, 1])
     scores = scores_of([[1.0], [0.0], [1.0]], names=("correct",))
-    credit = assign(
-        scores, group_n, present, objectives=objectives, block_names=("a",), sum_first=True, estimator=estimator
-    )  # fmt: skip
+    credit = assign(scores, group_n, present, objectives=objectives, block_names=("a",), method=method)
     assert credit.singleton_m.tolist() == [1]
     assert credit.block_nk.flatten().tolist() == [0.5, -0.5, 0.0]
 
 
-@pytest.mark.parametrize("sum_first", [False, True])
-def test_assign_hands_its_options_on(sum_first):
-    def run(objective, rewards, **options):
-        scores = scores_of([*([r] for r in rewards)], names=("correct",))
-        size = len(rewards)
-        return assign(
-            scores, torch.zeros(size).long(), torch.ones(size, 2).bool(), objectives=[objective], block_names=("a", "b"),
-            sum_first=sum_first, **options,
-        ).block_nk  # fmt: skip
+def run_one(objective, rewards, **options):
+    scores, size = scores_of([*([r] for r in rewards)], names=("correct",)), len(rewards)
+    return assign(
+        scores, torch.zeros(size).long(), torch.ones(size, 2).bool(), objectives=[objective], block_names=("a", "b"), **options
+    ).block_nk  # fmt: skip
 
+
+def test_assign_hands_its_options_on():
     plain, scaled = Objective("correct", pays=("a",)), Objective("correct", pays=("a",), scale="std")
     rewards = [1.0, 0.0, 0.0, 0.5]
     reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
-    assert_close(run(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
-    assert_close(
-        run(plain, rewards, leave_one_out=True)[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist(), 1e-12
-    )
-    assert_close(run(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist(), 1e-12)
-    assert_close(run(scaled, rewards, ddof=0, eps=0.5)[:, 0], grpo(reward_n, group_n, ddof=0, eps=0.5).tolist(), 1e-12)
-    assert_close(run(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards, 1e-12)
-    assert run(plain, rewards)[:, 1].tolist() == [0.0] * 4  # not paid
-    assert run(plain, [1.0, 0.0], min_stratum=3).tolist() == [[0.0, 0.0]] * 2
+    assert_close(run_one(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
+    assert_close(run_one(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist(), 1e-12)
+    expected = grpo(reward_n, group_n, ddof=0, eps=0.5).tolist()
+    assert_close(run_one(scaled, rewards, ddof=0, eps=0.5)[:, 0], expected, 1e-12)
+    assert_close(run_one(plain, rewards, method="grpo", ddof=0, eps=0.5)[:, 0], expected, 1e-12)
+    assert_close(run_one(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards, 1e-12)
+
+
+@pytest.mark.parametrize("method", ["bae", "rlcr"])
+def test_assign_leaves_one_out_and_counts_strata(method):
+    plain, rewards = Objective("correct", pays=("a",)), [1.0, 0.0, 0.0, 0.5]
+    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
+    found = run_one(plain, rewards, method=method, leave_one_out=True)
+    assert_close(found[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist(), 1e-12)
+    assert_close(run_one(plain, rewards, method=method)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
+    assert run_one(plain, rewards, method=method)[:, 1].tolist() == [0.0] * 4  # not paid
+    assert run_one(plain, [1.0, 0.0], method=method, min_stratum=3).tolist() == [[0.0, 0.0]] * 2
 
 
 def test_a_sum_counts_who_is_alone_and_who_is_absent():
     objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",))]
     credit = assign(
         scores_of([[1, 0.5], [0, NAN], [1, 1]]), torch.tensor([0, 0, 1]), torch.ones(3, 1).bool(), objectives=objectives,
-        block_names=("a",), sum_first=True,
+        block_names=("a",), method="rlcr",
     )  # fmt: skip
     assert credit.singleton_m.tolist() == [2, 2]
     assert credit.absent_m.tolist() == [0, 1]
@@ -321,23 +305,10 @@ def test_an_outcome_is_discrete(count, fine, baseline):
             assign(scores, group_n, present, objectives=objectives, block_names=("a",))
 
 
-@pytest.mark.parametrize("baseline", ["outcome", "blended"])
-def test_a_sum_has_one_baseline_without_outcome(baseline):
-    given = {"given": "correct", "baseline": baseline}
-    objectives = [Objective("correct", pays=("a",), **given), Objective("brier", pays=("a",), **given)]
-    with pytest.raises(RecipeError, match=f"'correct' has {baseline}, 'correct' has {baseline}. Use none, batch or group"):
-        assign(
-            scores_of([[1, 0]]), SAME[:1], torch.ones(1, 1).bool(), objectives=objectives, block_names=("a",), sum_first=True
-        )
-    mixed = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), scale="std")]
-    with pytest.raises(RecipeError, match="'correct' has group, 'brier' has group"):
-        assign(scores_of([[1, 0]]), SAME[:1], torch.ones(1, 1).bool(), objectives=mixed, block_names=("a",), sum_first=True)
-
-
 def test_sentences_of_credit(unchecked_shapes):
     objective = [Objective("brier", pays=("a",), given="right", baseline="outcome")]
     scores, present = scores_of([[0.5]], names=("brier",)), torch.ones(1, 1).bool()
-    with pytest.raises(RecipeError, match="'brier' is given 'right', which is no objective; known: brier"):
+    with pytest.raises(RecipeError, match="There is no outcome 'right'.* Known: brier"):
         assign(scores, SAME[:1], present, objectives=objective, block_names=("a",))
     plain = [Objective("brier", pays=("c",))]
     with pytest.raises(RecipeError, match="pays 'c', which is no block; there are a, b"):
@@ -357,6 +328,6 @@ def test_sentences_of_credit(unchecked_shapes):
     assert str(unknown.value) == f"There is no baseline 'grup'. Did you mean 'group'? {known}"
     for baseline in ("none", "blended"):
         with pytest.raises(RecipeError, match=f"Baseline '{baseline}' has no stratum"):
-            advantage(PAIR, SAME, baseline=baseline, scale="std", outcome_n=PAIR)
+            advantage(PAIR, SAME, baseline=baseline, scale="std", outcome_no=PAIR)
     with pytest.raises(RecipeError, match="Baseline 'outcome' needs an outcome"):
         advantage(PAIR, SAME, baseline="outcome")

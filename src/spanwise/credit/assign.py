@@ -209,7 +209,8 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
             raise RecipeError(
                 f"Method '{chosen.name}' has no option '{name}'; it has {', '.join(chosen.options) or 'none'}."
             )
-    asked = (*chosen.required, *(name for name in chosen.facts if known.get(name) is not None))
+    facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
+    asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
     return chosen.estimator(**{name: known[name] for name in asked}, **options)
 
 

@@ -129,6 +129,11 @@ class Method:
         return tuple(name for name in self.settings if name in FACTS)
 
     @property
+    def takes_everything(self) -> bool:
+        """Whether it takes `**anything`: it is handed all there is."""
+        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
+
+    @property
     def options(self) -> dict[str, Any]:
         """Those of its settings that a user chooses, with their defaults: neither facts nor tensors."""
         chosen = self.settings.items()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.methods._gagpo import gagpo
+from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED, step_batches
 from spanwise.credit.methods._gigpo import gigpo

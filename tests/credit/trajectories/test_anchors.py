@@ -5,7 +5,7 @@ from difflib import SequenceMatcher
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.methods._gagpo import gagpo
+from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED
 from helpers import assert_close

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.methods._gagpo import gagpo
+from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import WORKED, known_states, step_batches
 from helpers import assert_close
