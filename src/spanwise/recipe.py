@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from spanwise.credit import method, preset_layout, preset_objectives
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.objective import Objective
+from spanwise.objective import Objective, function_name
 from spanwise.score import check_objectives
 
 #: The tasks that need no model or dataset by name.
@@ -298,11 +298,11 @@ def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:
 
 
 def _plain(objective: Objective) -> dict[str, Any]:
-    reward = objective.reward
-    if not isinstance(reward, str):
-        reward = f"{reward.__module__}:{reward.__qualname__}"
-    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "options": dict(objective.options)}
-    return {key: value for key, value in entry.items() if value is not None and value != {}}
+    reward = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
+    given = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
+    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": given}
+    entry["options"] = dict(objective.options)
+    return {key: value for key, value in entry.items() if value is not None and value not in ({}, [])}
 
 
 def _objective(entry: Mapping[str, Any], position: int) -> Objective:
@@ -315,10 +315,10 @@ def _objective(entry: Mapping[str, Any], position: int) -> Objective:
             raise RecipeError(
                 f"Objective {position + 1} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
-    pays, reward = entry["pays"], entry["reward"]
+    reward = entry["reward"]
     if isinstance(reward, str) and ":" in reward:
         reward = _imported(reward, position)
-    return Objective(**{**entry, "reward": reward, "pays": (pays,) if isinstance(pays, str) else tuple(pays)})
+    return Objective(**{**entry, "reward": reward})
 
 
 def _imported(path: str, position: int) -> Any:

@@ -6,13 +6,15 @@ Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Toke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
 #: a tag without a complete pair in its block maps to None.
@@ -76,7 +78,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Scores:
-    """What every objective says of every completion.
+    """What every objective says of every completion, and the outcomes that baselines are given.
 
     Attributes:
         names: the M objective names, in order.
@@ -84,12 +86,52 @@ class Scores:
         status_nm: `Status` of each reward.
         by_outcome_nmo: float64; the reward the same text would have got had the outcome it is judged by been 0 (o=0) or
             1 (o=1); NaN where the reward is no known function of a binary outcome.
+        outcome_names: the O outcomes that are no rewards.
+        outcome_no: float64 codes of their values; NaN where unknown. None: there are none.
+        stated_nm: float64; what the text states and the scorer read (a confidence); NaN where there is nothing of the kind.
+            None: nobody kept it.
+
+    Raises:
+        AlignmentError: names and columns of outcomes differ in number.
     """
 
     names: tuple[str, ...]
     reward_nm: Float[Tensor, "n m"]
     status_nm: Int[Tensor, "n m"]
     by_outcome_nmo: Float[Tensor, "n m 2"]
+    outcome_names: tuple[str, ...] = ()
+    outcome_no: Float[Tensor, "n o"] | None = None
+    stated_nm: Float[Tensor, "n m"] | None = None
+
+    def __post_init__(self) -> None:
+        columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]
+        if columns != len(self.outcome_names):
+            raise AlignmentError(f"There are {len(self.outcome_names)} names for {columns} outcomes.")
+
+    def outcome(self, name: str) -> Float[Tensor, " n"]:
+        """The values of the outcome `name`: of the reward that is called so, else of the outcome that is no reward.
+
+        Raises:
+            RecipeError: there is neither.
+
+        >>> nothing_n1 = torch.zeros(1, 1)
+        >>> Scores(("correct",), nothing_n1, nothing_n1.long(), torch.zeros(1, 1, 2), ("tidy",), nothing_n1 + 1).outcome("tidy")
+        tensor([1.])
+        """
+        if name in self.names:
+            return self.reward_nm[:, self.names.index(name)]
+        if self.outcome_no is None or name not in self.outcome_names:
+            raise RecipeError(unknown("outcome", name, (*self.names, *self.outcome_names)))
+        return self.outcome_no[:, self.outcome_names.index(name)]
+
+    def take(self, rows: Int[Tensor, " r"] | slice) -> Scores:
+        """The scores of some completions.
+
+        >>> Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2)).take(slice(1, 2)).reward_nm
+        tensor([[2.]])
+        """
+        tables = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tables)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """From rewards to advantages: baselines, methods and `spread`. Pure functions on tensors."""
 
 from spanwise.credit.assign import assign
-from spanwise.credit.baselines import Advantage, advantage
+from spanwise.credit.baselines import Advantage, Compared, advantage, compared
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.compat import COMPAT, compat_table, compatible
 from spanwise.credit.contrib._grpo_verif import grpo_verif
@@ -48,6 +48,7 @@ __all__ = [
     "COMPAT",
     "METHODS",
     "Advantage",
+    "Compared",
     "HistoryWeight",
     "Merge",
     "MergedSequence",
@@ -67,6 +68,7 @@ __all__ = [
     "canon",
     "centred",
     "check_stepwise",
+    "compared",
     "compat_table",
     "compatible",
     "dcpo",

@@ -15,6 +15,7 @@ from spanwise.credit.baselines import Advantage, advantage
 from spanwise.credit.strata import group_index, moments, unit_scale
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
+from spanwise.score.outcomes import check_discrete, judged_column
 from spanwise.types import Credit, Scores, Status
 
 
@@ -81,6 +82,7 @@ def assign(
                 [-0.5000, -0.3150]], dtype=torch.float64)
     """
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
+    objectives = [replace(o, baseline=o.baseline or "group", scale=o.scale or "none") for o in objectives]
     options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps}
     if sum_first:
         credit = _summed(scores, group_n, present_nk, objectives, block_names, options, estimator, inputs or {})
@@ -91,8 +93,9 @@ def assign(
     stop_nk = torch.zeros_like(block_nk)
     alone_m, left_out_nm = [], _left_out(scores)
     for m, objective in enumerate(objectives):
-        outcome_n = None if objective.given is None else _outcome(scores, objective)
-        result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_n, scores.by_outcome_nmo[:, m], options)
+        outcome_no, judged = _outcomes(scores, objective), judged_column(objective)
+        by_outcome_n2 = None if judged is None else scores.by_outcome_nmo[:, m]
+        result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_no, by_outcome_n2, judged, options)
         paid = [_position(name, block_names, objective) for name in objective.pays]
         missing_n = torch.where(left_out_nm[:, m], result.missing_n, 0.0)
         block_nk[:, paid] += objective.weight * (result.advantage_n + missing_n)[:, None]
@@ -107,17 +110,20 @@ def _advantage(
     objective: Objective,
     reward_n: Tensor,
     group_n: Tensor,
-    outcome_n: Tensor | None,
+    outcome_no: Tensor | None,
     by_outcome_n2: Tensor | None,
+    judged: int | None,
     options: dict,
 ) -> Advantage:
     return advantage(
         reward_n,
         group_n,
-        baseline=objective.baseline,
-        outcome_n=outcome_n,
+        baseline=objective.baseline or "group",
+        outcome_no=outcome_no,
         by_outcome_n2=by_outcome_n2,
-        scale=objective.scale,
+        judged=judged,
+        back_off=objective.back_off,
+        scale=objective.scale or "none",
         if_missing=objective.if_missing,
         **options,
     )
@@ -148,7 +154,7 @@ def _summed(
     reward_nm = torch.where(_left_out(scores), stand_in_m, scores.reward_nm)
     summed_n = (reward_nm * weight_m).sum(dim=1)
     if estimator is None:
-        result = advantage(summed_n, group_n, baseline=first.baseline, scale=first.scale, **options)
+        result = advantage(summed_n, group_n, baseline=first.baseline or "group", scale=first.scale or "none", **options)
         advantage_n, alone_n = result.advantage_n, result.alone_n
     else:
         shared = {name: options[name] for name in ("leave_one_out", "min_stratum")}
@@ -189,19 +195,16 @@ def _left_out(scores: Scores) -> Bool[Tensor, "n m"]:
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
-def _outcome(scores: Scores, objective: Objective) -> Float[Tensor, " n"]:
-    if objective.given not in scores.names:
-        raise RecipeError(
-            f"Objective '{objective.name}' is given '{objective.given}', which is no objective; known: {', '.join(scores.names)}."
-        )
-    outcome_n = scores.reward_nm[:, scores.names.index(str(objective.given))]
-    values = outcome_n[~outcome_n.isnan()].unique()
-    if objective.baseline in ("outcome", "blended") and len(values) > 16:
-        raise RecipeError(
-            f"Objective '{objective.name}' conditions on '{objective.given}', which took {len(values)} different values in one "
-            f"batch: an outcome must be discrete. Condition on a 0/1 reward such as 'correct', or use baseline: group."
-        )
-    return outcome_n
+def _outcomes(scores: Scores, objective: Objective) -> Float[Tensor, "n o"] | None:
+    columns = []
+    for name in objective.outcomes:
+        if name not in (*scores.names, *scores.outcome_names):
+            known = ", ".join((*scores.names, *scores.outcome_names))
+            raise RecipeError(f"Objective '{objective.name}' is given '{name}', which is no objective; known: {known}.")
+        columns.append(scores.outcome(name))
+        if objective.baseline in ("outcome", "blended"):
+            check_discrete(columns[-1][~columns[-1].isnan()].unique().tolist(), name)
+    return torch.stack(columns, dim=1) if columns else None
 
 
 def _position(name: str, block_names: Sequence[str], objective: Objective) -> int:

@@ -43,7 +43,7 @@ def preset_objectives(
         'second_attempt'
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(Preset(), layout)]
-        [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
+        [('correct', ('solution',), None), ('brier', ('confidence',), 'outcome')]
     """
     if calibration not in WORST_SCORE:
         raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))

@@ -233,7 +233,7 @@ def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data
     """Add, by prompt, what the figures of one baseline on one batch are made of."""
     batch = _Data(*(column[rows_pg.flatten()] for column in data))
     a = advantage(
-        batch.reward_n, batch.prompt_n, outcome_n=batch.outcome_n, by_outcome_n2=batch.by_outcome_n2, **options
+        batch.reward_n, batch.prompt_n, outcome_no=batch.outcome_n, by_outcome_n2=batch.by_outcome_n2, **options
     ).advantage_n
     count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_n)).count_n()
     kinds = (batch.usable_n, batch.outcome_n == 0, batch.outcome_n == 1, count_n == 1)

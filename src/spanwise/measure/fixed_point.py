@@ -227,7 +227,7 @@ def _one_batch(
         reward_bg.flatten(),
         world.group_n,
         baseline=baseline,
-        outcome_n=outcome_bg.flatten().double(),
+        outcome_no=outcome_bg.flatten().double(),
         by_outcome_n2=by_outcome_bg2.reshape(-1, 2),
         leave_one_out=leave_one_out,
     )

@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score.custom import call_reward
-from spanwise.score.reward import NAN, Reward, built_in
+from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
+from spanwise.score.reward import NAN, REWARDS, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
@@ -24,9 +27,9 @@ def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns
         columns: the dataset's columns, one row per completion.
 
     Raises:
-        RecipeError: no objective, two of one name, or one that is given an objective that does not come before it.
+        RecipeError: no objective, two of one name, or one that is given what is neither an objective before it nor an outcome.
         DataError: a reward reads a column that is not there.
-        RewardError: a reward function raises or returns what is no reward.
+        RewardError: a function raises, or returns what is no reward or no outcome.
 
     Example:
         >>> text = [{"solution": {"": "", "answer": "4"}, "confidence": {"": "", "confidence": "0.7"}}]
@@ -38,12 +41,32 @@ def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns
     scored: dict[str, Reward] = {}
     for objective in objectives:
         scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+    return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+
+
+def as_scores(
+    scored: Mapping[str, Reward], outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None
+) -> Scores:
+    """Put the rewards of all objectives side by side.
+
+    Args:
+        scored: objective -> its reward, in order.
+        outcome_names, outcome_no: as `read_outcomes` gives them.
+
+    Example:
+        >>> as_scores({"a": Reward.of([1.0]), "b": Reward.of([None], stated=[0.5])}).stated_nm
+        tensor([[   nan, 0.5000]], dtype=torch.float64)
+    """
     rewards = scored.values()
+    stated = [torch.full_like(r.value_n, NAN) if r.stated_n is None else r.stated_n for r in rewards]
     return Scores(
         names=tuple(scored),
         reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
         status_nm=torch.stack([reward.status_n for reward in rewards], dim=1),
         by_outcome_nmo=torch.stack([reward.by_outcome_n2 for reward in rewards], dim=1),
+        outcome_names=tuple(outcome_names),
+        outcome_no=outcome_no if outcome_names else None,
+        stated_nm=torch.stack(stated, dim=1),
     )
 
 
@@ -61,7 +84,8 @@ def score_one(
         scored: the objectives scored before, by name.
 
     Raises:
-        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is not in `scored`.
+        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is neither in
+            `scored` nor an outcome.
         DataError, RewardError: see `score`.
 
     Example:
@@ -71,17 +95,15 @@ def score_one(
         >>> score_one(Objective(short, pays=("solution",)), text, columns={}, scored={}).value_n
         tensor([1., nan], dtype=torch.float64)
     """
-    if objective.given is not None and objective.given not in scored:
-        raise RecipeError(_not_earlier(objective, objective.given, scored))
+    _check_given(objective, scored)
     for block in objective.pays:
         if text and block not in text[0]:
             raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, text[0])}")
     if isinstance(objective.reward, str):
-        entry = built_in(objective.reward)
+        entry = REWARDS.find(objective.reward)
         _check_options(objective, entry.options)
-        reward = entry.function(
-            text, pays=objective.pays, given=objective.given, columns=columns, scored=scored, **objective.options
-        )
+        judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
+        reward = entry.function(text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged})
     else:
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
@@ -93,14 +115,16 @@ def score_one(
         reward.value_n.masked_fill(absent_n, NAN),
         reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
         reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
+        None if reward.stated_n is None else reward.stated_n.masked_fill(absent_n, NAN),
     )
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
-    Names are unique; paid blocks are in the layout; `given` (and the option `of`) names an earlier objective; rewards and their
-    options are known; the tags that built-in rewards read are in the blocks they read.
+    Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
+    judges a report (`judge_of`) is an earlier objective; rewards and their options are known; the tags that built-in rewards
+    read are in the blocks they read.
 
     Args:
         objectives: in order.
@@ -127,28 +151,40 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 def _check_order(objectives: Sequence[Objective]) -> None:
     if not objectives:
         raise RecipeError("There is no objective; add at least one, for example {reward: correct, pays: [solution]}.")
-    earlier: list[str] = []
-    for objective in objectives:
-        if objective.name in earlier:
+    names = [objective.name for objective in objectives]
+    for position, objective in enumerate(objectives):
+        if objective.name in names[:position]:
             raise RecipeError(f"Two objectives are called '{objective.name}'; give one of them another 'name'.")
-        if objective.given is not None and objective.given not in earlier:
-            raise RecipeError(_not_earlier(objective, objective.given, earlier))
-        earlier.append(objective.name)
+        _check_given(objective, names[:position])
+        both = next((name for name in objective.outcomes if name in names and name in OUTCOMES), None)
+        if both is not None:
+            raise RecipeError(f"'{both}' is an objective and a registered outcome too; give the objective another 'name'.")
+
+
+def _check_given(objective: Objective, earlier: Collection[str]) -> None:
+    for entry, name in zip(objective.given, objective.outcomes, strict=True):
+        if name in earlier:
+            continue
+        if isinstance(entry, str) and ":" not in entry:
+            if entry not in OUTCOMES:
+                OUTCOMES.load_plugins()
+            if entry not in OUTCOMES:
+                raise RecipeError(_not_earlier(objective, entry, earlier))
+        find_outcome(entry)
 
 
 def _check_built_in(
     objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str], *, reads: bool
 ) -> None:
-    entry = built_in(str(objective.reward))
+    entry = REWARDS.find(str(objective.reward))
     _check_options(objective, entry.options)
     options = {**entry.options, **objective.options}
     for block in (options[name] for name in entry.blocks if reads):
         if block not in tags:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, tags)}")
-    if entry.judged_by is not None:
-        judge = options[entry.judged_by] or objective.given or "correct"
-        if judge not in earlier:
-            raise RecipeError(_not_earlier(objective, judge, earlier))
+    judge = judge_of(objective)
+    if judge is not None and judge not in earlier:
+        raise RecipeError(_not_earlier(objective, judge, earlier))
     for tag in (options[name] for name in entry.tags if reads):
         # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
         read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
@@ -167,8 +203,9 @@ def _check_options(objective: Objective, known: Mapping[str, Any]) -> None:
             raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, known))
 
 
-def _not_earlier(objective: Objective, name: str, earlier: Sequence[str] | Mapping[str, Any]) -> str:
+def _not_earlier(objective: Objective, name: str, earlier: Collection[str]) -> str:
     return (
         f"Objective '{objective.name}' is given '{name}', which is not an objective before it; "
-        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name."
+        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name; outcomes that are no objectives: "
+        f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
     )

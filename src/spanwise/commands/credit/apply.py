@@ -15,6 +15,7 @@ from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.credit import advantage, assign, group_index, refine, spread
 from spanwise.rollouts import RolloutTable
+from spanwise.score import judged_column
 from spanwise.types import Credit, Scores, Status
 
 
@@ -124,19 +125,22 @@ class _Strata:
             if objective.baseline == "none":
                 continue  # compared with nothing, it has no stratum
             reward_n = scores.reward_nm[:, m]
-            outcome_n = None if objective.given is None else scores.reward_nm[:, scores.names.index(objective.given)]
+            outcome_no = torch.stack([scores.outcome(name) for name in objective.outcomes], 1) if objective.given else None
+            judged = judged_column(objective)
             result = advantage(
                 reward_n,
                 group_n,
-                baseline=objective.baseline,
-                outcome_n=outcome_n,
-                by_outcome_n2=scores.by_outcome_nmo[:, m],
-                scale=objective.scale,
+                baseline=objective.baseline or "group",
+                outcome_no=outcome_no,
+                by_outcome_n2=None if judged is None else scores.by_outcome_nmo[:, m],
+                judged=judged,
+                back_off=objective.back_off,
+                scale=objective.scale or "none",
                 **options,
             )
             stratum_n = torch.zeros_like(group_n) if objective.baseline == "batch" else group_n
-            if objective.baseline in ("outcome", "blended") and outcome_n is not None:
-                stratum_n = refine(group_n, outcome_n)
+            if objective.baseline in ("outcome", "blended") and outcome_no is not None:
+                stratum_n = refine(group_n, outcome_no)
             held_n = ~reward_n.isnan() & (stratum_n >= 0)
             self._add(objective.name, stratum_n[held_n], result.advantage_n[held_n] != 0)
 
@@ -152,7 +156,7 @@ class _Strata:
 
 
 def _take(scores: Scores, rows: Tensor) -> Scores:
-    return Scores(scores.names, scores.reward_nm[rows], scores.status_nm[rows], scores.by_outcome_nmo[rows])
+    return scores.take(rows)
 
 
 def _per_token(table: RolloutTable, arm: Arm, scores: Scores, marked: Marked, group_n: Tensor) -> Applied:

@@ -138,7 +138,7 @@ def remembered(table: RolloutTable, applied: Sequence[Applied], options: Mapping
         `outcome`, the objective that says what is right, if there is one.
     """
     folder = options.get("tokenizer") or (None if table.folder is None else table.folder / "model")
-    given = (o.options.get("of") or o.given for one in applied for o in one.arm.plan.objectives)
+    given = (name for one in applied for o in one.arm.plan.objectives for name in (o.options.get("of"), *o.outcomes))
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
         "tokenizer": str(Path(folder).resolve()) if table.has_ids and folder else None,

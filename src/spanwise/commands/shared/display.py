@@ -130,7 +130,7 @@ def pull_note(objectives: Iterable[Objective], *, group_size: int, leave_one_out
     >>> pull_note([report], group_size=16) is None
     True
     """
-    if not any(o.baseline == "outcome" and o.reward in get_args(ScoreName) for o in objectives):
+    if not any(o.baseline == "outcome" and len(o.given) == 1 and o.reward in get_args(ScoreName) for o in objectives):
         return None
     p_b = torch.tensor([0.7], dtype=torch.float64)
     point = float(fixed_point(p_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))

@@ -62,7 +62,7 @@ def bae(
             reward_nk[:, k],
             group_n,
             baseline="group" if k == 0 else baseline,
-            outcome_n=None if k == 0 else outcome_n,
+            outcome_no=None if k == 0 else outcome_n,
             by_outcome_n2=None if by_outcome_nk2 is None else by_outcome_nk2[:, k],
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,

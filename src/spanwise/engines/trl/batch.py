@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spanwise.errors import AlignmentError
-from spanwise.score import Reward
+from spanwise.score import Reward, as_scores
 from spanwise.types import BlockText, Credit, Scores, Spans
 
 
@@ -155,20 +155,19 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 def pack(rewards: Sequence[Reward], spans: Spans) -> Float[Tensor, "n c"]:
     """Put all that other ranks must know of these completions into one float64 table: one gather per batch.
 
-    Columns: M rewards, M statuses, 2 M rewards by outcome, K block lengths, 1 fault.
+    Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, K block lengths, 1 fault.
 
     Args:
         rewards: the result of each objective, in order.
         spans: the spans of the same completions.
 
     Returns:
-        (n, 4 M + K + 1).
+        (n, 5 M + K + 1).
     """
-    value_nm = torch.stack([torch.as_tensor(r.value_n, dtype=torch.float64) for r in rewards], dim=1)
-    status_nm = torch.stack([torch.as_tensor(r.status_n).double() for r in rewards], dim=1)
-    by_outcome = torch.stack([torch.as_tensor(r.by_outcome_n2, dtype=torch.float64) for r in rewards], dim=1)
-    parts = [value_nm, status_nm, by_outcome.flatten(1), spans.length_nk.double(), spans.fault_n.double()[:, None]]
-    return torch.cat(parts, dim=1)
+    scores = as_scores({str(m): reward for m, reward in enumerate(rewards)})
+    assert scores.stated_nm is not None
+    parts = [scores.reward_nm, scores.status_nm, scores.by_outcome_nmo.flatten(1), scores.stated_nm, spans.length_nk]
+    return torch.cat([part.double() for part in (*parts, spans.fault_n[:, None])], dim=1)
 
 
 def unpack(
@@ -185,13 +184,12 @@ def unpack(
         scores, trainable tokens of each block (0 where it is absent) and fault bits.
     """
     m = len(names)
-    value_nm, status_nm, by_outcome, length_nk, fault = table_nc.split([m, m, 2 * m, blocks, 1], dim=1)
-    scores = Scores(tuple(names), value_nm, status_nm.to(torch.int8), by_outcome.reshape(-1, m, 2))
+    value_nm, status_nm, by_outcome, stated_nm, length_nk, fault = table_nc.split([m, m, 2 * m, m, blocks, 1], dim=1)
+    scores = Scores(tuple(names), value_nm, status_nm.to(torch.int8), by_outcome.reshape(-1, m, 2), stated_nm=stated_nm)
     return scores, length_nk.long(), fault.squeeze(1).long()
 
 
 def rows(credit: Credit, scores: Scores, here: slice) -> tuple[Credit, Scores]:
     """Take this rank's completions out of the global credit and scores."""
     local_credit = replace(credit, block_nk=credit.block_nk[here], stop_n=credit.stop_n[here])
-    local_scores = Scores(scores.names, scores.reward_nm[here], scores.status_nm[here], scores.by_outcome_nmo[here])
-    return local_credit, local_scores
+    return local_credit, scores.take(here)
