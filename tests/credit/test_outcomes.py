@@ -524,7 +524,7 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
         ({"baseline": "blended", "outcome_no": PAIRS[:, :0]}, "'blended' needs an outcome"),
         (
             {"baseline": "group", "back_off": True},
-            "Only the baseline 'outcome' has coarser strata .* leave back_off out of 'group'",
+            "baseline 'outcome' has coarser strata .* leave back_off out of 'group'",
         ),
         ({"baseline": "none", "back_off": False}, "leave back_off out of 'none'"),
         ({"baseline": "blended", "outcome_no": PAIRS, "back_off": True}, "leave back_off out of 'blended'"),

@@ -122,7 +122,7 @@ def fixed_point(
         p of 0 or 1 is its own fixed point.
 
     Raises:
-        RecipeError: see `gradient_shares`; an outcome `judged` that is not binary, or is no outcome.
+        RecipeError: see `gradient_shares`; an outcome `judged` that is not binary, or is seen; one that is no outcome.
 
     Example:
         >>> p_b = torch.tensor([.1, .2, .5, .9]).double()
@@ -147,6 +147,11 @@ def fixed_point(
     """
     chance = tuple_chances(p_b, 1)
     check_judged(chance, 1, judged)
+    for axis in seen:
+        if axis == judged:
+            raise RecipeError(f"The outcome {axis} judges the confidence; a policy that sees it has nothing to say.")
+        if not 0 <= axis < chance.dim() - 1:
+            raise RecipeError(f"There is no outcome {axis} to be seen; there are {chance.dim() - 1}.")
     paid = chance * gradient_shares(
         p_b, group_size=group_size, baseline=baseline, leave_one_out=leave_one_out, back_off=back_off
     )
