@@ -5,9 +5,9 @@ import math
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from spanwise.credit.contrib._gagpo import gagpo
 
 from helpers import NAN, double
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.types import Scores
 

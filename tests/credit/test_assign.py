@@ -9,8 +9,8 @@ from credit_batches import PAIR, SAME, scores_of
 from helpers import NAN, assert_close
 from spanwise.credit import (
     METHODS,
-    Method,
     HistoryWeight,
+    Method,
     advantage,
     assign,
     bae,
@@ -308,7 +308,7 @@ def test_an_outcome_is_discrete(count, fine, baseline):
 def test_sentences_of_credit(unchecked_shapes):
     objective = [Objective("brier", pays=("a",), given="right", baseline="outcome")]
     scores, present = scores_of([[0.5]], names=("brier",)), torch.ones(1, 1).bool()
-    with pytest.raises(RecipeError, match="There is no outcome 'right'.* Known: brier"):
+    with pytest.raises(RecipeError, match=r"There is no outcome 'right'.* Known: brier"):
         assign(scores, SAME[:1], present, objectives=objective, block_names=("a",))
     plain = [Objective("brier", pays=("c",))]
     with pytest.raises(RecipeError, match="pays 'c', which is no block; there are a, b"):

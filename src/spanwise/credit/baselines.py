@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.strata import centred, group_index, moments, refine
+from spanwise.credit.strata import as_columns, centred, group_index, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
 
@@ -168,7 +168,7 @@ def compared(
         >>> right_complete_n2 = torch.tensor([[1., 1.], [1., 1.], [0., 1.], [0., 0.], [1., 0.]])
         >>> found = compared(torch.zeros(5), torch.zeros(5).long(), baseline="outcome", outcome_no=right_complete_n2)
         >>> found.stratum_n, found.level_n
-        (tensor([3, 3, 1, 1, 2]), tensor([0, 0, 1, 1, 1]))
+        (tensor([2, 2, 0, 0, 1]), tensor([0, 0, 1, 1, 1]))
     """
     if len(reward_n) != len(group_n):
         raise AlignmentError(
@@ -212,11 +212,11 @@ def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off:
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Tensor:
-    if outcome_no is None or outcome_no.dim() > 2 or outcome_no[:1].numel() == 0 < len(outcome_no):
+    if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
     if len(outcome_no) != len(group_n):
         raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions.")
-    return outcome_no.double().reshape(len(outcome_no), -1 if len(outcome_no) else 1)
+    return as_columns(outcome_no).double()
 
 
 def _at(values: Sequence[Tensor], level_n: Tensor) -> Tensor:

@@ -35,6 +35,15 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     return torch.tensor([dense.setdefault(group, len(dense)) for group in groups], dtype=torch.long)
 
 
+def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
+    """Outcomes as columns; a vector is one.
+
+    >>> as_columns(torch.zeros(3)).shape
+    torch.Size([3, 1])
+    """
+    return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
+
+
 def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> Int[Tensor, " n"]:
     """Split groups by outcome: members of one group with equal outcomes share a stratum; any unknown (NaN) outcome gives -1.
 
@@ -49,7 +58,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     """
     stratum_n = group_index(group_n)
     known_n = torch.ones_like(stratum_n, dtype=torch.bool)
-    for outcome_n in outcome_no.reshape(len(outcome_no), -1).T:
+    for outcome_n in as_columns(outcome_no).T:
         known_n = known_n & ~outcome_n.isnan()
         values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
         stratum_n = group_index(stratum_n) * len(values) + outcome_id_n

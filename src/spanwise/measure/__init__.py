@@ -15,7 +15,8 @@ from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paire
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
 from spanwise.measure.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
-from spanwise.measure.fixed_point import SimulatedFixedPoint, fixed_point, gradient_shares, simulated_fixed_point
+from spanwise.measure.fixed_point import fixed_point, gradient_shares
+from spanwise.measure.fixed_point_simulated import SimulatedFixedPoint, simulated_fixed_point
 from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
 from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED, step_batches
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.step_returns import step_returns, timeline

@@ -5,10 +5,10 @@ from difflib import SequenceMatcher
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED
 from helpers import assert_close
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.trajectories.anchors import anchor_groups
 

@@ -3,11 +3,11 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spanwise.credit.contrib._gagpo import gagpo
 
 from credit_batches import STEP, STEP_REWARD, TRAJECTORY, WORKED, step_batches
 from helpers import NAN, assert_close
 from oracles import slow_returns
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.strata import group_index
 from spanwise.credit.trajectories.step_returns import step_returns, trajectory_outcomes

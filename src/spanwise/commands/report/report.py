@@ -229,7 +229,9 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     rows = recorded_rows(table.slice(0, MOST), pieces=_pieces(folder / "model"), method=method)
     credit = {method: _recorded(table)}
     asked = recipe.get("objectives") or ()
-    given = ((entry.get("options") or {}).get("of") or entry.get("given") for entry in asked)
+    lists = (entry.get("given") or () for entry in asked)
+    given = [(entry.get("options") or {}).get("of") for entry in asked]
+    given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
     outcome = outcome_of([name for row in rows[:1] for name in row.rewards], given)
     other = "rlcr" if method == "bae" else "bae"
     try:

@@ -131,7 +131,8 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     >>> pull_note(scheme, group_size=16) is None
     True
     """
-    if not any(o.baseline == "outcome" and o.reward in get_args(ScoreName) for o in scheme.objectives):
+    scored = (o for o in scheme.objectives if o.reward in get_args(ScoreName))
+    if not any(o.baseline == "outcome" and len(o.given) == 1 for o in scored):
         return None
     p_b = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
