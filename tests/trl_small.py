@@ -33,7 +33,6 @@ OBJECTIVES = (
     Objective("correct", pays=("solution",), options={"verify": "exact"}),
     Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
 )
-SCHEME = Scheme.preset("bae", LAYOUT, objectives=OBJECTIVES)
 PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab"]
 GROUP = 4
 
@@ -163,17 +162,24 @@ def config(folder, **options):
     return SpanGRPOConfig(str(folder), **{**usual, **options})
 
 
+def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):
+    """The rule of credit; `credit` are options of the method and `per`."""
+    return Scheme.preset(method, layout, objectives=objectives, **(credit or {}))
+
+
 def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
-    """The real trainer on scripted completions; `extra` replaces its arguments, `options` those of its config."""
+    """The real trainer on scripted completions; `extra` replaces its arguments (and parts of its scheme), `options` its config."""
     usual = {
         "model": policy() if "model" not in (extra or {}) else None,
         "args": config(folder, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         "rollout_func": scripted(said, tools=tools),
-        "scheme": SCHEME,
     }
-    return kind(**{**usual, **(extra or {})})
+    given = dict(extra or {})
+    parts = {name: given.pop(name) for name in ("method", "layout", "objectives", "credit") if name in given}
+    usual["scheme"] = None if "scheme" in given else scheme(**parts)
+    return kind(**{**usual, **given})
 
 
 def step(run, learning_rate=1.0):

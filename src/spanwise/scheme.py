@@ -51,7 +51,7 @@ class Scheme:
 
     method: str
     layout: Layout
-    objectives: tuple[Objective, ...]
+    objectives: Sequence[Objective]
     per: str | float | int = "block"
     options: Mapping[str, Any] = field(default_factory=dict)
     recorded: frozenset[str] = frozenset()

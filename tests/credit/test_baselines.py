@@ -18,7 +18,7 @@ def test_leave_one_out_outcome_with_eight():
         -((report - correct) ** 2),
         torch.zeros(8, dtype=torch.long),
         baseline="outcome",
-        outcome_n=correct,
+        outcome_no=correct,
         leave_one_out=True,
     )
     assert_close(result.advantage_n, [0.063125, -0.036875, -0.59, 0.355, 0.025625, 0.235, -0.124375, 0.0725])
@@ -38,7 +38,7 @@ def test_groups_of_one_get_exactly_zero_and_are_counted():
 def test_singleton_outcome_is_zero_unless_blended():
     reward_n = torch.tensor([-0.64, -0.09, -0.01, -0.25, -0.04, -0.16], dtype=torch.float64)
     outcome_n = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
-    result = advantage(reward_n, torch.zeros(6, dtype=torch.long), baseline="outcome", outcome_n=outcome_n)
+    result = advantage(reward_n, torch.zeros(6, dtype=torch.long), baseline="outcome", outcome_no=outcome_n)
     # the five wrong ones: mean -.11
     assert_close(result.advantage_n, [0.0, 0.02, 0.10, -0.14, 0.07, -0.05], 1e-12)
     assert result.alone_n.tolist() == [True] + [False] * 5
@@ -53,13 +53,13 @@ def test_constant_groups_give_exactly_zero(value, size, dtype):
     assert grpo(reward_n, group_n, eps=0.0).tolist() == [0.0] * size
     assert dr_grpo(reward_n, group_n).tolist() == [0.0] * size
     outcome_n = torch.ones(size)
-    assert advantage(reward_n, group_n, baseline="blended", outcome_n=outcome_n).advantage_n.abs().max() == 0.0
+    assert advantage(reward_n, group_n, baseline="blended", outcome_no=outcome_n).advantage_n.abs().max() == 0.0
 
 
 def test_unknown_outcome_joins_no_stratum():
     result = advantage(
         torch.tensor([1.0, 0.0, 5.0]), torch.zeros(3, dtype=torch.long), baseline="outcome",
-        outcome_n=torch.tensor([1.0, 1.0, NAN]),
+        outcome_no=torch.tensor([1.0, 1.0, NAN]),
     )  # fmt: skip
     assert result.advantage_n.tolist() == [0.5, -0.5, 0.0]
     assert result.alone_n.tolist() == [False, False, True]
@@ -77,7 +77,7 @@ def test_unknown_outcome_joins_no_stratum():
 def test_missing_block_pays_at_the_decision_to_stop(baseline, outcome, expected):
     reward_n = torch.tensor([-0.1, -0.2, -0.45, NAN], dtype=torch.float64)
     result = advantage(
-        reward_n, torch.zeros(4, dtype=torch.long), baseline=baseline, outcome_n=torch.tensor(outcome), if_missing=-1.0
+        reward_n, torch.zeros(4, dtype=torch.long), baseline=baseline, outcome_no=torch.tensor(outcome), if_missing=-1.0
     )
     assert_close(result.missing_n, [0.0, 0.0, 0.0, expected], 1e-12)
     assert result.advantage_n[3] == 0.0
@@ -88,7 +88,7 @@ BASELINES = ["none", "batch", "group", "outcome", "blended"]
 
 def run(batch, baseline, **options):
     reward, group, outcome, by_outcome = batch
-    return advantage(reward, group, baseline=baseline, outcome_n=outcome, by_outcome_n2=by_outcome, **options).advantage_n
+    return advantage(reward, group, baseline=baseline, outcome_no=outcome, by_outcome_n2=by_outcome, **options).advantage_n
 
 
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome"])
@@ -142,14 +142,14 @@ def test_strata_sum_to_zero_and_groups_do_not_mix(batch, baseline):
 
 def test_one_outcome_makes_outcome_the_group():
     reward_n, group_n = torch.tensor([-0.1, -0.5, -0.2, -0.9]), torch.tensor([0, 1, 0, 1])
-    by_outcome = advantage(reward_n, group_n, baseline="outcome", outcome_n=torch.ones(4)).advantage_n
+    by_outcome = advantage(reward_n, group_n, baseline="outcome", outcome_no=torch.ones(4)).advantage_n
     torch.testing.assert_close(by_outcome, dr_grpo(reward_n, group_n))
 
 
 ESTIMATORS = {
     "grpo": lambda r, g, **o: grpo(r, g, **o),
     "dr_grpo": lambda r, g, **o: dr_grpo(r, g, **o),
-    "rlcr": lambda r, g, **o: rlcr(r, torch.zeros_like(r), g, **o),
+    "rlcr": lambda r, g, **o: rlcr(torch.stack([r, torch.zeros_like(r)], dim=1), g, **o),
     "bae": lambda r, g, **o: bae(r[:, None], g, **o)[:, 0],
     "advantage": lambda r, g, **o: advantage(r, g, **o).advantage_n,
 }
@@ -169,7 +169,7 @@ def test_defaults_of_advantage():
 @pytest.mark.parametrize("baseline", ["batch", "group", "outcome", "blended"])
 def test_a_batch_without_any_reward_costs_nothing(baseline):
     nothing = torch.tensor([NAN, NAN])
-    result = advantage(nothing, SAME, baseline=baseline, outcome_n=torch.tensor([1.0, 1.0]), if_missing=-1.0)
+    result = advantage(nothing, SAME, baseline=baseline, outcome_no=torch.tensor([1.0, 1.0]), if_missing=-1.0)
     assert result.missing_n.tolist() == [0.0, 0.0]
     assert result.advantage_n.tolist() == [0.0, 0.0]
     assert result.missing_n.dtype == result.advantage_n.dtype == torch.float64

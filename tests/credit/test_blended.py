@@ -78,7 +78,7 @@ def test_blended_by_hand_with_rescoring():
 
 
 def test_blended_alone_in_the_batch_is_counted():
-    result = advantage(torch.tensor([-0.2]), torch.tensor([0]), baseline="blended", outcome_n=torch.tensor([1.0]))
+    result = advantage(torch.tensor([-0.2]), torch.tensor([0]), baseline="blended", outcome_no=torch.tensor([1.0]))
     assert result.advantage_n.tolist() == [0.0]
     assert result.alone_n.tolist() == [True]
 
@@ -96,7 +96,7 @@ def test_blended_alone_in_the_batch_is_the_mean_of_the_others(batch):
     reward, _, outcome, _ = batch
     one = torch.zeros(len(reward), dtype=torch.long)
     expected = centred(reward, refine(one, outcome), leave_one_out=True)
-    result = advantage(reward, one, baseline="blended", outcome_n=outcome).advantage_n
+    result = advantage(reward, one, baseline="blended", outcome_no=outcome).advantage_n
     torch.testing.assert_close(result, expected, atol=1e-9, rtol=0)
 
 
@@ -122,7 +122,7 @@ def test_rescored_rewards_reach_the_blended_baseline():
     c, brier, group_n, by_outcome = brier_batch()
     expected = brier - blended_baseline(brier, group_n, c, by_outcome)
     assert (expected - (brier - blended_baseline(brier, group_n, c))).abs().max() > 0.01
-    result = advantage(brier, group_n, baseline="blended", outcome_n=c, by_outcome_n2=by_outcome)
+    result = advantage(brier, group_n, baseline="blended", outcome_no=c, by_outcome_n2=by_outcome)
     assert_close(result.advantage_n, expected.tolist(), 1e-12)
     both = torch.stack([torch.full_like(by_outcome, NAN), by_outcome], dim=1)
     assert_close(
@@ -140,9 +140,9 @@ def test_rescored_rewards_reach_the_blended_baseline():
 def test_blended_with_an_absent_reward():
     c, brier, group_n, by_outcome = brier_batch()
     brier[1] = NAN
-    result = advantage(brier, group_n, baseline="blended", outcome_n=c, by_outcome_n2=by_outcome, if_missing=-1.0)
+    result = advantage(brier, group_n, baseline="blended", outcome_no=c, by_outcome_n2=by_outcome, if_missing=-1.0)
     baseline_n = blended_baseline(brier, group_n, c, by_outcome)
     assert_close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0, 0, 0], 1e-12)
     assert result.alone_n.tolist() == [False] * 10
-    nobody = advantage(torch.tensor([NAN, 1.0]), SAME, baseline="blended", outcome_n=torch.tensor([NAN, NAN]))
+    nobody = advantage(torch.tensor([NAN, 1.0]), SAME, baseline="blended", outcome_no=torch.tensor([NAN, NAN]))
     assert nobody.alone_n.tolist() == [False, True]

@@ -96,7 +96,7 @@ def test_completions_outside_every_stratum():
         assert within.deviation_n[1] == 0
         assert bool(within.pooled_variance_elsewhere().isnan().all())
     assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
-    assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_n=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
+    assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_no=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
 
 
 def test_precision_mean_ignores_what_is_unknown():

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import spanwise.segment.tagged as tagged
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, segment, tagged
 from spanwise.types import Fault
 from tokenizers_small import byte_level, sentencepiece, word_level
 

@@ -17,7 +17,7 @@ from spanwise.commands.report.report import last_rollouts
 from spanwise.commands.shared.folder import RunFolder
 from spanwise.commands.train.train import train
 from spanwise.layout import Layout
-from spanwise.recipe import load, plan, resolved
+from spanwise.recipe import load, resolved, scheme_of
 
 pytestmark = [
     *trl_small.THIRD_PARTY,
@@ -97,12 +97,12 @@ def scripted_run(variant, folder_path):
     """A run of two steps of the real trainer: one prompt for two groups, tool output, completions left out of the loss."""
     choices, options = VARIANTS[variant]
     recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder_path), **choices})
-    filled = plan(recipe, Layout(LAYOUT), 16)
+    filled = scheme_of(recipe, Layout(LAYOUT), 16)
     folder = RunFolder(folder_path)
     said = script(tools=variant == "tools", truncated=variant == "truncated")
     for step, spoken in ((1, said), (2, said[::-1])):
         extra = {
-            "layout": filled.layout, "objectives": filled.objectives, "whiten": filled.whiten, "estimator": filled.estimator,
+            "scheme": filled,
             "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
         }  # fmt: skip
         options = {"per_device_train_batch_size": 16, **options}

@@ -23,7 +23,7 @@ from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.again import assignments, compare_command, credit_command, fidelity_command
 from spanwise.layout import Layout
-from spanwise.recipe import load, plan, resolved
+from spanwise.recipe import load, resolved, scheme_of
 from spanwise.rollouts import read_rollouts
 from tokenizers_small import byte_level
 
@@ -210,7 +210,9 @@ def trained(folder, *, ids, size, **fields):
     byte_level().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
     recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(resolved(recipe, plan(recipe, Layout(LAYOUT), 32)), sort_keys=False))
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump(resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32)), sort_keys=False)
+    )
     (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
     columns = {
         "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
@@ -308,7 +310,7 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "alone").mkdir()
     recipe = load(None, {"start": "hard", "baseline": "blended", "entropy": 1e-6})
-    written = resolved(recipe, plan(recipe, Layout(LAYOUT), 32))
+    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
     given = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8}
     asked = cli._run_or_model(tmp_path / place, None, {"temperature": 0.5})

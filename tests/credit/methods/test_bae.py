@@ -38,4 +38,4 @@ def test_bae_hands_outcomes_on():
     group_n = torch.tensor([0, 0, 0, 0])
     assert_close(bae(reward_nk, group_n)[:, 1], [0.1, -0.1, 0.1, -0.1], 1e-12)
     other = torch.tensor([[NAN, 1.0], [NAN, 0.0], [NAN, 1.0], [NAN, 0.0]])
-    assert_close(bae(reward_nk, group_n, outcome_nk=other)[:, 1], [0.2, 0.2, -0.2, -0.2], 1e-12)
+    assert_close(bae(reward_nk, group_n, outcome_no=other, given_k=[(), (1,)])[:, 1], [0.2, 0.2, -0.2, -0.2], 1e-12)

@@ -9,7 +9,7 @@ from helpers import NAN
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import METHODS, register
+from spanwise.credit.registry import METHODS
 from spanwise.credit.spread import to_tokens
 from spanwise.credit.trajectories.step_returns import trajectory_outcomes
 from spanwise.credit.trajectories.stepwise import (
@@ -21,6 +21,7 @@ from spanwise.credit.trajectories.stepwise import (
     stepwise,
 )
 from spanwise.errors import AlignmentError, RecipeError
+from spanwise.registry import register
 
 SKYRL = {"grpo": True, "rloo": True, "maxrl": True, "gae": False, "reinforce++": False}
 TEMPORAL = ["gae", "sae", "reinforce++"]
@@ -155,7 +156,7 @@ def test_methods_that_are_no_outcome_methods():
     assert check_stepwise("gigpo").kind == "step"
     with pytest.raises(RecipeError, match="'bae' gives every block of one completion its own credit"):
         check_stepwise("bae")
-    with pytest.raises(RecipeError, match="'rlcr' needs calibration_n, not one reward per trajectory"):
+    with pytest.raises(RecipeError, match="'rlcr' needs reward_nm, not one reward per trajectory"):
         check_stepwise("rlcr")
     with pytest.raises(RecipeError, match=r"There is no method 'grop'\. Did you mean 'grpo'"):
         check_stepwise("grop")
