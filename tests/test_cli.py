@@ -13,7 +13,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import app
-from spanwise.commands.train.train import find_checkpoint
+from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
 from tokenizers_small import byte_level
 

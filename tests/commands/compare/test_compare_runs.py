@@ -16,10 +16,11 @@ from scipy import stats
 
 from spanwise.commands.compare import compare as room
 from spanwise.commands.compare.compare import compare
+from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.folder import sole_writer
 from spanwise.commands.shared.runs import arm_fields, planned
 from spanwise.commands.shared.samples import Samples, read_samples
-from spanwise.commands.train.train import newest_checkpoint, train
+from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 
