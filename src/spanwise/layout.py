@@ -21,7 +21,7 @@ class Layout:
         prefilled: the tag that the prompt already opened, so that the completion starts inside it.
 
     Raises:
-        LayoutError: no block, a block after the first that no tag opens, a tag name with brackets or spaces,
+        LayoutError: no block, a block called `stop`, a block after the first that no tag opens, a tag name with brackets or spaces,
             a prefilled tag that is not the first tag of the first block.
 
     Example:
@@ -61,6 +61,10 @@ class Layout:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
         for position, (name, tags) in enumerate(self.blocks):
+            if name == "stop":
+                raise LayoutError(
+                    "No block can be called 'stop': metrics and files keep the decision to stop under that name."
+                )
             if position > 0 and not tags:
                 raise LayoutError(
                     f"No tag opens block '{name}': every block after the first needs at least one tag, "
