@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 import trl_small
 from spanwise.commands.credit.credit import credit, credit_rollouts, figures
 from spanwise.commands.credit.groups import split_groups
-from spanwise.commands.credit.write import choose_rows
+from spanwise.commands.credit.page import choose_rows
 from spanwise.commands.report.report import last_rollouts
 from spanwise.commands.shared.folder import RunFolder
 from spanwise.commands.train.train import train
@@ -59,15 +59,24 @@ def write_lines(path, rows):
 # --------------------------------------------------------------------------- the trainer's own numbers
 
 
-def written(folder, column):
-    """A per-token column as the trainer wrote it, steps in order, end to end."""
+def written_rows(folder, column):
+    """A per-token column as the trainer wrote it, steps in order; NaN for null."""
     files = sorted((folder / "rollouts").glob("*.parquet"))
-    return np.concatenate([np.concatenate([np.array(row) for row in pq.read_table(f)[column].to_pylist()]) for f in files])
+    rows = [row for file in files for row in pq.read_table(file)[column].to_pylist()]
+    return [np.array([np.nan if value is None else value for value in row]) for row in rows]
+
+
+def written(folder, column):
+    """The same, end to end."""
+    return np.concatenate(written_rows(folder, column))
 
 
 def assert_the_trainers_own(folder, result):
-    expected = written(folder, "advantages")
+    expected = written(folder, f"advantages/{load(folder / 'recipe.yaml', None).method}")
     advantages = result.applied[0].advantages(result.table, 0, len(result.table))
+    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
+    np.testing.assert_array_equal(np.isnan(expected), left_out)
+    expected[left_out] = 0.0
     assert np.abs(expected).max() > 0  # else this shows nothing
     np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
 
@@ -142,7 +151,7 @@ def scripted_run(variant, folder_path):
         options = {"per_device_train_batch_size": 16, **options}
         trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
         trainer.train()
-        folder.write_rollouts(trainer.last_rollouts, step=step)
+        folder.write_rollouts(trainer.last_rollouts, method=recipe.method, step=step)
     folder.write_recipe(resolved(recipe, filled))
     trl_small.tokenizer().save_pretrained(folder.model)
 
@@ -171,11 +180,11 @@ def test_the_report_of_a_run_shows_another_method_beside_its_own(variant, traine
     for first in range(0, 16, 4):  # groups of four, in file order
         group, shown = rows[first : first + 4], view.completions[first : first + 4]
         for n, (row, seen) in enumerate(zip(group, shown, strict=True)):
-            np.testing.assert_array_equal(seen.advantages[trained], row["advantages"])
+            np.testing.assert_array_equal(seen.advantages[trained], row[f"advantages/{trained}"])
             for block in ("solution", "confidence"):
                 here = row[f"end/{block}"] > 0
                 held = float(credit[trained][block][first + n])
-                assert held == row[f"credit/{block}"] if here else np.isnan(held)
+                assert held == row[f"credit/{trained}/{block}"] if here else np.isnan(held)
         totals = [row["reward/correct"] + (-1.0 if row["reward/brier"] is None else row["reward/brier"]) for row in group]
         right = [row["reward/correct"] for row in group]
         for row, seen, total in zip(group, shown, totals, strict=True):
@@ -439,7 +448,7 @@ def test_text_can_be_encoded_with_a_tokenizer(tmp_path):
 
 
 def own_file(path, *, values=False):
-    """spanwise's own columns, as `rollout_table` names them, for the words of a small tokenizer beside it."""
+    """spanwise's own columns, as `rollouts.schema` names them, for the words of a small tokenizer beside it."""
     tokenizer = trl_small.tokenizer()
     (path / "rollouts").mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(path / "model")
@@ -490,7 +499,7 @@ def test_the_parquet_holds_what_was_worked_out(tmp_path):
     result = credit(folder, output=tmp_path / "out", console=quiet(), methods=["grpo", "bae"])
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     rows = table.to_pylist()
-    assert [row["row"] for row in rows] == [0, 1, 2, 3]
+    assert [row["completion_ids"] for row in rows] == [ids.tolist() for ids in written_rows(folder, "completion_ids")]
     for n, (row, one) in enumerate(zip(rows, trl_small.SAID[:4], strict=True)):
         assert len(row["completion_ids"]) == len(row["advantages/grpo"]) == len(row["advantages/bae"]) == len(one.pieces)
         solution, confidence, stop = trl_small.credit(trl_small.SAID[:4])[n]  # loops over the definitions

@@ -68,7 +68,7 @@ class Recorder(TrainerCallback):
         if rollouts is not None:
             self.tokens += int(rollouts.mask_nt.sum())
             if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0 and state.is_world_process_zero:
-                self.folder.write_rollouts(rollouts, step=step)
+                self.folder.write_rollouts(rollouts, method=self.recipe.method, step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""

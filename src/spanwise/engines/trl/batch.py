@@ -1,4 +1,4 @@
-"""What one generation batch is on its way: padded tokens, one table to gather across ranks, and the rollouts kept after it."""
+"""What one generation batch is on its way: padded tokens, and one table to gather across ranks."""
 
 from __future__ import annotations
 
@@ -30,39 +30,6 @@ class LocalBatch:
     text: list[BlockText]
     rewards: dict[str, Reward] = field(default_factory=dict)
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """The completions of the last generation batch of this process, with everything that was said of them.
-
-    Attributes:
-        mode: "train" or "eval".
-        step: the optimiser step they were generated at.
-        prompts: N prompts, strings or message lists, as the dataset has them.
-        completions: N completions as TRL decoded them.
-        columns: the other dataset columns, N values each.
-        ids_nt: token ids, right-padded with 0.
-        mask_nt: True at the tokens the model sampled (no padding, no tool output).
-        text: what each completion says, block by block.
-        spans: where each block lies among the tokens that enter the loss.
-        scores: rewards and statuses of the N completions.
-        credit: credit per block of the N completions; its two counters cover all processes.
-        advantages_nt: what every token is trained with, before the fold.
-    """
-
-    mode: str
-    step: int
-    prompts: list[Any]
-    completions: list[Any]
-    columns: Mapping[str, list[Any]]
-    ids_nt: Int[Tensor, "n t"]
-    mask_nt: Bool[Tensor, "n t"]
-    text: list[BlockText]
-    spans: Spans
-    scores: Scores
-    credit: Credit
-    advantages_nt: Float[Tensor, "n t"]
 
 
 def pad_tokens(

@@ -16,13 +16,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.credit import assign, spread
 from spanwise.engines.trl import checks
-from spanwise.engines.trl.batch import LocalBatch, Rollouts, loss_mask, pack, pad_tokens, restrict, rows, unpack
+from spanwise.engines.trl.batch import LocalBatch, loss_mask, pack, pad_tokens, restrict, rows, unpack
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig, credit_options, parse_per
 from spanwise.engines.trl.fold import fold_factor
 from spanwise.engines.trl.metrics import MetricBuffer, credit_metrics, has_signal
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.rollouts import Rollouts
 from spanwise.score import check_objectives, score_one
 from spanwise.segment import Vocabulary, segment
 from spanwise.types import Credit, Scores, Spans
@@ -213,9 +214,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         self, mode: str, batch: LocalBatch, spans: Spans, scores: Scores, credit: Credit, advantages_nt: Tensor
     ) -> None:
         spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
+        row_n = torch.arange(len(batch.text)) + self.accelerator.process_index * len(batch.text)
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
+            group_n=row_n // (self.num_generations if mode == "train" else self.num_generations_eval),
             prompts=list(batch.prompts),
             completions=list(batch.completions),
             columns=batch.columns,
