@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from spanwise.commands.shared.task import load_model
 from torch import Tensor
 
 from spanwise.commands.eval.evaluate import confidences
 from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
 from spanwise.credit.presets import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
