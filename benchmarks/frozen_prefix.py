@@ -40,7 +40,7 @@ class Frozen:
 
     def __init__(self, model: Any, tokenizer: Any, task: Task, rows: Dataset, *, samples: int, seed: int) -> None:
         self.task, self.tokenizer = task, tokenizer
-        self.vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        self.vocabulary = Vocabulary.of(tokenizer, model)
         prompts = rows["prompt"][:]
         ids_nt, mask_nt = sample(model, tokenizer, prompts, samples=samples, max_new_tokens=32, seed=seed)
         spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=self.vocabulary)
@@ -96,7 +96,7 @@ def train(
         reward_n = proper_score(q_n, c_n, rule=rule)
         by_outcome_n2 = torch.stack([proper_score(q_n, torch.full_like(q_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
         given = advantage(
-            reward_n, group_n, baseline=arm, outcome_n=c_n, by_outcome_n2=by_outcome_n2, if_missing=WORST_SCORE[rule]
+            reward_n, group_n, baseline=arm, outcome_no=c_n, by_outcome_n2=by_outcome_n2, if_missing=WORST_SCORE[rule]
         )
         adv_n = given.advantage_n + given.missing_n  # a block without a confidence pays with its own tokens
         logp_nt, entropy_nt = log_probabilities(

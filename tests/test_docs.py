@@ -10,8 +10,8 @@ import torch
 
 import trl_small
 from spanwise.credit import METHODS
-from spanwise.credit.registry import ENTRY_POINT_GROUP, PROPERTIES
-from spanwise.recipe import load, plan
+from spanwise.credit.registry import PROPERTIES
+from spanwise.recipe import load, scheme_of
 from spanwise.tasks.digits import DIGITS_LAYOUT
 from spanwise.testing import BY_KIND
 
@@ -58,14 +58,14 @@ def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path)
     page_runs(OWN, first_only=True)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(blocks(OWN, "yaml")[0])
-    filled = plan(load(recipe), DIGITS_LAYOUT, 32)
+    filled = scheme_of(load(recipe), DIGITS_LAYOUT, 32)
     assert filled.estimator == "median"
     assert filled.sum_first
 
 
 def test_the_entry_point_is_the_one_we_read():
     project = tomllib.loads(blocks(OWN, "toml")[0])["project"]
-    assert list(project["entry-points"]) == [ENTRY_POINT_GROUP]
+    assert list(project["entry-points"]) == [METHODS.group]
 
 
 def test_the_table_of_properties_is_complete():
@@ -83,7 +83,7 @@ def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     for text in blocks(page, "yaml"):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(text)
-        assert plan(load(recipe), DIGITS_LAYOUT, 32).objectives
+        assert scheme_of(load(recipe), DIGITS_LAYOUT, 32).objectives
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads

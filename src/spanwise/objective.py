@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from spanwise.errors import RecipeError, unknown
@@ -13,52 +15,145 @@ BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "ble
 ScaleName = Literal["none", "std"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Objective:
     """One reward, the blocks it pays, and what its baseline is given.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a callable, see `spanwise.score.rewards`.
-        pays: the blocks whose tokens this reward moves.
-        given: the name of an objective earlier in the list whose reward is the outcome that the baseline may know
-            (`baseline: outcome` or `blended`), and by which `brier` and `log_score` judge the report.
+        pays: the blocks whose tokens this reward moves; one string is one name.
+        given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
+            from coarse to fine. Each is the name of an objective earlier in the list (its reward is the outcome), the name of a
+            registered outcome, "module:function", or a function, see `spanwise.score.outcomes`. One of them need not be a list.
+            `brier` and `log_score` judge the report by one of them, see `spanwise.score.judge_of`.
         baseline: what is subtracted: nothing, the batch mean, the group mean, the mean of the group's completions with the
-            same outcome, or the blended estimate of it.
-        scale: divide by the standard deviation of the same stratum, or not.
+            same outcomes, or the blended estimate of it. None: the method's own choice.
+        scale: divide by the standard deviation of the same stratum, or not. None: the method's own choice.
+        back_off: where fewer completions of the group have the same outcomes than a comparison takes, compare with those that
+            agree in all but the last outcome, and so on up to the whole group (`baseline: outcome`). None: where several
+            outcomes are given; with one, such a completion gets no credit.
         weight: multiplies the credit.
         if_missing: what a reward stands for that the completion left out (no confidence, or an unreadable one). Its credit goes
             to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit.
         name: how metrics call it; defaults to the reward's name.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 
+    Raises:
+        RecipeError: a field that holds what it cannot mean, with what to write instead.
+
     Example:
-        >>> Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0).name
-        'brier'
+        >>> Objective("brier", pays=("confidence",), given=("correct", "complete"), baseline="outcome").outcomes
+        ('correct', 'complete')
     """
 
     reward: str | Callable[..., Any]
     pays: tuple[str, ...]
-    given: str | None = None
-    baseline: BaselineName = "group"
-    scale: ScaleName = "none"
-    weight: float = 1.0
-    if_missing: float | None = None
-    name: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str | Callable[..., Any], ...]
+    baseline: BaselineName | None
+    scale: ScaleName | None
+    back_off: bool | None
+    weight: float
+    if_missing: float | None
+    name: str
+    options: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pays", tuple(self.pays))
-        if not self.name:
-            label = self.reward if isinstance(self.reward, str) else getattr(self.reward, "__name__", "reward")
-            object.__setattr__(self, "name", label)
+    # Written out, because what may be passed (one name, a list) is wider than what the fields hold (a tuple).
+    def __init__(
+        self,
+        reward: str | Callable[..., Any],
+        pays: str | Sequence[str],
+        given: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+        baseline: BaselineName | None = None,
+        scale: ScaleName | None = None,
+        back_off: bool | None = None,
+        weight: float | int = 1.0,
+        if_missing: float | int | None = None,
+        name: str = "",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        values = {key: value for key, value in locals().items() if key != "self"}
+        values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
+        values["name"] = name or (reward if isinstance(reward, str) else getattr(reward, "__name__", "reward"))
+        vars(self).update(values)
+        self._check_types()
+        self._check_baseline()
+        vars(self).update(weight=float(weight), if_missing=None if if_missing is None else float(if_missing))
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """What `given` is called in `Scores`: names as they are, a function as "module:function"."""
+        return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
+
+    def _check_types(self) -> None:
+        rules: Mapping[str, tuple[bool, str]] = {
+            "reward": (
+                isinstance(self.reward, str) or callable(self.reward),
+                "write the name of a reward, or pass a function",
+            ),
+            "name": (isinstance(self.name, str), "a name is text"),
+            "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
+            "given": (
+                _all(self.given, lambda x: (isinstance(x, str) and x) or callable(x)),
+                "write names of earlier objectives or outcomes, 'module:function', or pass functions",
+            ),
+            "weight": (_is_number(self.weight), "write a finite number"),
+            "if_missing": (self.if_missing is None or _is_number(self.if_missing), "write a finite number, or leave it out"),
+            "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
+            "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
+        }
+        for key, (right, advice) in rules.items():
+            if not right:
+                raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if not self.pays:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
-        if self.baseline not in BASELINES:
+        twice = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
+        if twice is not None:
+            raise RecipeError(f"Objective '{self.name}' is given '{twice}' twice; name each outcome once.")
+
+    def _check_baseline(self) -> None:
+        if self.baseline is not None and self.baseline not in BASELINES:
             raise RecipeError(unknown("baseline", self.baseline, BASELINES))
-        if self.scale not in ("none", "std"):
+        if self.scale not in (None, "none", "std"):
             raise RecipeError(unknown("scale", self.scale, ("none", "std")))
-        if self.baseline in ("outcome", "blended") and self.given is None:
+        if self.baseline in ("outcome", "blended") and not self.given:
             raise RecipeError(
                 f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome to condition on; "
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
+        if self.back_off is not None and self.baseline != "outcome":
+            raise RecipeError(
+                f"Objective '{self.name}' has back_off: {str(self.back_off).lower()}, which only the baseline 'outcome' knows; "
+                f"leave it out or write 'baseline: outcome'."
+            )
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """A function as recipes write it, "module:function".
+
+    Raises:
+        RecipeError: it has no name of its own (a `functools.partial`).
+
+    >>> function_name(math.sqrt)
+    'math:sqrt'
+    """
+    try:
+        return f"{function.__module__}:{function.__qualname__}"
+    except AttributeError as error:
+        raise RecipeError(f"{function!r} has no name to call it by; wrap it in a function, or register it.") from error
+
+
+def _several(value: Any) -> Any:
+    """One name or function as a tuple of one, a list as a tuple, None as nothing; whatever else as it is."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or callable(value):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
+def _all(values: Any, test: Callable[[Any], Any]) -> bool:
+    return isinstance(values, tuple) and all(test(value) for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -5,14 +5,17 @@ Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
 #: a tag without a complete pair in its block maps to None.
@@ -76,7 +79,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Scores:
-    """What every objective says of every completion.
+    """What every objective says of every completion, and the outcomes that baselines are given.
 
     Attributes:
         names: the M objective names, in order.
@@ -84,12 +87,64 @@ class Scores:
         status_nm: `Status` of each reward.
         by_outcome_nmo: float64; the reward the same text would have got had the outcome it is judged by been 0 (o=0) or
             1 (o=1); NaN where the reward is no known function of a binary outcome.
+        outcome_names: the O outcomes that are no rewards.
+        outcome_no: float64 codes of their values; NaN where unknown. None: there are none.
+        stated_nm: float64; what the text states and the scorer read (a confidence); NaN where there is nothing of the kind.
+            None: nobody kept it.
+
+    Raises:
+        AlignmentError: names and columns of outcomes differ in number.
     """
 
     names: tuple[str, ...]
     reward_nm: Float[Tensor, "n m"]
     status_nm: Int[Tensor, "n m"]
     by_outcome_nmo: Float[Tensor, "n m 2"]
+    outcome_names: tuple[str, ...] = ()
+    outcome_no: Float[Tensor, "n o"] | None = None
+    stated_nm: Float[Tensor, "n m"] | None = None
+
+    def __post_init__(self) -> None:
+        columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]
+        if columns != len(self.outcome_names):
+            raise AlignmentError(f"There are {len(self.outcome_names)} names for {columns} outcomes.")
+
+    def outcome(self, name: str) -> Float[Tensor, " n"]:
+        """The values of the outcome `name`: of the reward that is called so, else of the outcome that is no reward.
+
+        Raises:
+            RecipeError: there is neither.
+
+        >>> nothing_n1 = torch.zeros(1, 1)
+        >>> Scores(("correct",), nothing_n1, nothing_n1.long(), torch.zeros(1, 1, 2), ("tidy",), nothing_n1 + 1).outcome("tidy")
+        tensor([1.])
+        """
+        if name in self.names:
+            return self.reward_nm[:, self.names.index(name)]
+        if self.outcome_no is None or name not in self.outcome_names:
+            raise RecipeError(unknown("outcome", name, (*self.names, *self.outcome_names)))
+        return self.outcome_no[:, self.outcome_names.index(name)]
+
+    def take(self, rows: Int[Tensor, " r"] | slice) -> Scores:
+        """The scores of some completions.
+
+        >>> Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2)).take(slice(1, 2)).reward_nm
+        tensor([[2.]])
+        """
+        tables = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tables)
+
+    @staticmethod
+    def joined(parts: Sequence[Scores]) -> Scores:
+        """The completions of several parts as one; all under the same objectives.
+
+        >>> one = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
+        >>> Scores.joined([one, one]).reward_nm.flatten()
+        tensor([1., 1.])
+        """
+        first = parts[0]
+        held = [name for name, value in vars(first).items() if isinstance(value, Tensor)]
+        return replace(first, **{name: torch.cat([getattr(part, name) for part in parts]) for name in held})
 
 
 @dataclass(frozen=True)
@@ -102,9 +157,28 @@ class Credit:
             (`if_missing`), carried by its last trainable token.
         singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.
+        adv_nm: what each objective credits a completion with; one number for all of them where the method has one.
+        stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
+        coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
+        token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block.
     """
 
     block_nk: Float[Tensor, "n k"]
     stop_n: Float[Tensor, " n"]
     singleton_m: Int[Tensor, " m"]
     absent_m: Int[Tensor, " m"]
+    adv_nm: Float[Tensor, "n m"] | None = None
+    stratum_nm: Int[Tensor, "n m"] | None = None
+    coarser_m: Int[Tensor, " m"] | None = None
+    token_nt: Float[Tensor, "n t"] | None = None
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any block, token or decision to stop has a credit other than 0."""
+        moved = (self.block_nk, self.stop_n) if self.token_nt is None else (self.token_nt,)
+        return any(bool((part != 0).any()) for part in moved)
+
+    def take(self, rows: Any) -> Credit:
+        """Some of the completions; the counters stay those of all."""
+        parts = {name: getattr(self, name) for name in ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt")}
+        return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})

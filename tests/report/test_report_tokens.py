@@ -284,6 +284,7 @@ def table():
     rollouts = Rollouts(
         mode="train",
         step=3,
+        method="bae",
         group_n=torch.tensor([0, 1]),
         prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]],
         completions=["", ""],
@@ -296,7 +297,7 @@ def table():
         credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
     )
-    return rollout_table(rollouts.recorded(method="bae", step=3))
+    return rollout_table(rollouts.recorded(step=3))
 
 
 def test_rows_of_a_rollouts_table():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tokenizers import Tokenizer, decoders, models
 
+from rollout_files import ABSENT, ERROR, OK, own_run
 from rollouts_cases import TEXTS, Case, cases, completion
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.shared.rows import recorded_credit, recorded_rewards, token_rows
@@ -157,6 +158,19 @@ def test_groups_that_some_rows_lack_are_refused(tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'; say it of all of them"):
         read_rollouts(tmp_path / "a.parquet")
+
+
+# --------------------------------------------------------------------------- made by hand
+
+
+def test_statuses_of_our_own_files(tmp_path):
+    rewards = [1.0, None, None, 0.0]
+    kept = read_rollouts(own_run(tmp_path / "a", rewards=rewards, status=["ok", "timeout", "absent", "ok"]))
+    assert kept.rewards["correct"].status_n.tolist() == [OK, int(Status.TIMEOUT), ABSENT, OK]
+    bare = read_rollouts(own_run(tmp_path / "b", rewards=rewards))
+    assert bare.rewards["correct"].status_n.tolist() == [OK, ERROR, ERROR, OK]
+    with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' as 'status/correct', which is none of ok, absent"):
+        read_rollouts(own_run(tmp_path / "c", rewards=rewards, status=["ok", "late", "ok", "ok"]))
 
 
 # --------------------------------------------------------------------------- credit on an export

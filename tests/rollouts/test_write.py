@@ -25,7 +25,7 @@ for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
 sys.path.insert(0, {tests!r})
 from test_write import batch
 from spanwise.commands.shared.folder import RunFolder
-RunFolder({folder!r}).write_rollouts(batch(), method="bae", step=7)
+RunFolder({folder!r}).write_rollouts(batch(), step=7)
 assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
 """
 
@@ -38,6 +38,7 @@ def batch():
     return Rollouts(
         mode="train",
         step=70,
+        method="bae",
         group_n=torch.tensor([4, 4, 5, 5]),
         prompts=["1+1=", "1+1=", [{"role": "user", "content": "é"}], "2+2="],
         completions=[""] * 4,
@@ -81,7 +82,7 @@ def test_a_run_folder_is_written_without_a_trainer(tmp_path):
 
 def test_a_training_batch_by_hand():
     """No padding and nothing that a tool wrote last; null is what does not exist, 0 what is worth nothing."""
-    rows = rollout_table(batch().recorded(method="bae", step=7)).to_pylist()
+    rows = rollout_table(batch().recorded(step=7)).to_pylist()
     assert [row["step"] for row in rows] == [7] * 4
     assert [row["group"] for row in rows] == [4, 4, 5, 5]
     assert [row["prompt"] for row in rows[:2]] == ["1+1="] * 2
@@ -106,7 +107,7 @@ def test_a_batch_without_any_token():
     spans = Spans(
         whole.spans.names, whole.spans.start_nk, whole.spans.end_nk, whole.spans.block_nt[:, :0], whole.spans.fault_n
     )
-    rows = rollout_table(Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(method="bae", step=1)).to_pylist()
+    rows = rollout_table(Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(step=1)).to_pylist()
     assert [row["completion_ids"] for row in rows] == [[]] * 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
-from spanwise.credit.strata import centred, group_index, moments, refine
+from spanwise.credit.checks import check_rewards
+from spanwise.credit.strata import as_columns, centred, group_index, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
 
@@ -28,13 +30,29 @@ class Advantage(NamedTuple):
     alone_n: Bool[Tensor, " n"]
 
 
+class Compared(NamedTuple):
+    """Whom each reward is compared with.
+
+    Attributes:
+        stratum_n: dense id of the stratum; -1 where the reward is absent, in no stratum, or compared with nothing (none).
+        alone_n: the reward is present and has nobody to be compared with.
+        level_n: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
+    """
+
+    stratum_n: Int[Tensor, " n"]
+    alone_n: Bool[Tensor, " n"]
+    level_n: Int[Tensor, " n"]
+
+
 def advantage(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
     *,
     baseline: BaselineName = "group",
-    outcome_n: Float[Tensor, " n"] | None = None,
+    outcome_no: Float[Tensor, " n *o"] | None = None,
     by_outcome_n2: Float[Tensor, "n 2"] | None = None,
+    judged: int | None = None,
+    back_off: bool | None = None,
     leave_one_out: bool = False,
     min_stratum: int = 2,
     scale: Literal["none", "std"] = "none",
@@ -46,14 +64,19 @@ def advantage(
 
     Equation
         A[i] = r[i] - b[i], b[i] = 0 (none) or the mean of r over i's stratum:
-        the batch, the group (same prompt), the outcome stratum (same prompt and outcome), or the blended estimate.
+        the batch, the group (same prompt), the outcome stratum (same prompt and outcomes), or the blended estimate.
+        back_off: the stratum is that of the first level l = 0, 1, ..., O with at least `min_stratum` rewards, where level l takes
+        all completions of the prompt that agree in the first O - l outcomes, whichever level they are compared at themselves
 
     Args:
         reward_n: one reward per completion; NaN where absent (it joins no baseline).
         group_n: integer prompt ids, in any order, of any sizes.
         baseline: none, batch, group, outcome or blended.
-        outcome_n: the outcome of the completion's prefix, for `outcome` and `blended`; NaN where unknown.
+        outcome_no: the O outcomes of the completion's prefix, from coarse to fine, for `outcome` and `blended`; a vector is one
+            outcome; NaN where unknown.
         by_outcome_n2: the reward under outcome 0 and 1, for `blended`.
+        judged: the column of `outcome_no` that `by_outcome_n2` is about; None: the only one.
+        back_off: whether small strata back off to coarser ones, for `outcome`; None: where there are several outcomes.
         leave_one_out: leave the completion out of its own mean (`blended` always does).
         min_stratum: strata with fewer members give 0 and are counted in `alone_n`.
         scale: "std" divides by the stratum's standard deviation; not with none and blended.
@@ -63,68 +86,142 @@ def advantage(
             of the group or the batch where the stratum has none.
 
     Edge cases:
-        A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member.
+        A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
+        outcome is unknown is in no stratum that needs it: it backs off, or gets 0.
 
     Raises:
         AlignmentError: sizes differ.
-        RecipeError: an outcome baseline without outcomes, a scale that does not go with the baseline.
+        RewardError: an infinite reward.
+        RecipeError: an outcome baseline without outcomes, `back_off` or a scale that does not go with the baseline, `judged`
+            that is no column, or rewards by outcome of one of several outcomes, without a word which.
 
     Example:
         Four confidences .9 .7 .8 .1 of one prompt, scored by Brier; the first two answers are right.
 
         >>> reward_n = torch.tensor([-.01, -.09, -.64, -.01])
         >>> one_prompt, right_n = torch.tensor([0, 0, 0, 0]), torch.tensor([1., 1., 0., 0.])
-        >>> advantage(reward_n, one_prompt, baseline="outcome", outcome_n=right_n).advantage_n
+        >>> advantage(reward_n, one_prompt, baseline="outcome", outcome_no=right_n).advantage_n
         tensor([ 0.0400, -0.0400, -0.3150,  0.3150], dtype=torch.float64)
         >>> advantage(reward_n, one_prompt, baseline="group").advantage_n
         tensor([ 0.1775,  0.0975, -0.4525,  0.1775], dtype=torch.float64)
 
+        The last of the wrong ones gave no answer: alone of its kind, it is compared with both wrong ones, the others as before.
+
+        >>> right_complete_n2 = torch.tensor([[1., 1.], [1., 1.], [0., 1.], [0., 0.]])
+        >>> advantage(reward_n, one_prompt, baseline="outcome", outcome_no=right_complete_n2).advantage_n
+        tensor([ 0.0400, -0.0400, -0.3150,  0.3150], dtype=torch.float64)
+
     Reference:
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
-        completion inside its own mean: `leave_one_out=False`).
+        completion inside its own mean: `leave_one_out=False`). Backing off is ours.
+    """
+    where = compared(reward_n, group_n, baseline=baseline, outcome_no=outcome_no, min_stratum=min_stratum, back_off=back_off)
+    absent_n = reward_n.isnan()
+    nothing_n = torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
+    if baseline == "none":  # the only one without a stratum, whose moments would look
+        check_rewards(reward_n)
+        _refuse_scale(baseline, scale)
+        missing_n = nothing_n if if_missing is None else torch.where(absent_n, float(if_missing), nothing_n)
+        return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, where.alone_n)
+    if baseline == "blended":
+        _refuse_scale(baseline, scale)
+        baseline_n = blended_baseline(
+            reward_n, group_n, _outcomes(outcome_no, group_n, baseline), by_outcome_n2, judged=judged
+        )
+        advantage_n = (reward_n.double() - baseline_n).nan_to_num(nan=0.0)
+        return Advantage(advantage_n, _missing(reward_n, group_n, baseline_n, if_missing), where.alone_n)
+    strata = _strata(group_n, outcome_no, baseline, back_off)
+    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "scale": scale, "ddof": ddof, "eps": eps}
+    advantage_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], where.level_n)
+    if if_missing is None:
+        return Advantage(advantage_n, nothing_n, where.alone_n)
+    within = [moments(reward_n, stratum_n) for stratum_n in strata]
+    missing_n = _missing(reward_n, group_n, _at([level.mean_n() for level in within], where.level_n), if_missing)
+    if scale == "std":
+        std_n = _at([level.std_n(ddof=ddof) for level in within], where.level_n)
+        missing_n = torch.where(std_n > 0, missing_n / torch.where(std_n > 0, std_n + eps, 1.0), missing_n)
+    return Advantage(advantage_n, missing_n, where.alone_n)
+
+
+def compared(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    baseline: BaselineName = "group",
+    outcome_no: Float[Tensor, " n *o"] | None = None,
+    min_stratum: int = 2,
+    back_off: bool | None = None,
+) -> Compared:
+    """Say in which stratum each reward is compared, and which rewards have nobody to be compared with.
+
+    Args:
+        reward_n, group_n, baseline, outcome_no, min_stratum, back_off: as in `advantage`.
+
+    Edge cases:
+        An absent reward is in no stratum; its level is the one whose mean it would be compared with. Of `blended` the stratum
+        is that of equal outcomes in one prompt; alone is a reward that no other of the batch with the same outcomes stands beside.
+
+    Raises:
+        AlignmentError, RecipeError: see `advantage`.
+
+    Example:
+        >>> right_complete_n2 = torch.tensor([[1., 1.], [1., 1.], [0., 1.], [0., 0.], [1., 0.]])
+        >>> found = compared(torch.zeros(5), torch.zeros(5).long(), baseline="outcome", outcome_no=right_complete_n2)
+        >>> found.stratum_n, found.level_n
+        (tensor([2, 2, 0, 0, 1]), tensor([0, 0, 1, 1, 1]))
     """
     if len(reward_n) != len(group_n):
         raise AlignmentError(
             f"There are {len(reward_n)} rewards for {len(group_n)} group ids; give one id to each completion."
         )
-    absent_n = reward_n.isnan()
-    nothing_n = torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
+    if back_off is not None and baseline != "outcome":
+        raise RecipeError(
+            f"Only the baseline 'outcome' has coarser strata to back off to; leave back_off out of '{baseline}'."
+        )
+    present_n = ~reward_n.isnan()
     if baseline == "none":
-        _refuse_scale(baseline, scale)
-        missing_n = nothing_n if if_missing is None else torch.where(absent_n, float(if_missing), nothing_n)
-        return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, torch.zeros_like(absent_n))
-    if baseline == "blended":
-        _refuse_scale(baseline, scale)
-        baseline_n = blended_baseline(reward_n, group_n, _outcomes(outcome_n, baseline), by_outcome_n2)
-        alone_n = baseline_n.isnan() & ~absent_n
-        advantage_n = (reward_n.double() - baseline_n).nan_to_num(nan=0.0)
-        return Advantage(advantage_n, _missing(reward_n, group_n, baseline_n, if_missing), alone_n)
-    stratum_n = _stratum(group_n, outcome_n, baseline)
-    advantage_n = centred(
-        reward_n, stratum_n, leave_one_out=leave_one_out, min_stratum=min_stratum, scale=scale, ddof=ddof, eps=eps
-    )
-    within = moments(reward_n, stratum_n)
-    missing_n = _missing(reward_n, group_n, within.mean_n(), if_missing)
-    if scale == "std":
-        std_n = within.std_n(ddof=ddof)
-        missing_n = torch.where(std_n > 0, missing_n / torch.where(std_n > 0, std_n + eps, 1.0), missing_n)
-    return Advantage(advantage_n, missing_n, ~absent_n & (within.count_n() < max(min_stratum, 2)))
+        return Compared(torch.full_like(group_n, -1).long(), torch.zeros_like(present_n), torch.zeros_like(group_n).long())
+    strata = _strata(group_n, outcome_no, baseline, back_off)
+    if baseline == "blended":  # whoever is alone in its prompt borrows from the same outcomes of others
+        everywhere_n = refine(torch.zeros_like(group_n), _outcomes(outcome_no, group_n, baseline))
+        enough_ln = (moments(reward_n, everywhere_n).count_n() >= 2)[None]
+    else:
+        enough_ln = torch.stack([moments(reward_n, s_n).count_n() >= max(min_stratum, 2) for s_n in strata])
+    alone_n = present_n & ~enough_ln.any(dim=0)
+    level_n = torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
+    id_n = _at([stratum_n * len(strata) + level for level, stratum_n in enumerate(strata)], level_n)
+    held_n = present_n & (_at(strata, level_n) >= 0)
+    stratum_n = torch.full_like(level_n, -1)
+    stratum_n[held_n] = group_index(id_n[held_n])
+    return Compared(stratum_n, alone_n, level_n)
 
 
-def _stratum(group_n: Tensor, outcome_n: Tensor | None, baseline: str) -> Tensor:
+def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off: bool | None) -> list[Tensor]:
+    """The strata that completions may be compared in, the finest first."""
     if baseline == "batch":
-        return torch.zeros_like(group_n, dtype=torch.long)
+        return [torch.zeros_like(group_n, dtype=torch.long)]
     if baseline == "group":
-        return group_index(group_n)
-    if baseline == "outcome":
-        return refine(group_n, _outcomes(outcome_n, baseline).double())
-    raise RecipeError(unknown("baseline", baseline, BASELINES))
+        return [group_index(group_n)]
+    if baseline not in ("outcome", "blended"):
+        raise RecipeError(unknown("baseline", baseline, BASELINES))
+    outcome_no = _outcomes(outcome_no, group_n, baseline)
+    several = outcome_no.shape[1] > 1
+    if baseline == "outcome" and (several if back_off is None else back_off):
+        return [refine(group_n, outcome_no[:, :count]) for count in range(outcome_no.shape[1], -1, -1)]
+    return [refine(group_n, outcome_no)]
 
 
-def _outcomes(outcome_n: Tensor | None, baseline: str) -> Tensor:
-    if outcome_n is None:
-        raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_n or use 'group'.")
-    return outcome_n
+def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Tensor:
+    if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
+        raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
+    if len(outcome_no) != len(group_n):
+        raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions.")
+    return as_columns(outcome_no).double()
+
+
+def _at(values: Sequence[Tensor], level_n: Tensor) -> Tensor:
+    """The value of each completion at its own level."""
+    return torch.stack(tuple(values)).gather(0, level_n[None])[0]
 
 
 def _refuse_scale(baseline: str, scale: str) -> None:

@@ -6,24 +6,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.strata import Moments, excess_variance_elsewhere, moments, precision_mean
+from spanwise.credit.checks import check_rewards
+from spanwise.credit.strata import Moments, as_columns, excess_variance_elsewhere, moments, precision_mean, refine
+from spanwise.errors import RecipeError
 
 
 def blended_baseline(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
-    outcome_n: Float[Tensor, " n"],
+    outcome_no: Float[Tensor, " n *o"],
     by_outcome_n2: Float[Tensor, "n 2"] | None = None,
+    *,
+    judged: int | None = None,
 ) -> Float[Tensor, " n"]:
-    r"""Estimate E[reward | prompt, outcome] for each completion from the other completions of the batch.
+    r"""Estimate E[reward | prompt, outcomes] for each completion from the other completions of the batch.
 
     Equation
-        b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each outcome o:
+        b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each tuple o of outcomes:
 
-        ml  mean of the other members of i's stratum (same prompt, same outcome);          v_ml = s2 / (n - 1)
-        x   mean over the members of the *other* strata of the prompt, re-scored as if their outcome were o, shifted by the
-            mean difference (own - re-scored) of the P' other prompts that have both;      v_x  = d2 (1 + 1/P') + s2_x / n_x
-        mu  mean of the same-outcome completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
+        ml  mean of the other members of i's stratum (same prompt, same outcomes);         v_ml = s2 / (n - 1)
+        x   mean over the members of the *other* strata of the prompt, re-scored as if the outcome that judges them were the one in
+            o, shifted by the mean difference (own - re-scored) of the P' other prompts that have both;
+                                                                                           v_x  = d2 (1 + 1/P') + s2_x / n_x
+        mu  mean of the same-outcomes completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
 
         s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between prompts; d2: variance of
         (own - re-scored) between prompts; the last two by the method of moments (sampling noise subtracted, at least 0). All
@@ -36,16 +41,20 @@ def blended_baseline(
     Args:
         reward_n: reward; NaN where absent. Such a completion joins no mean but is given a baseline too.
         group_n: integer id of the prompt.
-        outcome_n: the discrete outcome; NaN where unknown (baseline NaN).
+        outcome_no: the discrete outcomes; a vector is one outcome; NaN where unknown (baseline NaN).
         by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN where it is no function of a binary outcome
             (then x takes no part).
+        judged: the column of `outcome_no` that `by_outcome_n2` is about; None: the only one.
 
     Edge cases:
         t2 and d2 need two other prompts; with one, mu serves only where nothing else is known, and x takes no part.
         Without two completions of one outcome in any other prompt, s2 counts as 0: `ml`, where there is one, stands alone.
 
     Returns:
-        float64 baseline; NaN where nothing is known (one prompt, alone in its stratum).
+        float64 baseline; NaN where nothing is known (no other reward of the batch has the same outcomes).
+
+    Raises:
+        RecipeError: `judged` is no column, or rewards by outcome of one of several outcomes, without a word which.
 
     Example:
         >>> brier_n = torch.tensor([-.01, -.09, -.64, -.36])   # reports .9 .7 (both right) and .8 .6 (both wrong)
@@ -57,18 +66,31 @@ def blended_baseline(
         Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
         (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
     """
+    check_rewards(reward_n)
+    outcome_no = as_columns(outcome_no)
+    column = None if by_outcome_n2 is None else _judged(judged, outcome_no.shape[1])
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
-    for outcome in outcome_n[~outcome_n.isnan()].unique().tolist():
-        rescored_n = None
-        if by_outcome_n2 is not None and outcome in (0.0, 1.0):
-            rescored_n = by_outcome_n2[:, int(outcome)].double()
-        here_n = outcome_n == outcome
-        baseline_n[here_n] = _for_outcome(reward_n.double(), group_n, outcome_n, here_n, rescored_n)[here_n]
+    code_n = refine(
+        torch.zeros_like(group_n), outcome_no
+    )  # a number for every tuple, -1 where one of its outcomes is unknown
+    for code in code_n[code_n >= 0].unique().tolist():
+        here_n = code_n == code
+        verdict = None if column is None else float(outcome_no[here_n, column][0])
+        rescored_n = by_outcome_n2[:, int(verdict)].double() if by_outcome_n2 is not None and verdict in (0.0, 1.0) else None
+        baseline_n[here_n] = _for_outcome(reward_n.double(), group_n, code_n >= 0, here_n, rescored_n)[here_n]
     return baseline_n
 
 
-def _for_outcome(reward_n: Tensor, group_n: Tensor, outcome_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
-    """The baseline of the completions `here_n`, which share one outcome."""
+def _judged(judged: int | None, columns: int) -> int:
+    if judged is None and columns > 1:
+        raise RecipeError(f"There are {columns} outcomes and rewards by one of them; say with 'judged' which column it is.")
+    if judged is not None and not 0 <= judged < columns:
+        raise RecipeError(f"There is no outcome {judged} by which the rewards could be judged; there are {columns}.")
+    return judged or 0
+
+
+def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
+    """The baseline of the completions `here_n`, which share their outcomes."""
     present = reward_n[here_n & ~reward_n.isnan()]
     low = present.min() if len(present) else 0.0  # sums of equal numbers must stay exact
     own_n = torch.where(here_n, reward_n - low, torch.nan)
@@ -90,7 +112,7 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, outcome_n: Tensor, here_n: T
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
     if rescored_n is not None:
-        usable_n = ~here_n & ~outcome_n.isnan() & ~reward_n.isnan()
+        usable_n = ~here_n & known_n & ~reward_n.isnan()
         other = moments(torch.where(usable_n, rescored_n - low, torch.nan), stratum_n)
         x_n, x_variance_n = _rescored(own, other, noise_s)
         estimates.append(x_n)

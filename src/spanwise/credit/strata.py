@@ -1,7 +1,7 @@
 """Means, deviations and variances inside strata: the only place that divides by a group's moment.
 
 A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
-and an outcome. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
+and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
@@ -34,15 +35,33 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     return torch.tensor([dense.setdefault(group, len(dense)) for group in groups], dtype=torch.long)
 
 
-def refine(group_n: Int[Tensor, " n"], outcome_n: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Split groups by outcome: members of one group with equal outcomes share a stratum; an unknown (NaN) outcome gives -1.
+def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
+    """Outcomes as columns; a vector is one.
+
+    >>> as_columns(torch.zeros(3)).shape
+    torch.Size([3, 1])
+    """
+    return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
+
+
+def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> Int[Tensor, " n"]:
+    """Split groups by outcome: members of one group with equal outcomes share a stratum; any unknown (NaN) outcome gives -1.
+
+    Args:
+        group_n: group ids of any sign.
+        outcome_no: one outcome (n) or several (n, o).
 
     >>> refine(torch.tensor([0, 0, 0, 1]), torch.tensor([1., 0., 1., float("nan")]))
     tensor([ 1,  0,  1, -1])
+    >>> refine(torch.tensor([-7, -7, -7]), torch.tensor([[1., 0.], [1., 2.], [1., 0.]]))
+    tensor([0, 1, 0])
     """
-    known_n = ~outcome_n.isnan()
-    values, outcome_id_n = torch.unique(torch.where(known_n, outcome_n, 0.0), return_inverse=True)
-    stratum_n = group_index(group_n) * len(values) + outcome_id_n
+    stratum_n = group_index(group_n)
+    known_n = torch.ones_like(stratum_n, dtype=torch.bool)
+    for outcome_n in as_columns(outcome_no).T:
+        known_n = known_n & ~outcome_n.isnan()
+        values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
+        stratum_n = group_index(stratum_n) * len(values) + outcome_id_n
     return torch.where(known_n, stratum_n, -1)
 
 
@@ -94,6 +113,10 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0.
 
+    Raises:
+        AlignmentError: sizes differ.
+        RewardError: an infinite value, in a stratum or not.
+
     Example:
         >>> m = moments(torch.tensor([1., 0., 0., 5.]), torch.tensor([7, 7, 7, 2]))
         >>> m.deviation_n, m.count_n()
@@ -103,6 +126,7 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
         raise AlignmentError(
             f"There are {len(value_n)} rewards for {len(stratum_n)} group ids; give one id to each completion."
         )
+    check_rewards(value_n)
     dense_n = torch.full_like(stratum_n, -1, dtype=torch.long)
     placed_n = stratum_n >= 0
     ids, dense_n[placed_n] = torch.unique(stratum_n[placed_n], return_inverse=True)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit import advantage
-from spanwise.credit.strata import moments, refine
+from spanwise.credit.strata import as_columns, moments, refine
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.measure.proper_score import ScoreName, proper_score
 
@@ -37,24 +37,35 @@ class Rerolls:
 
     Attributes:
         confidence_xs: the stated confidence; NaN where none is stated.
-        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell.
+        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell. Or several outcomes of what
+            comes before the last block, (x, s, o) from coarse to fine; the confidence is judged by column `judged`.
         prefix_xs: which prefix (everything before the last block) the completion has; -1 where it has no last block.
         again_dm: the confidences of the fresh last blocks; NaN where none is stated.
+        judged: which outcome says what is right, of 0 and 1.
     """
 
     confidence_xs: Float[Tensor, "x s"]
-    outcome_xs: Float[Tensor, "x s"]
+    outcome_xs: Float[Tensor, "x s *o"]
     prefix_xs: Int[Tensor, "x s"]
     again_dm: Float[Tensor, "d m"]
+    judged: int = 0
 
     def __post_init__(self) -> None:
-        sizes = {tuple(x.shape) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
+        sizes = {tuple(x.shape[:2]) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
         if len(sizes) > 1:
             raise AlignmentError(f"Confidences, outcomes and prefixes have the shapes {', '.join(map(str, sorted(sizes)))}.")
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
                 f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
             )
+        columns = self.outcome_no.shape[1]
+        if not 0 <= self.judged < columns:
+            raise RecipeError(f"There is no outcome {self.judged} to judge confidences by; there are {columns}.")
+
+    @property
+    def outcome_no(self) -> Float[Tensor, "n o"]:
+        """The outcomes of all completions, prompt by prompt, a column each."""
+        return as_columns(self.outcome_xs.double().flatten(0, 1))
 
 
 @dataclass(frozen=True)
@@ -117,8 +128,8 @@ def fidelity(
 
     Equation
         A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
-        rmse            sqrt(mean e2); rmse_wrong and rmse_right over outcome 0 and 1, rmse_alone over completions that have the
-                        only reward of their prompt and outcome in their group
+        rmse            sqrt(mean e2); rmse_wrong and rmse_right over wrong and right answers, rmse_alone over completions that
+                        have the only reward of their prompt and outcomes in their group
         correlation     of A and A_MC;  ceiling = sqrt(1 - mean s2 / var A_MC): what the exact advantage would get
         rmse_scaled     sqrt(min over a of mean (a A - A_MC)^2 - s2): rmse without the scale
         gradient_noise  sqrt(min over a of mean phi^2 ((a A - A_MC)^2 - s2) / mean phi^2 (A_MC^2 - s2)),  phi = q - mean q':
@@ -130,7 +141,8 @@ def fidelity(
 
     Args:
         rerolls: what was sampled.
-        baselines: name -> options of `spanwise.credit.advantage`.
+        baselines: name -> options of `spanwise.credit.advantage`, and `outcomes`: how many of several outcomes the baseline is
+            given, the first ones (`{"baseline": "outcome", "outcomes": 1}`); all of them if it is not said.
         group_sizes: completions of a prompt in a batch, at least 2 and at most S.
         rule: the score, brier or log_score.
         batch: completions in a batch (fewer where the prompts do not suffice), as many prompts as fit.
@@ -140,10 +152,12 @@ def fidelity(
 
     Edge cases:
         A completion without a confidence, or whose prefix has fewer than two re-rolls with one, has no A_MC and is in no figure;
-        its reward, if there is one, still counts in baselines. A figure over nothing is NaN; a square below 0 gives 0.
+        its reward, if there is one, still counts in baselines. A figure over nothing is NaN; a square below 0 gives 0. `blended`
+        that is not given the outcome confidences are judged by re-scores nothing.
 
     Raises:
         DataError: the completions do not suffice for a group size, or none can be used.
+        RecipeError: a baseline of more outcomes than there are.
 
     Example:
         >>> confidence_xs = 0.7 + 0.3 * torch.rand(64, 8, generator=torch.Generator().manual_seed(0))
@@ -161,12 +175,13 @@ def fidelity(
     """
     data = _prepare(rerolls, rule)
     _check(rerolls, group_sizes, batch, data)
+    called = [_baseline(name, options, rerolls) for name, options in baselines.items()]
     generator = torch.Generator().manual_seed(seed)
     sums = torch.zeros(len(baselines), len(group_sizes), len(rerolls.prefix_xs), _SUMS, dtype=torch.float64)
     for g, size in enumerate(group_sizes):
         for rows_pg in _batches(rerolls.prefix_xs.shape, size, batch, resamples, generator):
-            for b, options in enumerate(baselines.values()):
-                _add(sums[b, g], rows_pg, data, options)
+            for b, baseline in enumerate(called):
+                _add(sums[b, g], rows_pg, data, baseline)
     weight_rx = torch.multinomial(torch.ones(len(sums[0, 0])), draws * sums.shape[2], True, generator=generator)
     weight_rx = torch.nn.functional.one_hot(weight_rx.reshape(draws, -1), sums.shape[2]).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
@@ -179,7 +194,8 @@ class _Data(NamedTuple):
 
     prompt_n: Tensor
     reward_n: Tensor
-    outcome_n: Tensor
+    outcome_no: Tensor
+    right_n: Tensor  # the outcome by which confidences are judged
     by_outcome_n2: Tensor
     advantage_n: Tensor  # A_MC; NaN where it is not known
     noise_n: Tensor  # s2
@@ -189,19 +205,39 @@ class _Data(NamedTuple):
 
 def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
     x, s = rerolls.prefix_xs.shape
-    report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
+    report_n, outcome_no = rerolls.confidence_xs.double().flatten(), rerolls.outcome_no
+    right_n = outcome_no[:, rerolls.judged]
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-    reward_n = proper_score(report_n, outcome_n, rule=rule)
+    reward_n = proper_score(report_n, right_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
     again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
-    value_nm = proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule)
+    value_nm = proper_score(again_nm, right_n[:, None].expand_as(again_nm), rule=rule)
     count_n = (~value_nm.isnan()).sum(dim=1)
     value_n = value_nm.nanmean(dim=1)
     noise_n = (value_nm - value_n[:, None]).square().nansum(dim=1) / (count_n - 1).clamp(min=1) / count_n.clamp(min=1)
     usable_n = ~reward_n.isnan() & (count_n >= 2)
     phi_n = report_n - again_nm.nanmean(dim=1)
     prompt_n = torch.arange(x).repeat_interleave(s)
-    return _Data(prompt_n, reward_n, outcome_n, by_outcome_n2, reward_n - value_n, noise_n, phi_n.square(), usable_n)
+    return _Data(
+        prompt_n, reward_n, outcome_no, right_n, by_outcome_n2, reward_n - value_n, noise_n, phi_n.square(), usable_n
+    )
+
+
+class _Baseline(NamedTuple):
+    """What a baseline is called with."""
+
+    outcomes: int  # how many of them, the first ones
+    judged: int | None  # the column that judges confidences, if it is among them
+    options: Mapping[str, Any]
+
+
+def _baseline(name: str, options: Mapping[str, Any], rerolls: Rerolls) -> _Baseline:
+    columns = rerolls.outcome_no.shape[1]
+    outcomes = options.get("outcomes", columns)
+    if not 1 <= outcomes <= columns:
+        raise RecipeError(f"Baseline '{name}' is to be given {outcomes} outcomes; there are {columns}.")
+    judged = rerolls.judged if rerolls.judged < outcomes else None
+    return _Baseline(outcomes, judged, {key: value for key, value in options.items() if key != "outcomes"})
 
 
 def _check(rerolls: Rerolls, group_sizes: Sequence[int], batch: int, data: _Data) -> None:
@@ -229,14 +265,19 @@ def _batches(
 _SUMS = 18
 
 
-def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data, options: Mapping[str, Any]) -> None:
+def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data, baseline: _Baseline) -> None:
     """Add, by prompt, what the figures of one baseline on one batch are made of."""
     batch = _Data(*(column[rows_pg.flatten()] for column in data))
     a = advantage(
-        batch.reward_n, batch.prompt_n, outcome_n=batch.outcome_n, by_outcome_n2=batch.by_outcome_n2, **options
+        batch.reward_n,
+        batch.prompt_n,
+        outcome_no=batch.outcome_no[:, : baseline.outcomes],
+        by_outcome_n2=None if baseline.judged is None else batch.by_outcome_n2,
+        judged=baseline.judged,
+        **baseline.options,
     ).advantage_n
-    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_n)).count_n()
-    kinds = (batch.usable_n, batch.outcome_n == 0, batch.outcome_n == 1, count_n == 1)
+    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_no)).count_n()
+    kinds = (batch.usable_n, batch.right_n == 0, batch.right_n == 1, count_n == 1)
     m, noise, square = batch.advantage_n, batch.noise_n, batch.square_n
     error = (a - m).square() - noise
     terms = [term for kind in kinds for term in (kind.double(), kind * error)]
@@ -265,8 +306,5 @@ def _root(top: Tensor, below: Tensor) -> Tensor:
 
 
 def _interval(draw_r: Float[Tensor, " r"], level: float) -> tuple[float, float]:
-    known_r = draw_r[~draw_r.isnan()]
-    if not len(known_r):
-        return float("nan"), float("nan")
-    low, high = torch.quantile(known_r, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    low, high = draw_r.nanquantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
     return low, high

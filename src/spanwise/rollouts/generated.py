@@ -24,6 +24,7 @@ class Rollouts:
     Attributes:
         mode: "train" or "eval".
         step: the optimiser step they were generated at.
+        method: the name of what credited them.
         group_n: the group of each completion, numbered over all processes.
         prompts: N prompts, strings or message lists, as the dataset has them.
         completions: N completions as the trainer decoded them.
@@ -39,6 +40,7 @@ class Rollouts:
 
     mode: str
     step: int
+    method: str
     group_n: Int[Tensor, " n"]
     prompts: list[Any]
     completions: list[Any]
@@ -51,11 +53,10 @@ class Rollouts:
     credit: Credit
     advantages_nt: Float[Tensor, "n t"]
 
-    def recorded(self, *, method: str, step: int) -> Completions:
+    def recorded(self, *, step: int) -> Completions:
         """What a rollout file keeps of them: no padding, no dataset columns.
 
         Args:
-            method: the name that credit and advantages are kept under.
             step: of training, which a batch may serve several optimiser steps of.
         """
         filled_nt = self.mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
@@ -76,6 +77,6 @@ class Rollouts:
             end_nk=self.spans.end_nk,
             fault_n=self.spans.fault_n,
             scores=self.scores,
-            credit={method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
+            credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
             text=["".join(block[""] or "" for block in text.values() if block is not None) for text in self.text],
         )

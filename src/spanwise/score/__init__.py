@@ -2,24 +2,43 @@
 
 from spanwise.score.answers import judge
 from spanwise.score.maths import MathVerifier, Verdict, close, shared_verifier
-from spanwise.score.reward import REWARDS, Reward, register
+from spanwise.score.outcomes import (
+    OUTCOMES,
+    Outcome,
+    check_discrete,
+    complete,
+    find_outcome,
+    judge_of,
+    judged_column,
+    read_outcomes,
+)
+from spanwise.score.reward import REWARDS, BuiltIn, Reward
 from spanwise.score.rewards import brier, correct, format_, log_score, parse_confidence, second_attempt
-from spanwise.score.score import check_objectives, score, score_one
+from spanwise.score.score import as_scores, check_objectives, score, score_one
 
 __all__ = [
+    "OUTCOMES",
     "REWARDS",
+    "BuiltIn",
     "MathVerifier",
+    "Outcome",
     "Reward",
     "Verdict",
+    "as_scores",
     "brier",
+    "check_discrete",
     "check_objectives",
     "close",
+    "complete",
     "correct",
+    "find_outcome",
     "format_",
     "judge",
+    "judge_of",
+    "judged_column",
     "log_score",
     "parse_confidence",
-    "register",
+    "read_outcomes",
     "score",
     "score_one",
     "second_attempt",

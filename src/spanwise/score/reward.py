@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
+from spanwise.errors import AlignmentError, RewardError
+from spanwise.registry import Registry
 from spanwise.types import Status
 
 NAN = float("nan")
@@ -27,9 +28,11 @@ class Reward:
         status_n: `Status` of each reward.
         by_outcome_n2: float64; the reward the same text would get had the outcome it is judged by been 0 or 1; NaN where the
             reward is no known function of a binary outcome.
+        stated_n: float64; what the text states and the scorer read (a confidence), NaN where it states nothing that can be read;
+            None where the reward reads nothing of the kind.
 
     Raises:
-        AlignmentError: the three differ in length.
+        AlignmentError: they differ in length.
         RewardError: a value is NaN or infinite with status OK, or a number with any other status.
 
     Example:
@@ -40,11 +43,14 @@ class Reward:
     value_n: Float[Tensor, " n"]
     status_n: Int[Tensor, " n"]
     by_outcome_n2: Float[Tensor, "n 2"]
+    stated_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         sizes = len(self.value_n), len(self.status_n), len(self.by_outcome_n2)
         if len(set(sizes)) > 1:
             raise AlignmentError(f"A reward has {sizes[0]} values, {sizes[1]} statuses and {sizes[2]} rows by outcome.")
+        if self.stated_n is not None and len(self.stated_n) != sizes[0]:
+            raise AlignmentError(f"A reward has {sizes[0]} values and {len(self.stated_n)} stated numbers.")
         ok_n = self.status_n == Status.OK
         wrong_n = torch.where(ok_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
@@ -54,12 +60,22 @@ class Reward:
                 f"OK goes with a finite number, every other status with NaN."
             )
 
+    def take(self, rows: Any) -> Reward:
+        """The rewards of some completions.
+
+        >>> Reward.of([1.0, 2.0]).take(slice(1, 2)).value_n
+        tensor([2.], dtype=torch.float64)
+        """
+        stated_n = None if self.stated_n is None else self.stated_n[rows]
+        return Reward(self.value_n[rows], self.status_n[rows], self.by_outcome_n2[rows], stated_n)
+
     @staticmethod
     def of(
         values: Sequence[float | int | None],
         *,
         status: Sequence[Status] | None = None,
         by_outcome: Sequence[tuple[float, float] | None] | None = None,
+        stated: Sequence[float | None] | None = None,
     ) -> Reward:
         """Build a reward from plain lists; None means that there is no reward (`status`, ABSENT if not given).
 
@@ -67,6 +83,7 @@ class Reward:
             values: one number or None per completion.
             status: why a value is missing; read where the value is None, OK elsewhere.
             by_outcome: (reward had the outcome been 0, had it been 1) or None; all None if not given.
+            stated: what the text states, or None; not given where the reward reads nothing of the kind.
 
         Raises:
             RewardError: a value is NaN or infinite.
@@ -84,24 +101,41 @@ class Reward:
                 raise RewardError(f"The reward of completion {n} is {value}; return a finite number, or None for no reward.")
         pairs = zip(values, reasons, strict=True)
         return Reward(
-            torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64),
+            _numbers(values),
             torch.tensor([int(reason if value is None else Status.OK) for value, reason in pairs], dtype=torch.long),
             torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
+            None if stated is None else _numbers(stated),
         )
+
+
+def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
+    return torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A reward that a recipe can name.
+    """A reward that a recipe can name; `spanwise.registry.register(name, kind="reward", ...)` makes one.
 
     Attributes:
-        function: `(text, *, pays, given, columns, scored, **options) -> Reward`.
+        name: as in recipes.
+        function: `(text, *, pays, columns, scored, **options) -> Reward`; every option has a default.
+        kind: "reward".
         tags: the options that name a tag the reward reads in a paid block; checked before training.
         blocks: the options that name a block.
-        judged_by: the option that names the objective whose reward is the outcome, None if there is none.
+        judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.
+
+    Example:
+        >>> from spanwise.registry import register
+        >>> @register("doc_example", kind="reward")
+        ... def doc_example(text, *, pays, columns, scored, scale=1.0):
+        ...     return Reward.of([scale] * len(text))
+        >>> REWARDS.pop("doc_example").options
+        {'scale': 1.0}
     """
 
+    name: str
     function: Callable[..., Reward]
+    kind: str = "reward"
     tags: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     judged_by: str | None = None
@@ -110,48 +144,9 @@ class BuiltIn:
     def options(self) -> dict[str, Any]:
         """The options the reward takes, with their defaults."""
         parameters = inspect.signature(self.function).parameters
-        fixed = ("text", "pays", "given", "columns", "scored")
+        fixed = ("text", "pays", "columns", "scored")
         return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
 
 
 #: Every reward that a recipe can name.
-REWARDS: dict[str, BuiltIn] = {}
-
-
-def register(
-    name: str, *, tags: tuple[str, ...] = (), blocks: tuple[str, ...] = (), judged_by: str | None = None
-) -> Callable[[Callable[..., Reward]], Callable[..., Reward]]:
-    """Register a reward under a name that recipes can use; a name can be taken once.
-
-    The function takes `(text, *, pays, given, columns, scored, **options)` and returns a `Reward`; every option has a default.
-    See `BuiltIn` for the other arguments.
-
-    Raises:
-        RecipeError: the name is taken.
-
-    Example:
-        >>> @register("doc_example")
-        ... def doc_example(text, *, pays, given, columns, scored, scale=1.0):
-        ...     return Reward.of([scale] * len(text))
-        >>> REWARDS.pop("doc_example").options
-        {'scale': 1.0}
-    """
-
-    def add(function: Callable[..., Reward]) -> Callable[..., Reward]:
-        if name in REWARDS:
-            raise RecipeError(f"There is already a reward '{name}'; choose another name.")
-        REWARDS[name] = BuiltIn(function, tags, blocks, judged_by)
-        return function
-
-    return add
-
-
-def built_in(name: str) -> BuiltIn:
-    """The registered reward `name`; a RecipeError that suggests the nearest name if there is none.
-
-    >>> built_in("brier").options
-    {'tag': 'confidence', 'of': None}
-    """
-    if name not in REWARDS:
-        raise RecipeError(unknown("reward", name, REWARDS))
-    return REWARDS[name]
+REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwise.rewards", entry=BuiltIn)

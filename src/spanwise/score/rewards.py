@@ -1,7 +1,7 @@
 """The built-in rewards: `correct`, `brier`, `log_score`, `format` and `second_attempt`.
 
-Each takes `(text, *, pays, given, columns, scored, **options)`: the blocks of every completion, the paid blocks, the objective the
-baseline is given, the dataset's columns and the objectives scored before. A tag is read in the first paid block that has it.
+Each takes `(text, *, pays, columns, scored, **options)`: the blocks of every completion, the paid blocks, the dataset's columns and
+the objectives scored before. A tag is read in the first paid block that has it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError, unknown
+from spanwise.registry import register
 from spanwise.score.answers import judge
 from spanwise.score.maths import MathVerifier
-from spanwise.score.reward import Reward, register
+from spanwise.score.reward import Reward
 from spanwise.types import BlockText, Status
 
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 
 
-@register("correct", tags=("tag",))
+@register("correct", kind="reward", tags=("tag",))
 def correct(
     text: Sequence[BlockText],
     *,
     pays: tuple[str, ...],
-    given: str | None = None,
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     tag: str = "answer",
@@ -39,7 +39,7 @@ def correct(
     (0, OK). No paid block: ABSENT. A gold answer that is missing or cannot be read, or a crash: ERROR. A hang: TIMEOUT.
 
     Args:
-        text, pays, given, columns, scored: see the module.
+        text, pays, columns, scored: see the module.
         tag: the tag of the answer; "" reads the whole block, in which Math-Verify looks for `\boxed{}` or `$...$`.
         column: the dataset column of the gold answers.
         verify: `auto`, `math` or `exact`.
@@ -65,26 +65,25 @@ def correct(
     return Reward.of(values, status=status)
 
 
-@register("brier", tags=("tag",), judged_by="of")
+@register("brier", kind="reward", tags=("tag",), judged_by="of")
 def brier(
     text: Sequence[BlockText],
     *,
     pays: tuple[str, ...],
-    given: str | None = None,
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     tag: str = "confidence",
-    of: str | None = None,
+    of: str = "correct",
 ) -> Reward:
     """Brier score of the stated confidence: -(q - c)^2.
 
-    q is read by `parse_confidence`; c is the reward of objective `of` (else `given`, else "correct"). No block or no tag: ABSENT;
-    not a number in [0, 1]: UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2.
+    q is read by `parse_confidence`; c is the reward of objective `of`. No block or no tag: ABSENT; not a number in [0, 1]:
+    UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2. `stated_n` is q.
 
     Args:
-        text, pays, given, columns, scored: see the module.
+        text, pays, columns, scored: see the module.
         tag: the tag of the confidence.
-        of: the objective whose reward is c.
+        of: the objective whose reward is c; a recipe that leaves it out gets the one that `judge_of` says.
 
     Raises:
         RecipeError: the objective `of` is not scored before this one.
@@ -95,19 +94,18 @@ def brier(
         >>> brier(text, pays=("confidence",), columns={}, scored={"correct": Reward.of([1.0, 0.0])}).value_n
         tensor([-0.0900, -0.4900], dtype=torch.float64)
     """
-    return _report(text, pays, tag, scored, of or given or "correct", lambda q, c: -((q - c) ** 2))
+    return _report(text, pays, tag, scored, of, lambda q, c: -((q - c) ** 2))
 
 
-@register("log_score", tags=("tag",), judged_by="of")
+@register("log_score", kind="reward", tags=("tag",), judged_by="of")
 def log_score(
     text: Sequence[BlockText],
     *,
     pays: tuple[str, ...],
-    given: str | None = None,
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     tag: str = "confidence",
-    of: str | None = None,
+    of: str = "correct",
     clip: float = 0.01,
 ) -> Reward:
     """Log score (negative binary cross-entropy) of the stated confidence: c log q + (1 - c) log(1 - q).
@@ -115,7 +113,7 @@ def log_score(
     q is first clipped to [clip, 1 - clip]; everything else as in `brier`.
 
     Args:
-        text, pays, given, columns, scored, tag, of: see `brier`.
+        text, pays, columns, scored, tag, of: see `brier`.
         clip: the least confidence that counts, above 0 and below 0.5.
 
     Raises:
@@ -134,7 +132,7 @@ def log_score(
         q = min(max(q, clip), 1.0 - clip)
         return c * math.log(q) + (1.0 - c) * math.log(1.0 - q)
 
-    return _report(text, pays, tag, scored, of or given or "correct", rule)
+    return _report(text, pays, tag, scored, of, rule)
 
 
 def parse_confidence(text: str) -> float | None:
@@ -156,12 +154,11 @@ def parse_confidence(text: str) -> float | None:
     return value if value <= 1.0 else None
 
 
-@register("format")
+@register("format", kind="reward")
 def format_(
     text: Sequence[BlockText],
     *,
     pays: tuple[str, ...],
-    given: str | None = None,
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     tags: Sequence[str] | None = None,
@@ -173,7 +170,7 @@ def format_(
     may hold it. One missing block: 0; all paid blocks missing, an empty completion included: ABSENT.
 
     Args:
-        text, pays, given, columns, scored: see the module.
+        text, pays, columns, scored: see the module.
         tags: the tags that count; all tags of the paid blocks if not given.
 
     Example:
@@ -191,12 +188,11 @@ def format_(
     return Reward.of(values)
 
 
-@register("second_attempt", tags=("tag",), blocks=("first",))
+@register("second_attempt", kind="reward", tags=("tag",), blocks=("first",))
 def second_attempt(
     text: Sequence[BlockText],
     *,
     pays: tuple[str, ...],
-    given: str | None = None,
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     first: str = "first",
@@ -213,7 +209,7 @@ def second_attempt(
     0; without a first answer, a wrong second one gets `partial`.
 
     Args:
-        text, pays, given, columns, scored, tag, column, verify, verifier: see `correct`.
+        text, pays, columns, scored, tag, column, verify, verifier: see `correct`.
         first: the block of the first attempt.
         partial: the reward of trying something else.
 
@@ -257,6 +253,7 @@ def _report(
     values: list[float | None] = []
     status: list[Status] = []
     rows: list[tuple[float, float] | None] = []
+    stated: list[float | None] = []
     judged = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
     for n, (blocks, c, verdict) in enumerate(judged):
         if c < 0.0 or c > 1.0:
@@ -271,7 +268,8 @@ def _report(
         else:  # a stated confidence is unscored only for the reason that its answer is
             status.append(Status(verdict))
         rows.append(None if q is None else (rule(q, 0.0), rule(q, 1.0)))
-    return Reward.of(values, status=status, by_outcome=rows)
+        stated.append(q)
+    return Reward.of(values, status=status, by_outcome=rows, stated=stated)
 
 
 def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:

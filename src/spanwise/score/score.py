@@ -6,27 +6,37 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score.custom import call_reward
-from spanwise.score.reward import NAN, Reward, built_in
+from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
+from spanwise.score.reward import NAN, REWARDS, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
-def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> Scores:
+def score(
+    objectives: Sequence[Objective],
+    text: Sequence[BlockText],
+    *,
+    columns: Mapping[str, Any],
+    recorded: Mapping[str, Reward] | None = None,
+) -> Scores:
     """Score every completion by every objective.
 
     Args:
         objectives: in order; an objective sees the ones before it (`given`).
         text: the blocks of each completion, as `segment` reads them.
         columns: the dataset's columns, one row per completion.
+        recorded: rewards that are known already, by objective; see `taken_as_recorded`.
 
     Raises:
-        RecipeError: no objective, two of one name, or one that is given an objective that does not come before it.
+        RecipeError: no objective, two of one name, or one that is given what is neither an objective before it nor an outcome.
         DataError: a reward reads a column that is not there.
-        RewardError: a reward function raises or returns what is no reward.
+        RewardError: a function raises, or returns what is no reward or no outcome.
 
     Example:
         >>> text = [{"solution": {"": "", "answer": "4"}, "confidence": {"": "", "confidence": "0.7"}}]
@@ -37,13 +47,37 @@ def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns
     _check_order(objectives)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+        known = (recorded or {}).get(objective.name)
+        if known is None:
+            scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+        else:
+            scored[objective.name] = taken_as_recorded(objective, known, text, columns=columns, scored=scored)
+    return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+
+
+def as_scores(
+    scored: Mapping[str, Reward], outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None
+) -> Scores:
+    """Put the rewards of all objectives side by side.
+
+    Args:
+        scored: objective -> its reward, in order.
+        outcome_names, outcome_no: as `read_outcomes` gives them.
+
+    Example:
+        >>> as_scores({"a": Reward.of([1.0]), "b": Reward.of([None], stated=[0.5])}).stated_nm
+        tensor([[   nan, 0.5000]], dtype=torch.float64)
+    """
     rewards = scored.values()
+    stated = [torch.full_like(r.value_n, NAN) if r.stated_n is None else r.stated_n for r in rewards]
     return Scores(
         names=tuple(scored),
         reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
         status_nm=torch.stack([reward.status_n for reward in rewards], dim=1),
         by_outcome_nmo=torch.stack([reward.by_outcome_n2 for reward in rewards], dim=1),
+        outcome_names=tuple(outcome_names),
+        outcome_no=outcome_no if outcome_names else None,
+        stated_nm=torch.stack(stated, dim=1),
     )
 
 
@@ -61,7 +95,8 @@ def score_one(
         scored: the objectives scored before, by name.
 
     Raises:
-        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is not in `scored`.
+        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is neither in
+            `scored` nor an outcome.
         DataError, RewardError: see `score`.
 
     Example:
@@ -71,36 +106,81 @@ def score_one(
         >>> score_one(Objective(short, pays=("solution",)), text, columns={}, scored={}).value_n
         tensor([1., nan], dtype=torch.float64)
     """
-    if objective.given is not None and objective.given not in scored:
-        raise RecipeError(_not_earlier(objective, objective.given, scored))
+    _check_given(objective, scored)
     for block in objective.pays:
         if text and block not in text[0]:
             raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, text[0])}")
     if isinstance(objective.reward, str):
-        entry = built_in(objective.reward)
+        entry = REWARDS.find(objective.reward)
         _check_options(objective, entry.options)
-        reward = entry.function(
-            text, pays=objective.pays, given=objective.given, columns=columns, scored=scored, **objective.options
-        )
+        judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
+        reward = entry.function(text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged})
     else:
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
         raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
-    absent_n = torch.tensor(
-        [all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool
-    )
+    absent_n = _lacks_blocks(objective, text)
     return Reward(
         reward.value_n.masked_fill(absent_n, NAN),
         reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
         reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
+        None if reward.stated_n is None else reward.stated_n.masked_fill(absent_n, NAN),
     )
+
+
+def taken_as_recorded(
+    objective: Objective,
+    known: Reward,
+    text: Sequence[BlockText],
+    *,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+) -> Reward:
+    """A reward that was computed elsewhere, with what its text says beside the number.
+
+    A completion that lacks every paid block has no reward. Where the reward is a known function of an outcome (`brier`), the
+    text says what it would have been under the other one, and whether a gap is the completion's own doing.
+
+    Args:
+        objective: what the reward is of.
+        known: as it was recorded; a gap whose reason is not known has status ERROR.
+        text, columns, scored: see `score_one`.
+
+    Raises:
+        RecipeError, DataError, RewardError: see `score_one`.
+
+    Example:
+        >>> text = [{"a": {"": "4"}}, {"a": None}]
+        >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
+        tensor([1., nan], dtype=torch.float64)
+    """
+    absent_n = _lacks_blocks(objective, text)
+    status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
+    if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
+        read = score_one(objective, text, columns=columns, scored=scored)
+        by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
+        left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
+        own_n = (status_n == int(Status.ERROR)) & left_out_n  # a gap of its own doing
+        status_n = torch.where(own_n, read.status_n, status_n)
+    return Reward(
+        known.value_n.masked_fill(absent_n, NAN),
+        status_n.masked_fill(absent_n, int(Status.ABSENT)),
+        by_outcome_n2,
+        stated_n,
+    )
+
+
+def _lacks_blocks(objective: Objective, text: Sequence[BlockText]) -> Tensor:
+    """The completions that have none of the blocks an objective pays."""
+    return torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
-    Names are unique; paid blocks are in the layout; `given` (and the option `of`) names an earlier objective; rewards and their
-    options are known; the tags that built-in rewards read are in the blocks they read.
+    Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
+    judges a report (`judge_of`) is an earlier objective; rewards and their options are known; the tags that built-in rewards
+    read are in the blocks they read.
 
     Args:
         objectives: in order.
@@ -127,28 +207,40 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 def _check_order(objectives: Sequence[Objective]) -> None:
     if not objectives:
         raise RecipeError("There is no objective; add at least one, for example {reward: correct, pays: [solution]}.")
-    earlier: list[str] = []
-    for objective in objectives:
-        if objective.name in earlier:
+    names = [objective.name for objective in objectives]
+    for position, objective in enumerate(objectives):
+        if objective.name in names[:position]:
             raise RecipeError(f"Two objectives are called '{objective.name}'; give one of them another 'name'.")
-        if objective.given is not None and objective.given not in earlier:
-            raise RecipeError(_not_earlier(objective, objective.given, earlier))
-        earlier.append(objective.name)
+        _check_given(objective, names[:position])
+        both = next((name for name in objective.outcomes if name in names and name in OUTCOMES), None)
+        if both is not None:
+            raise RecipeError(f"'{both}' is an objective and a registered outcome too; give the objective another 'name'.")
+
+
+def _check_given(objective: Objective, earlier: Collection[str]) -> None:
+    for entry, name in zip(objective.given, objective.outcomes, strict=True):
+        if name in earlier:
+            continue
+        if isinstance(entry, str) and ":" not in entry:
+            if entry not in OUTCOMES:
+                OUTCOMES.load_plugins()
+            if entry not in OUTCOMES:
+                raise RecipeError(_not_earlier(objective, entry, earlier))
+        find_outcome(entry)
 
 
 def _check_built_in(
     objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str], *, reads: bool
 ) -> None:
-    entry = built_in(str(objective.reward))
+    entry = REWARDS.find(str(objective.reward))
     _check_options(objective, entry.options)
     options = {**entry.options, **objective.options}
     for block in (options[name] for name in entry.blocks if reads):
         if block not in tags:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, tags)}")
-    if entry.judged_by is not None:
-        judge = options[entry.judged_by] or objective.given or "correct"
-        if judge not in earlier:
-            raise RecipeError(_not_earlier(objective, judge, earlier))
+    judge = judge_of(objective)
+    if judge is not None and judge not in earlier:
+        raise RecipeError(_not_earlier(objective, judge, earlier))
     for tag in (options[name] for name in entry.tags if reads):
         # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
         read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
@@ -167,8 +259,9 @@ def _check_options(objective: Objective, known: Mapping[str, Any]) -> None:
             raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, known))
 
 
-def _not_earlier(objective: Objective, name: str, earlier: Sequence[str] | Mapping[str, Any]) -> str:
+def _not_earlier(objective: Objective, name: str, earlier: Collection[str]) -> str:
     return (
         f"Objective '{objective.name}' is given '{name}', which is not an objective before it; "
-        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name."
+        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name; outcomes that are no objectives: "
+        f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
     )

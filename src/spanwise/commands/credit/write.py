@@ -15,6 +15,7 @@ from torch import Tensor
 from spanwise.commands.credit.apply import Applied
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.rollouts import Completions, Credited, RolloutTable, write_rollouts
+from spanwise.score import judge_of
 from spanwise.types import Scores
 
 #: The file of an export.
@@ -89,10 +90,10 @@ def remembered(applied: Sequence[Applied], options: Mapping[str, Any]) -> dict[s
     Returns:
         `options` as plain data; `outcome`, the objective that says what is right, if there is one.
     """
-    given = (o.options.get("of") or o.given for one in applied for o in one.arm.plan.objectives)
+    given = (judge_of(o) or next(iter(o.outcomes), None) for one in applied for o in one.arm.scheme.objectives)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
-        "outcome": outcome_of([o.name for one in applied for o in one.arm.plan.objectives], given),
+        "outcome": outcome_of([o.name for one in applied for o in one.arm.scheme.objectives], given),
     }
 
 

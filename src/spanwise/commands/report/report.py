@@ -193,7 +193,9 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     table = read_rows(files[-1])
     methods = schema.methods(table.column_names)
     asked = recipe.get("objectives") or ()
-    given = ((entry.get("options") or {}).get("of") or entry.get("given") for entry in asked)
+    lists = (entry.get("given") or () for entry in asked)
+    given = [(entry.get("options") or {}).get("of") for entry in asked]
+    given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
         table = _beside(table, files[-1], "rlcr" if methods == ["bae"] else "bae")

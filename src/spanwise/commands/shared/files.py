@@ -12,7 +12,8 @@ import yaml
 
 from spanwise.errors import DataError
 from spanwise.measure import BASELINES, Fidelity, Rerolls
-from spanwise.measure.fixed_point import fixed_point, simulated_fixed_point
+from spanwise.measure.fixed_point import fixed_point
+from spanwise.measure.fixed_point_simulated import simulated_fixed_point
 from spanwise.measure.proper_score import ScoreName
 from spanwise.report import difference_rows, fidelity_rows
 

@@ -90,9 +90,9 @@ class RunFolder:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
         _replace(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
-    def write_rollouts(self, rollouts: Rollouts, *, method: str, step: int) -> None:
+    def write_rollouts(self, rollouts: Rollouts, *, step: int) -> None:
         """Write one generation batch to `rollouts/step_<step>.parquet`, in the columns of `rollouts.schema`."""
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", [rollouts.recorded(method=method, step=step)])
+        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", [rollouts.recorded(step=step)])
 
 
 def write_page(folder: Path, html: str) -> Path:

@@ -17,6 +17,7 @@ from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.measure import ece
 from spanwise.recipe import Recipe, answer_tags
 from spanwise.tasks import Task
+from spanwise.types import Scores
 
 #: What `summary.json` keeps of a generation batch.
 _BATCH = ("step", "malformed", "accuracy", "ece")
@@ -68,7 +69,7 @@ class Recorder(TrainerCallback):
         if rollouts is not None:
             self.tokens += int(rollouts.mask_nt.sum())
             if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0 and state.is_world_process_zero:
-                self.folder.write_rollouts(rollouts, method=self.recipe.method, step=step)
+                self.folder.write_rollouts(rollouts, step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""
@@ -123,7 +124,7 @@ class Recorder(TrainerCallback):
         if rollouts and "correct" in names:
             for name in ("brier", "log_score"):
                 if name in names:
-                    values["ece"] = _batch_ece(rollouts.scores, names.index("correct"), names.index(name), name)
+                    values["ece"] = _batch_ece(rollouts.scores, names.index("correct"), names.index(name))
         return values
 
     def _evaluate(self, step: int) -> None:
@@ -150,10 +151,10 @@ class Recorder(TrainerCallback):
         return self.trainer
 
 
-def _batch_ece(scores: Any, correct: int, report: int, name: str) -> float | None:
-    """ECE of a batch; the report is read back from what it would score under outcome 1."""
-    right_n = scores.reward_nm[:, correct]
-    if_right_n = scores.by_outcome_nmo[:, report, 1]
-    report_n = 1 - (-if_right_n).sqrt() if name == "brier" else if_right_n.exp()
-    known_n = ~(right_n.isnan() | report_n.isnan())
-    return ece(report_n[known_n].clamp(0, 1), right_n[known_n]) if bool(known_n.any()) else None
+def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
+    """ECE of a batch, of the confidences that its scorer read."""
+    if scores.stated_nm is None:
+        return None
+    right_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
+    known_n = ~(right_n.isnan() | stated_n.isnan())
+    return ece(stated_n[known_n], right_n[known_n]) if bool(known_n.any()) else None

@@ -23,7 +23,8 @@ from spanwise.commands.shared.task import make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Plan, Recipe, plan, resolved
+from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
+from spanwise.scheme import Scheme
 from spanwise.tasks import Task
 
 
@@ -47,16 +48,16 @@ def train(
     started = time.perf_counter()
     checkpoint = None if resume is None else find_checkpoint(recipe.output, resume, console)
     task = make_task(recipe, console)
-    filled = plan(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
+    scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
     with sole_writer(recipe.output):
         history = [] if checkpoint is None else _history(Path(checkpoint), recipe)
         folder = RunFolder(recipe.output, history=history)
-        folder.write_recipe(resolved(recipe, filled))
+        folder.write_recipe(resolved(recipe, scheme))
         recorder = Recorder(recipe, task, folder, console, title, history)
-        trainer = _trainer(recipe, task, filled, recorder)
+        trainer = _trainer(recipe, task, scheme, recorder)
         main = trainer.accelerator.is_main_process
-        note = pull_note(filled.objectives, group_size=recipe.group_size, leave_one_out=recipe.leave_one_out)
-        if note and not filled.sum_first and main:
+        note = pull_note(scheme, group_size=recipe.group_size)
+        if note and main:
             console.print(note, highlight=False, soft_wrap=True)
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -74,17 +75,14 @@ def train(
     return summary
 
 
-def _trainer(recipe: Recipe, task: Task, filled: Plan, recorder: Recorder) -> SpanGRPOTrainer:
+def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> SpanGRPOTrainer:
     """The trainer of a recipe, followed by the recorder in the place of TRL's own progress."""
     trainer = SpanGRPOTrainer(
         model=task.model,
-        args=trainer_config(recipe, task, filled),
+        args=trainer_config(recipe, task),
         train_dataset=task.train,
         processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
-        layout=filled.layout,
-        objectives=filled.objectives,
-        estimator=filled.estimator,
-        whiten=filled.whiten,
+        scheme=scheme,
         callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)
@@ -107,7 +105,7 @@ def _history(checkpoint: Path, recipe: Recipe) -> list[dict[str, Any]]:
     return metrics_until(checkpoint.resolve().parent.parent, step // recipe.mini_batches)
 
 
-def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
+def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """The TRL configuration a recipe stands for; `recipe.trainer` has the last word."""
     on_cpu = not torch.cuda.is_available()
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -139,10 +137,6 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         "save_steps": recipe.save_every * recipe.mini_batches or 1,
         "report_to": recipe.report_to,
         "disable_tqdm": True,
-        "sum_first": filled.sum_first,
-        "per": str(filled.per),
-        "leave_one_out": recipe.leave_one_out,
-        "min_stratum": recipe.min_stratum,
     }
     if recipe.report_to not in ("none", "all") and find_spec(recipe.report_to) is None:
         raise RecipeError(

@@ -7,16 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import EpsAt, standardised
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
 @register(
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    preset=Preset(whole=True, per="completion", baseline="group", scale="std", whiten=True),
+    source="the code of four implementations, the authors' among them; the paper through notes",
+    preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )
 def gdpo(

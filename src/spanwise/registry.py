@@ -1,0 +1,99 @@
+"""`register`: one way to give a name to a method, a reward, an outcome or a segmenter, ours and a plug-in's alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from spanwise.errors import RecipeError, unknown
+
+_Entry = TypeVar("_Entry")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_BY_KIND: dict[str, Registry[Any]] = {}
+
+
+class Registry(dict[str, _Entry], Generic[_Entry]):
+    """What is known by name in one room; what is missing is looked for among the installed plug-ins.
+
+    Args:
+        noun: what an entry is called in messages.
+        kinds: the kinds of `register` that end here.
+        group: the entry point group under which other distributions announce theirs; loading an entry point must register it.
+        entry: builds an entry from (name, function, kind, **facts).
+    """
+
+    def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
+        super().__init__()
+        self.noun, self.group, self.entry = noun, group, entry
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for kind in kinds:
+            _BY_KIND[kind] = self
+
+    def find(self, name: str) -> _Entry:
+        """The entry called `name`, from here or from an installed plug-in.
+
+        Raises:
+            RecipeError: there is none, with a suggestion; or a plug-in cannot be loaded.
+        """
+        if name not in self:
+            self.load_plugins()
+        if name not in self:
+            raise RecipeError(unknown(self.noun, name, self))
+        return self[name]
+
+    def load_plugins(self) -> None:
+        """Import what other distributions announce under the group; a broken one is named, not hidden.
+
+        Raises:
+            RecipeError: a plug-in that cannot be imported.
+        """
+        for point in entry_points(group=self.group):
+            try:
+                point.load()
+            except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
+                raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
+
+    def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
+        """Put one entry in; the same function may come again, another one is refused."""
+        known = self._functions.get(name) if name in self else None
+        if known is not None and known is not function:
+            place = f"{known.__module__}.{known.__qualname__}"
+            raise RecipeError(f"There is a {self.noun} '{name}' already ({place}); register yours under another name.")
+        try:
+            self[name] = self.entry(name, function, kind, **facts)
+        except TypeError as error:
+            raise RecipeError(f"{self.noun.capitalize()} '{name}' cannot be registered: {error}.") from error
+        self._functions[name] = function
+
+
+def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
+    """Register a function under a name that recipes, schemes and the command line know; the function itself stays as it is.
+
+    Args:
+        name: a name can be taken once.
+        kind: what the function is. A method credits `completion`, `block`, `token` or `step`; the others are `reward`, `outcome`
+            and `segmenter`.
+        facts: of a method `paper`, `source`, `preset`, `exceptions` (`spanwise.credit.Method`); of a reward `tags`, `blocks`,
+            `judged_by` (`spanwise.score.BuiltIn`).
+
+    Raises:
+        RecipeError: an unknown kind or fact, or another function has the name already.
+
+    Example:
+        >>> @register("mean_of_two", kind="completion", paper="none")
+        ... def mean_of_two(reward_n, group_n):
+        ...     '''Halve every reward.'''
+        ...     return reward_n / 2
+        >>> from spanwise.credit import METHODS
+        >>> METHODS.pop("mean_of_two").summary
+        'Halve every reward.'
+    """
+    if kind not in _BY_KIND:
+        raise RecipeError(unknown("kind", kind, _BY_KIND))
+
+    def decorate(function: _Function) -> _Function:
+        _BY_KIND[kind].add(name, function, kind, facts)
+        return function
+
+    return decorate

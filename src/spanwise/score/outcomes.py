@@ -1,0 +1,227 @@
+"""Outcomes: discrete facts of what comes before a block, by which completions are compared with their like.
+
+An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
+dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not look at the blocks that the
+objective pays, or the comparison would take away what they earn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import import_module
+from numbers import Real
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.errors import RecipeError, RewardError
+from spanwise.objective import Objective
+from spanwise.registry import Registry, register
+from spanwise.score.reward import NAN, REWARDS
+from spanwise.types import BlockText
+
+#: More values than this in one batch, and hardly a completion has its like.
+MOST_VALUES = 16
+#: Whole numbers from here to twice this are exact in float64; they stand for strings, smaller ones for themselves.
+_STRINGS = 2**52
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An outcome that a recipe can name; `spanwise.registry.register(name, kind="outcome")` makes one.
+
+    Attributes:
+        name: as in recipes.
+        function: `(text, *, columns) -> Sequence[bool | int | float | str | None]`.
+        kind: "outcome".
+    """
+
+    name: str
+    function: Callable[..., Any]
+    kind: str = "outcome"
+
+
+#: Every outcome that a recipe can name beside the rewards of its objectives.
+OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spanwise.outcomes", entry=Outcome)
+
+
+@register("complete", kind="outcome")
+def complete(text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> list[bool | None]:
+    """Whether every tag of the first block holds something; unknown without that block.
+
+    It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
+
+    >>> complete([{"solution": {"": "", "answer": "4"}}, {"solution": {"": "", "answer": None}}, {"solution": None}], columns={})
+    [True, False, None]
+    """
+    first = [next(iter(blocks.values()), None) for blocks in text]
+    return [None if block is None else all((held or "").strip() for tag, held in block.items() if tag) for block in first]
+
+
+def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function that an entry of `Objective.given` stands for, if it is no objective.
+
+    Raises:
+        RecipeError: no such registered outcome, or "module:function" that cannot be imported.
+    """
+    if not isinstance(entry, str):
+        return entry
+    module, colon, name = entry.partition(":")
+    if not colon:
+        return OUTCOMES.find(entry).function
+    try:
+        function = attrgetter(name)(import_module(module))
+    except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
+        raise RecipeError(f"The outcome '{entry}' cannot be imported: {error}.") from error
+    if not callable(function):
+        raise RecipeError(f"The outcome '{entry}' is {function!r}, no function.")
+    return function
+
+
+def read_outcomes(
+    objectives: Sequence[Objective], text: Sequence[BlockText], *, columns: Mapping[str, Any]
+) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
+    """Call every outcome function that the objectives are given, once; rewards of earlier objectives are no functions.
+
+    Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
+
+    Args:
+        objectives: in order.
+        text: the blocks of each completion.
+        columns: the dataset's columns, one row per completion.
+
+    Returns:
+        The names of the outcomes, as `Objective.outcomes` has them, and their values in float64.
+
+    Raises:
+        RecipeError: an unknown outcome, two functions of one name, or more than 16 different values.
+        RewardError: a function raises, or returns what is no outcome.
+
+    Example:
+        >>> def even(text, *, columns):
+        ...     return [int(blocks["a"][""]) % 2 == 0 for blocks in text]
+        >>> objectives = [Objective("format", pays="b", given=[even, "complete"])]
+        >>> read_outcomes(objectives, [{"a": {"": "4"}}, {"a": {"": "5"}}], columns={})[1]
+        tensor([[1., 1.],
+                [0., 1.]], dtype=torch.float64)
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    earlier: set[str] = set()
+    for objective in objectives:
+        for entry, name in zip(objective.given, objective.outcomes, strict=True):
+            if name not in earlier:
+                function = find_outcome(entry)
+                if functions.setdefault(name, function) is not function:
+                    raise RecipeError(f"Two functions are called '{name}'; register one of them under a name of its own.")
+        earlier.add(objective.name)
+    values = [_values(function, text, columns, name) for name, function in functions.items()]
+    return tuple(functions), torch.tensor(values, dtype=torch.float64).reshape(len(functions), len(text)).T
+
+
+def check_discrete(values: Collection[float], name: str) -> None:
+    """Refuse an outcome of too many values.
+
+    Args:
+        values: the different ones in a batch.
+        name: of the outcome.
+
+    Raises:
+        RecipeError: there are more than 16.
+    """
+    if len(values) > MOST_VALUES:
+        raise RecipeError(
+            f"The outcome '{name}' took {len(values)} different values in one batch: an outcome must be discrete. Condition on "
+            f"a 0/1 reward such as 'correct', or use baseline: group."
+        )
+
+
+def judge_of(objective: Objective) -> str | None:
+    """The objective whose reward is the outcome by which this objective's reward is judged; None where it is judged by none.
+
+    That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
+    where it is given no reward at all.
+
+    Raises:
+        RecipeError: it is given several rewards and none of them is `correct`.
+
+    Example:
+        >>> judge_of(Objective("brier", pays="report", given=["right", "complete"])), judge_of(Objective("correct", pays="a"))
+        ('right', None)
+    """
+    entry = REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None
+    if entry is None or entry.judged_by is None:
+        return None
+    asked = objective.options.get(entry.judged_by)
+    usual = entry.options[entry.judged_by] or "correct"
+    rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
+    if asked is not None or not rewards:
+        return asked or usual
+    if len(rewards) == 1:
+        return rewards[0]
+    if usual not in rewards:
+        raise RecipeError(
+            f"Objective '{objective.name}' is given {' and '.join(rewards)}; say which of them its reward is judged by: "
+            f"'options: {{{entry.judged_by}: {rewards[0]}}}'."
+        )
+    return usual
+
+
+def judged_column(objective: Objective) -> int | None:
+    """Which of the outcomes that an objective is given judges its reward: the `judged` of `spanwise.credit.advantage`.
+
+    None where it is judged by none of them, so that `by_outcome_nmo` says nothing about what its baseline knows. A reward function
+    that says by itself what it would be under the other outcome can only mean the one it is given.
+
+    >>> judged_column(Objective("brier", pays="report", given=["complete", "right"]))
+    1
+    >>> judged_column(Objective("brier", pays="report", given="right", options={"of": "other"})) is None
+    True
+    """
+    judge = judge_of(objective)
+    if judge is None:
+        return 0 if len(objective.given) == 1 else None
+    return objective.outcomes.index(judge) if judge in objective.outcomes else None
+
+
+def _values(function: Callable[..., Any], text: Sequence[BlockText], columns: Mapping[str, Any], name: str) -> list[float]:
+    try:
+        result = function(text, columns=columns)
+    except Exception as error:
+        raise RewardError(
+            f"Outcome '{name}': its function raised {type(error).__name__}: {error}. "
+            f"Return None for a completion whose outcome is unknown."
+        ) from error
+    if isinstance(result, (Tensor, np.ndarray)):
+        result = result.tolist()
+    if not isinstance(result, (list, tuple)):
+        raise RewardError(f"Outcome '{name}': its function returned {type(result).__name__}; return a list of {len(text)}.")
+    if len(result) != len(text):
+        raise RewardError(f"Outcome '{name}': its function returned {len(result)} values for {len(text)} completions.")
+    codes = [_code(value) for value in result]
+    if None in codes:
+        n = codes.index(None)
+        raise RewardError(
+            f"Outcome '{name}' of completion {n} is {result[n]!r}; return a bool, a finite number below 2**52, a string, or "
+            f"None where it is unknown."
+        )
+    known = [NAN if code is None else code for code in codes]
+    check_discrete({code for code in known if not math.isnan(code)}, name)
+    return known
+
+
+def _code(value: Any) -> float | None:
+    """The value as a number, NaN for None; None if it can be no outcome."""
+    if value is None:
+        return NAN
+    if isinstance(value, str):
+        digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return float(_STRINGS + (int.from_bytes(digest, "big") >> 12))
+    number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
+    return number if abs(number) < _STRINGS else None

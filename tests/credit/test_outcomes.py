@@ -1,0 +1,575 @@
+"""Several outcomes: hand numbers, slow oracles written as plain loops, and the properties of tuples and backing off."""
+
+import math
+from fractions import Fraction as F
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanwise.credit import advantage, assign, blended_baseline, compared, refine
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.objective import Objective
+from spanwise.types import Scores
+
+NAN = math.nan
+GROUPS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included
+
+
+def exactly(*values):
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+
+
+def table(rows, columns):
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, columns)
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
+# Right and complete, of two prompts; rewards that work out by hand.
+REWARD = exactly(6, 2, 1, 4, 0, 5, 3, 1)
+PROMPT = torch.tensor([-1, -1, -1, -1, -1, -1, -7, -7])
+PAIRS = table([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 0], [1, 1], [0, 0]], 2)
+
+
+def test_hand_numbers_of_backing_off():
+    # (1,1) {6,2} and (0,0) {4,0} have mates; the lone (0,1) is compared with all wrong ones {1,4,0}, the lone (1,0) with all
+    # right ones {6,2,5}; the other prompt has one of each kind and compares {3,1}.
+    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
+    assert_same(result.advantage_n, exactly(2, -2, F(-2, 3), 2, -2, F(2, 3), 1, -1))
+    assert not result.alone_n.any()
+    found = compared(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
+    assert found.level_n.tolist() == [0, 0, 1, 0, 0, 1, 2, 2]
+    ids = found.stratum_n.tolist()
+    assert ids[0] == ids[1]
+    assert ids[3] == ids[4]
+    assert ids[6] == ids[7]
+    assert sorted(set(ids)) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # the lone ones stand apart from those of their coarser stratum that have mates
+
+
+def test_hand_numbers_without_the_completion_itself():
+    # 6-2, 2-6, 1-(4+0)/2, 4-0, 0-4, 5-(6+2)/2, 3-1, 1-3
+    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS, leave_one_out=True)
+    assert_same(result.advantage_n, exactly(4, -4, -1, 4, -4, 1, 2, -2))
+
+
+def test_hand_numbers_of_larger_strata():
+    # Three of a kind are asked for: right {6,2,5}, mean 13/3, and wrong {1,4,0}, mean 5/3; the prompt of two has nobody.
+    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS, min_stratum=3)
+    expected = [F(5, 3), F(-7, 3), F(-2, 3), F(7, 3), F(-5, 3), F(2, 3), 0, 0]
+    assert_same(result.advantage_n, exactly(*expected))
+    assert result.alone_n.tolist() == [False] * 6 + [True] * 2
+    assert (
+        compared(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS, min_stratum=3).level_n.tolist() == [1] * 6 + [2] * 2
+    )
+
+
+def test_hand_numbers_of_deviations():
+    # {6,2}: sqrt(8); {1,4,0}: (4/9 + 49/9 + 25/9) / 2 = 13/3; {6,2,5}: (25/9 + 49/9 + 4/9) / 2 = 13/3; {3,1}: sqrt(2)
+    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS, scale="std")
+    wide, three, narrow = math.sqrt(8), math.sqrt(13 / 3), math.sqrt(2)
+    expected = [2 / wide, -2 / wide, -2 / 3 / three, 2 / wide, -2 / wide, 2 / 3 / three, 1 / narrow, -1 / narrow]
+    assert_same(result.advantage_n, exactly(*expected))
+
+
+def test_hand_numbers_of_unknown_outcomes():
+    # The second outcome of completion 0 is unknown: with its fellow right ones {6,2,5}, as 1 and 5 are, which are alone of their
+    # kind now. The first of 3 is unknown: with its whole prompt, mean 18/6. It is no wrong one: 2 and 4 are {1,0}.
+    outcome = PAIRS.clone()
+    outcome[0, 1] = outcome[3, 0] = NAN
+    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
+    expected = [F(5, 3), F(-7, 3), F(1, 2), 1, F(-1, 2), F(2, 3), 1, -1]
+    assert_same(result.advantage_n, exactly(*expected))
+    found = compared(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
+    assert found.level_n.tolist() == [1, 1, 1, 2, 1, 1, 2, 2]
+    strict = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome, back_off=False)
+    assert strict.advantage_n.tolist() == [0] * 8
+    assert strict.alone_n.all()
+
+
+def test_hand_numbers_of_rewards_that_are_missing():
+    # An absent (1,1) is measured by {6,2}, an absent (0,1) by {4,0} (there is no other (0,1)), an absent (2,2) by the group.
+    reward = exactly(6, 2, NAN, 4, 0, NAN, NAN)
+    outcome = table([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 1], [2, 2]], 2)
+    result = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0)
+    assert_same(result.missing_n, exactly(0, 0, -3, 0, 0, -5, -4))
+    assert_same(result.advantage_n, exactly(2, -2, 0, 2, -2, 0, 0))
+    # Scaled by the deviation of that level: {4,0} and {6,2} have sqrt(8), the group of four sqrt(20/3).
+    scaled = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0, scale="std")
+    wide = math.sqrt(8)
+    assert_same(scaled.missing_n, exactly(0, 0, -3 / wide, 0, 0, -5 / wide, -4 / math.sqrt(20 / 3)))
+
+
+def test_one_outcome_backs_off_only_when_asked():
+    right = PAIRS[:, 0]
+    plain = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=right)
+    assert plain.advantage_n[6:].tolist() == [0, 0]
+    assert plain.alone_n.tolist() == [False] * 6 + [True] * 2
+    asked = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=right, back_off=True)
+    assert asked.advantage_n[6:].tolist() == [1, -1]
+    assert torch.equal(asked.advantage_n[:6], plain.advantage_n[:6])
+    column = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=right[:, None])
+    assert all(torch.equal(a, b) for a, b in zip(column, plain, strict=True))
+
+
+# ------------------------------------------------------------------ the slow oracle
+
+
+def _exact(value):
+    """Rewards that are equal on paper are equal numbers: .3^2 and (1 - .7)^2 differ in the last bit."""
+    return (value * 1e6).round() / 1e6
+
+
+@st.composite
+def batches(draw):
+    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent."""
+    n, columns = draw(st.integers(1, 18)), draw(st.integers(1, 3))
+    group = draw(st.lists(st.sampled_from(GROUPS), min_size=n, max_size=n))
+    value = st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.0, NAN])
+    outcome = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=n, max_size=n))
+    report = draw(st.lists(st.integers(0, 10), min_size=n, max_size=n))
+    absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
+    judged = draw(st.integers(0, columns - 1))
+    q, outcome = torch.tensor(report).double() / 10, torch.tensor(outcome).double()
+    c = outcome[:, judged].nan_to_num(nan=0.5)
+    reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
+    by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
+    return reward, torch.tensor(group), outcome, by_outcome, judged
+
+
+def slow(batch, *, back_off, leave_one_out=False, min_stratum=2, scale="none", ddof=1, if_missing=None):
+    """(advantage, missing, alone, level, who is in the same stratum) of each completion, one completion at a time."""
+    reward, group, outcome = (value.tolist() for value in batch[:3])
+    everyone, columns = range(len(reward)), len(outcome[0])
+
+    def present(j):
+        return not math.isnan(reward[j])
+
+    def mates(i, dropped):
+        kept = outcome[i][: columns - dropped]
+        if any(math.isnan(value) for value in kept):
+            return None
+        return [j for j in everyone if group[j] == group[i] and outcome[j][: columns - dropped] == kept and present(j)]
+
+    def figures(members, i):
+        used = [reward[j] for j in members if not (leave_one_out and j == i)]
+        mean = sum(used) / len(used)
+        whole = [reward[j] for j in members]
+        around = sum((v - sum(whole) / len(whole)) ** 2 for v in whole)
+        return mean, math.sqrt(around / (len(whole) - ddof)) if len(whole) > ddof and around > 1e-20 else 0.0
+
+    rows = []
+    for i in everyone:
+        levels = range(columns + 1) if back_off else range(1)
+        fitting = [(dropped, mates(i, dropped)) for dropped in levels]
+        enough = [(dropped, found) for dropped, found in fitting if found is not None and len(found) >= max(min_stratum, 2)]
+        level, members = enough[0] if enough else fitting[-1]
+        gain = lack = 0.0
+        if present(i) and enough:
+            mean, std = figures(members, i)
+            gain = reward[i] - mean
+            if scale == "std":
+                gain = gain / std if std > 0 else 0.0
+        if not present(i) and if_missing is not None:
+            within = members or [j for j in everyone if group[j] == group[i] and present(j)]
+            within = within or [j for j in everyone if present(j)]
+            if within:
+                lack = if_missing - sum(reward[j] for j in within) / len(within)
+                if scale == "std" and members:
+                    std = figures(members, None)[1]
+                    lack = lack / std if std > 0 else lack
+        rows.append((gain, lack, present(i) and not enough, level, members if present(i) else None))
+    return rows
+
+
+OPTIONS = [
+    {},
+    {"back_off": False},
+    {"back_off": True, "leave_one_out": True},
+    {"min_stratum": 3, "if_missing": -1.0},
+    {"back_off": True, "scale": "std", "if_missing": -2.0},
+    {"back_off": False, "if_missing": -1.0, "leave_one_out": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@given(batch=batches())
+@settings(max_examples=60, deadline=None)
+def test_equals_the_slow_oracle(batch, options):
+    reward, group, outcome, *_ = batch
+    back_off = options.get("back_off", outcome.shape[1] > 1)
+    expected = slow(batch, **{**options, "back_off": back_off})
+    result = advantage(reward, group, baseline="outcome", outcome_no=outcome, **options)
+    assert_same(result.advantage_n, exactly(*(row[0] for row in expected)))
+    assert_same(result.missing_n, exactly(*(row[1] for row in expected)))
+    assert result.alone_n.tolist() == [row[2] for row in expected]
+    asked = {key: options[key] for key in ("back_off", "min_stratum") if key in options}
+    found = compared(reward, group, baseline="outcome", outcome_no=outcome, **asked)
+    assert found.alone_n.tolist() == [row[2] for row in expected]
+    assert found.level_n.tolist() == [row[3] for row in expected]
+    for i, row in enumerate(expected):  # a stratum is who is compared at the same level with the same members
+        together = [j for j, other in enumerate(expected) if row[4] is not None and (row[3], row[4]) == (other[3], other[4])]
+        same = (found.stratum_n == found.stratum_n[i]).nonzero()[:, 0].tolist()
+        assert (same if int(found.stratum_n[i]) >= 0 else []) == together
+    used = found.stratum_n[found.stratum_n >= 0].unique()
+    assert used.tolist() == list(range(len(used)))
+
+
+def slow_blended(batch):
+    """The blended baseline over tuples, as loops over completions."""
+    reward, group, outcome, by_outcome, judged = (v.tolist() if isinstance(v, torch.Tensor) else v for v in batch)
+    kinds = [None if any(math.isnan(v) for v in row) else tuple(row) for row in outcome]
+    n, present = len(reward), [not math.isnan(r) for r in reward]
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    def scatter(lists):
+        """Sum of squares around each list's own mean, and its degrees of freedom."""
+        return sum((v - mean(values)) ** 2 for values in lists for v in values), sum(len(values) - 1 for values in lists)
+
+    def between(values, noises):
+        """Variance of means of other prompts, their sampling noise left out, for a new one."""
+        around = sum((v - mean(values)) ** 2 for v in values) / (len(values) - 1)
+        return max(0.0, around - mean(noises)) * (1 + 1 / len(values))
+
+    result = []
+    for i in range(n):
+        if kinds[i] is None:
+            result.append(NAN)
+            continue
+        verdict = int(kinds[i][judged]) if kinds[i][judged] in (0.0, 1.0) else None
+        own, other = {}, {}
+        for j in range(n):
+            if present[j] and kinds[j] == kinds[i]:
+                own.setdefault(group[j], []).append((j, reward[j]))
+            elif present[j] and kinds[j] is not None and verdict is not None:
+                other.setdefault(group[j], []).append(by_outcome[j][verdict])
+        away = {g: [r for _, r in rows] for g, rows in own.items() if g != group[i]}
+        here = [r for j, r in own.get(group[i], []) if j != i]
+        square, free = scatter(away.values())
+        noise = square / free if free else 0.0
+        low = min((r for rows in own.values() for _, r in rows), default=0.0)
+        floor = 1e-12 * sum((r - low) ** 2 for rows in own.values() for _, r in rows) / n + 1e-24
+        estimates = [(mean(here), noise / len(here))] if here else []
+        everywhere = [r for values in away.values() for r in values]
+        if len(away) >= 2:
+            spread = between([mean(v) for v in away.values()], [noise / len(v) for v in away.values()])
+            estimates.append((mean(everywhere), spread + noise / len(everywhere)))
+        both = [g for g in away if g in other]
+        if len(both) >= 2 and group[i] in other:
+            square, free = scatter([v for g, v in other.items() if g != group[i]])
+            crossed = square / free if free else noise
+            gaps = [mean(away[g]) - mean(other[g]) for g in both]
+            drift = between(gaps, [noise / len(away[g]) + crossed / len(other[g]) for g in both])
+            estimates.append((mean(other[group[i]]) + mean(gaps), drift + crossed / len(other[group[i]])))
+        if not estimates and everywhere:
+            estimates = [(mean(everywhere), 1.0)]
+        weights = [1 / max(v, floor) for _, v in estimates]
+        total = sum(weights)
+        result.append(sum(w * e for w, (e, _) in zip(weights, estimates, strict=True)) / total if estimates else NAN)
+    return exactly(*result)
+
+
+@given(batch=batches())
+@settings(max_examples=200, deadline=None)
+def test_blended_equals_the_slow_oracle(batch):
+    reward, group, outcome, by_outcome, judged = batch
+    got = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
+    torch.testing.assert_close(got, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
+
+
+def test_blended_rescores_by_the_outcome_that_judges():
+    # Three prompts, each with a (complete, right) = (1,1) and a (1,0). Brier of the reports .9 .6 | .8 .4 | .5 .3, so
+    # own rewards of right ones -.01 -.04 -.25 and of wrong ones -.36 -.16 -.09; re-scored as right, the wrong ones would have
+    # -.16 -.36 -.49. For the right one of prompt 0: others of its kind {-.04, -.25}; gaps -.04+.36 = .32 and -.25+.49 = .24.
+    q = exactly(0.9, 0.6, 0.8, 0.4, 0.5, 0.3)
+    outcome = table([[1, 1], [1, 0]] * 3, 2)
+    reward = -((q - outcome[:, 1]) ** 2)
+    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
+    group = torch.tensor([4, 4, -1, -1, 9, 9])
+    right, wrong = blended_baseline(reward, group, outcome, by_outcome, judged=1)[:2].tolist()
+    # No two of one kind in a prompt: no noise. mu = -.145 with t2 = .02205 * 3/2; x = -.16 + .28 with d2 = .0032 * 3/2.
+    mu, x = 1 / (0.02205 * 1.5), 1 / (0.0032 * 1.5)
+    assert right == pytest.approx((mu * -0.145 + x * 0.12) / (mu + x))
+    # For the wrong one: mu = -.125 with t2 = .00245 * 3/2; the right ones re-scored as wrong have -.81 -.64 -.25, so that the gaps
+    # are -.16+.64 = .48 and -.09+.25 = .16, and x = -.81 + .32 with d2 = .0512 * 3/2.
+    mu, x = 1 / (0.00245 * 1.5), 1 / (0.0512 * 1.5)
+    assert wrong == pytest.approx((mu * -0.125 + x * -0.49) / (mu + x))
+    # Nobody says that the other column judges: it is 1 for all, so the right ones would keep their own -.01.
+    assert float(blended_baseline(reward, group, outcome, by_outcome, judged=0)[1]) > wrong + 0.01
+    assert blended_baseline(reward, group, outcome)[:2].tolist() == pytest.approx([-0.145, -0.125])
+
+
+# ------------------------------------------------------------------ properties
+
+BASELINES = ["outcome", "blended"]
+
+
+def run(batch, baseline, **options):
+    reward, group, outcome, by_outcome, judged = batch
+    return advantage(
+        reward, group, baseline=baseline, outcome_no=outcome, by_outcome_n2=by_outcome, judged=judged, **options
+    ).advantage_n
+
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(batch=batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_order_changes_nothing(batch, baseline, data):
+    order = torch.tensor(data.draw(st.permutations(range(len(batch[0])))))
+    moved = (*(x[order] for x in batch[:4]), batch[4])
+    close(run(moved, baseline), run(batch, baseline)[order])
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(batch=batches(), names=st.permutations([-(2**62), -2, -1, 0, 2**62]))
+@settings(max_examples=40, deadline=None)
+def test_other_ids_of_the_groups_change_nothing(batch, baseline, names):
+    renamed = torch.tensor([names[GROUPS.index(g)] for g in batch[1].tolist()])
+    close(run((batch[0], renamed, *batch[2:]), baseline), run(batch, baseline))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(batch=batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_other_codes_of_the_outcomes_change_nothing(batch, baseline, data):
+    outcome = batch[2].clone()
+    for column in range(outcome.shape[1]):
+        if baseline == "blended" and column == batch[4]:
+            continue  # a verdict is 0 or 1
+        zero, one = data.draw(st.permutations([0.0, 1.0, -2.5, 2.0**53 - 1, 2.0**53 - 2]))[:2]
+        outcome[:, column] = exactly(*({0.0: zero, 1.0: one}.get(old, NAN) for old in batch[2][:, column].tolist()))
+    close(run((*batch[:2], outcome, *batch[3:]), baseline), run(batch, baseline))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(batch=batches(), shift=st.floats(-50, 50))
+@settings(max_examples=40, deadline=None)
+def test_shifting_all_rewards_changes_nothing(batch, baseline, shift):
+    moved = (batch[0] + shift, batch[1], batch[2], batch[3] + shift, batch[4])
+    torch.testing.assert_close(run(moved, baseline), run(batch, baseline), rtol=0, atol=1e-6)
+
+
+@given(batch=batches(), back_off=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_groups_do_not_mix(batch, back_off):
+    result = run(batch, "outcome", back_off=back_off)
+    for group in batch[1].unique():
+        inside = batch[1] == group
+        part = (*(x[inside] for x in batch[:4]), batch[4])
+        close(result[inside], run(part, "outcome", back_off=back_off))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("known", ["constant", "said already"])
+@given(batch=batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_an_outcome_that_says_nothing_new_changes_nothing(batch, baseline, known, data):
+    outcome, columns = batch[2], batch[2].shape[1]
+    place = data.draw(st.integers(0, columns))
+    extra = torch.full((len(outcome), 1), 7.0, dtype=torch.float64)
+    if known == "said already":
+        if place == 0:
+            place = 1
+        extra = outcome[:, place - 1 : place]
+    longer = torch.cat([outcome[:, :place], extra, outcome[:, place:]], dim=1)
+    judged = batch[4] + (place <= batch[4])
+    options = {} if baseline == "blended" else {"back_off": data.draw(st.booleans())}
+    close(run((*batch[:2], longer, batch[3], judged), baseline, **options), run(batch, baseline, **options))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(batch=batches(), poison=st.sampled_from([NAN, 0.0, 1.0, 1e9, math.inf]))
+@settings(max_examples=40, deadline=None)
+def test_an_absent_reward_is_as_if_deleted_whatever_else_is_said_of_it(batch, baseline, poison):
+    reward, group, outcome, by_outcome, judged = batch
+    kept, gone = ~reward.isnan(), reward.isnan()
+    poisoned = (reward, group, outcome.clone(), by_outcome.clone(), judged)
+    poisoned[2][gone] = poison
+    poisoned[3][gone] = poison
+    result = run(poisoned, baseline)
+    close(result[kept], run((*(x[kept] for x in batch[:4]), judged), baseline))
+    assert result[gone].abs().sum() == 0
+
+
+@given(batch=batches())
+@settings(max_examples=40, deadline=None)
+def test_without_backing_off_a_tuple_is_one_outcome_of_more_values(batch):
+    reward, group, outcome, *_ = batch
+    code = refine(torch.zeros_like(group), outcome).double()
+    code = torch.where(code < 0, NAN, code)
+    for leave_one_out in (False, True):
+        options = {"baseline": "outcome", "leave_one_out": leave_one_out, "if_missing": -1.0}
+        one = advantage(reward, group, outcome_no=code, **options)
+        several = advantage(reward, group, outcome_no=outcome, back_off=False, **options)
+        assert all(torch.equal(a, b) for a, b in zip(one, several, strict=True))
+
+
+@given(batch=batches())
+@settings(max_examples=60, deadline=None)
+def test_alone_under_blended_is_having_no_baseline(batch):
+    reward, group, outcome, by_outcome, judged = batch
+    found = compared(reward, group, baseline="blended", outcome_no=outcome)
+    baseline = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
+    assert found.alone_n.tolist() == (baseline.isnan() & ~reward.isnan()).tolist()
+    rows = [tuple(row) for row in outcome.tolist()]
+    for i, row in enumerate(rows):
+        others = [j for j, other in enumerate(rows) if j != i and other == row and not math.isnan(reward[j])]
+        assert bool(found.alone_n[i]) == (not math.isnan(reward[i]) and not others)
+
+
+@given(batch=batches())
+@settings(max_examples=40, deadline=None)
+def test_who_is_compared_under_the_plain_baselines(batch):
+    reward, group, *_ = batch
+    present = ~reward.isnan()
+    nothing = compared(reward, group, baseline="none")
+    assert nothing.stratum_n.tolist() == [-1] * len(reward)
+    assert not nothing.alone_n.any()
+    for baseline, ids in (("batch", torch.zeros_like(group)), ("group", group)):
+        found = compared(reward, group, baseline=baseline)
+        assert found.level_n.tolist() == [0] * len(reward)
+        assert (found.stratum_n >= 0).tolist() == present.tolist()
+        for i in present.nonzero()[:, 0].tolist():
+            mates = present & (ids == ids[i])
+            assert (found.stratum_n == found.stratum_n[i]).tolist() == mates.tolist()
+            assert bool(found.alone_n[i]) == (int(mates.sum()) < 2)
+        assert found.alone_n.tolist() == advantage(reward, group, baseline=baseline).alone_n.tolist()
+
+
+# ------------------------------------------------------------------ blocks in a row
+
+
+def scores_of(names, columns, **more):
+    reward = torch.stack(columns, dim=1)
+    status = reward.isnan().to(torch.int8)
+    by_outcome = more.pop("by_outcome_nmo", torch.full((*reward.shape, 2), NAN, dtype=torch.float64))
+    return Scores(names, reward, status, by_outcome, **more)
+
+
+@given(batch=batches(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_block_is_given_what_came_before(batch, data):
+    n = len(batch[0])
+    verdicts = st.lists(st.sampled_from([0.0, 1.0, 1.0, NAN]), min_size=n, max_size=n)
+    first, second = (torch.tensor(data.draw(verdicts)).double() for _ in range(2))
+    third, seen = batch[0], batch[2][:, 0]
+    scores = scores_of(("a", "b", "c"), [first, second, third], outcome_names=("seen",), outcome_no=seen[:, None])
+    objectives = [
+        Objective("correct", pays="x", name="a"),
+        Objective("correct", pays="y", name="b", given="a", baseline="outcome"),
+        Objective("format", pays="z", name="c", given=("a", "b", "seen"), baseline="outcome"),
+    ]
+    present = torch.ones(n, 3, dtype=torch.bool)
+    credit = assign(scores, batch[1], present, objectives=objectives, block_names=("x", "y", "z"))
+    by_two = slow((second, batch[1], first[:, None]), back_off=False)
+    by_three = slow((third, batch[1], torch.stack([first, second, seen], dim=1)), back_off=True)
+    assert_same(credit.block_nk[:, 1], exactly(*(row[0] for row in by_two)))
+    assert_same(credit.block_nk[:, 2], exactly(*(row[0] for row in by_three)))
+    assert credit.singleton_m[1:].tolist() == [sum(row[2] for row in by_two), sum(row[2] for row in by_three)]
+
+
+def test_assign_passes_on_whether_to_back_off():
+    scores = scores_of(("right", "c"), [PAIRS[:, 0], REWARD], outcome_names=("complete",), outcome_no=PAIRS[:, 1:])
+    asked = [None, False, True]
+    for given_, back_off in [("right", b) for b in asked] + [(("right", "complete"), b) for b in asked]:
+        options = {"given": given_, "baseline": "outcome", "back_off": back_off}
+        objectives = [Objective("correct", pays="a", name="right"), Objective("format", pays="b", name="c", **options)]
+        credit = assign(scores, PROMPT, torch.ones(8, 2, dtype=torch.bool), objectives=objectives, block_names=("a", "b"))
+        outcome = PAIRS[:, :1] if given_ == "right" else PAIRS
+        backs_off = outcome.shape[1] > 1 if back_off is None else back_off
+        expected = slow((REWARD, PROMPT, outcome), back_off=backs_off)
+        assert_same(credit.block_nk[:, 1], exactly(*(row[0] for row in expected)))
+
+
+@given(batch=batches())
+@settings(max_examples=40, deadline=None)
+def test_assign_rescores_by_what_the_report_is_judged_by(batch):
+    reward, group, outcome, by_outcome, judged = batch
+    names = tuple(f"o{k}" for k in range(outcome.shape[1]))
+    nothing = torch.full_like(by_outcome, NAN)
+    columns = [*outcome.T, reward]
+    by_outcome_nmo = torch.stack([*[nothing] * len(names), by_outcome], dim=1)
+    scores = scores_of((*names, "brier"), columns, by_outcome_nmo=by_outcome_nmo)
+    objectives = [Objective("correct", pays="a", name=name, weight=0.0) for name in names]
+
+    def credit_of(**options):
+        report = Objective("brier", pays="b", given=names, baseline="blended", **options)
+        present = torch.ones(len(reward), 2, dtype=torch.bool)
+        return assign(scores, group, present, objectives=[*objectives, report], block_names=("a", "b")).block_nk[:, 1]
+
+    expected = (reward - slow_blended(batch)).nan_to_num(nan=0.0)
+    close(credit_of(options={"of": names[judged]}), expected)
+    # Judged by something that its baseline is not given, nothing can be re-scored.
+    without = blended_baseline(reward, group, outcome)
+    close(credit_of(options={"of": "elsewhere"}), (reward - without).nan_to_num(nan=0.0))
+
+
+# ------------------------------------------------------------------ sentences and corners
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"baseline": "outcome"}, "'outcome' needs an outcome for each completion; pass outcome_no"),
+        ({"baseline": "blended", "outcome_no": PAIRS[:, :0]}, "'blended' needs an outcome"),
+        (
+            {"baseline": "group", "back_off": True},
+            "baseline 'outcome' has coarser strata .* leave back_off out of 'group'",
+        ),
+        ({"baseline": "none", "back_off": False}, "leave back_off out of 'none'"),
+        ({"baseline": "blended", "outcome_no": PAIRS, "back_off": True}, "leave back_off out of 'blended'"),
+        (
+            {"baseline": "blended", "outcome_no": PAIRS, "by_outcome_n2": PAIRS},
+            "There are 2 outcomes and rewards by one of them; say with 'judged' which",
+        ),
+        (
+            {"baseline": "blended", "outcome_no": PAIRS, "by_outcome_n2": PAIRS, "judged": 2},
+            "no outcome 2 by which the rewards could be judged; there are 2",
+        ),
+        (
+            {"baseline": "blended", "outcome_no": PAIRS[:, 0], "by_outcome_n2": PAIRS, "judged": -1},
+            "no outcome -1 by which .* there are 1",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_said(options, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        advantage(REWARD, PROMPT, **options)
+
+
+def test_too_few_outcomes_are_counted(unchecked_shapes):
+    with pytest.raises(AlignmentError, match="There are 7 outcomes for 8 completions"):
+        advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS[:7])
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_no_completion_at_all(baseline):
+    nobody = torch.zeros(0, dtype=torch.float64)
+    result = advantage(nobody, nobody.long(), baseline=baseline, outcome_no=torch.zeros(0, 2, dtype=torch.float64))
+    assert [len(x) for x in result] == [0, 0, 0]
+
+
+def test_an_outcome_of_too_many_values_is_refused_by_its_name():
+    n = 17
+    scores = scores_of(
+        ("a",), [torch.zeros(n).double()], outcome_names=("length",), outcome_no=torch.arange(n).double()[:, None]
+    )
+    objectives = [Objective("format", pays="x", name="a", given="length", baseline="outcome")]
+    args = (scores, torch.zeros(n).long(), torch.ones(n, 1, dtype=torch.bool))
+    with pytest.raises(RecipeError, match="'length' took 17 different values in one batch"):
+        assign(*args, objectives=objectives, block_names=("x",))

@@ -1,0 +1,260 @@
+"""q* of several outcomes: fractions by hand, every group there can be, and the simulation that goes through `advantage`."""
+
+from fractions import Fraction as F
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+
+from spanwise.credit import advantage
+from spanwise.errors import RecipeError
+from spanwise.measure import fixed_point, gradient_shares, simulated_fixed_point
+
+# Right or wrong (judged), and complete or not: [right][complete].
+PAIRS = [[F(3, 10), F(1, 2)], [F(0), F(1, 5)]]
+TRIPLES = [[[F(1, 4), F(1, 8)], [F(1, 8), F(1, 16)]], [[F(1, 8), F(1, 8)], [F(1, 16), F(1, 8)]]]
+
+
+def tensor(chances):
+    return torch.tensor([_floats(chances)], dtype=torch.float64)
+
+
+def _floats(value):
+    return [_floats(v) for v in value] if isinstance(value, list) else float(value)
+
+
+def flat(chances):
+    """{tuple: probability}"""
+    if not isinstance(chances, list):
+        return {(): chances}
+    return {(v, *rest): p for v, inner in enumerate(chances) for rest, p in flat(inner).items()}
+
+
+def slow_shares(chances, size, *, back_off, leave_one_out=False, min_stratum=2):
+    """E[1 - 1/n | own tuple] over every group there can be, in fractions; 1 - 1/n is 1 without the completion itself."""
+    chance = flat(chances)
+    columns = len(next(iter(chance)))
+    shares = {}
+    for own in chance:
+        share = F(0)
+        for others in product(chance, repeat=size - 1):
+            for dropped in range(columns + 1 if back_off else 1):
+                kept = own[: columns - dropped]
+                n = 1 + sum(other[: columns - dropped] == kept for other in others)
+                if n >= min_stratum:
+                    share += prod(chance[other] for other in others) * (1 if leave_one_out else 1 - F(1, n))
+                    break
+        shares[own] = share
+    return shares
+
+
+def slow_point(chances, shares, *, judged=0, seen=()):
+    """{what is seen: q*}: the share of right answers among what comes through."""
+    points = {}
+    for values in {tuple(own[axis] for axis in seen) for own in shares}:
+        fitting = {own: p * shares[own] for own, p in flat(chances).items() if tuple(own[axis] for axis in seen) == values}
+        points[values] = sum(w for own, w in fitting.items() if own[judged] == 1) / sum(fitting.values())
+    return points
+
+
+def test_shares_of_pairs_by_hand():
+    # Groups of 2, each of four tuples 1/4. Alone: the other one is of the same kind with 1/4, then the mean holds both: 1/2.
+    even = [[F(1, 4), F(1, 4)], [F(1, 4), F(1, 4)]]
+    strict = gradient_shares(tensor(even), group_size=2, baseline="outcome", back_off=False)
+    assert strict.tolist() == [[[pytest.approx(1 / 8)] * 2] * 2]
+    # Backing off, the two are always compared: 1/2 whatever the tuple, so nothing is pulled.
+    assert gradient_shares(tensor(PAIRS), group_size=2, baseline="outcome").flatten().tolist() == pytest.approx([0.5] * 4)
+    assert float(fixed_point(tensor(PAIRS), group_size=2, baseline="outcome")) == pytest.approx(0.2)
+    # Groups of 3 of (right, complete) with 3/10 (0,0), 1/2 (0,1), 1/5 (1,1): for (1,1) the two others hold
+    #   two like it 1/25 -> 2/3, one 8/25 -> 1/2; none 16/25 -> no other right one either, so the whole group: 2/3.
+    found = gradient_shares(tensor(PAIRS), group_size=3, baseline="outcome")[0]
+    assert float(found[1, 1]) == pytest.approx(1 / 25 * 2 / 3 + 8 / 25 / 2 + 16 / 25 * 2 / 3)
+    # For (0,0): two like it 9/100 -> 2/3, one 42/100 -> 1/2; none 49/100: then its others are (0,1) with 5/7, (1,1) with 2/7:
+    #   two (0,1) 25/49 -> 2/3, one 20/49 -> 1/2, none 4/49 -> the whole group 2/3.
+    none = 25 / 100 * 2 / 3 + 20 / 100 / 2 + 4 / 100 * 2 / 3
+    assert float(found[0, 0]) == pytest.approx(9 / 100 * 2 / 3 + 42 / 100 / 2 + none)
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("back_off", [False, True])
+@pytest.mark.parametrize(("chances", "sizes"), [(PAIRS, (2, 3, 5)), (TRIPLES, (2, 4)), ([F(7, 10), F(3, 10)], (2, 3, 6))])
+def test_shares_are_those_of_every_group_there_can_be(chances, sizes, back_off, leave_one_out):
+    for size in sizes:
+        options = {"back_off": back_off, "leave_one_out": leave_one_out}
+        expected = slow_shares(chances, size, **options)
+        got = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **options)[0]
+        for own, p in flat(chances).items():
+            if p > 0:
+                assert float(got[own]) == pytest.approx(float(expected[own])), (size, own)
+        point = fixed_point(tensor(chances), group_size=size, baseline="outcome", **options)
+        assert float(point) == pytest.approx(float(slow_point(chances, expected)[()]))
+        if len(flat(chances)) == 2:  # one binary outcome, written as a table or as its probability
+            short = gradient_shares(torch.tensor([0.3]).double(), group_size=size, baseline="outcome", **options)[0]
+            assert short.tolist() == pytest.approx(got.tolist())
+
+
+@pytest.mark.parametrize("judged", [0, 1, 2])
+@pytest.mark.parametrize("seen", [(), (0,), (2,), (1, 2), (0, 1)])
+def test_points_by_what_judges_and_what_is_seen(judged, seen):
+    if judged in seen:
+        return
+    expected = slow_point(TRIPLES, slow_shares(TRIPLES, 3, back_off=True), judged=judged, seen=seen)
+    got = fixed_point(tensor(TRIPLES), group_size=3, baseline="outcome", judged=judged, seen=seen)[0]
+    assert got.shape == (2,) * len(seen)
+    for values, point in expected.items():
+        assert float(got[values]) == pytest.approx(float(point))
+    plain = fixed_point(tensor(TRIPLES), group_size=3, baseline="group", judged=judged, seen=seen)[0]
+    for values in expected:  # the group mean pulls nothing: P(right | seen)
+        fitting = {own: p for own, p in flat(TRIPLES).items() if tuple(own[axis] for axis in seen) == values}
+        honest = sum(p for own, p in fitting.items() if own[judged]) / sum(fitting.values())
+        assert float(plain[values]) == pytest.approx(float(honest))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"back_off": False}, {"leave_one_out": True}, {"back_off": False, "leave_one_out": True}, {"judged": 1}],
+)
+def test_advantages_of_every_group_there_can_be(options):
+    """`advantage` itself, on all groups of 3 with two reports each: the gradient that comes through over what there is."""
+    size, middle, width, judged = 3, 0.4, 0.1, options.get("judged", 0)
+    chances = [[F(2, 10), F(4, 10)], [F(1, 10), F(3, 10)]]
+    chance = flat(chances)
+    world = list(product(product(chance, (middle - width, middle + width)), repeat=size))
+    outcome = torch.tensor([[own for own, _ in group] for group in world], dtype=torch.float64)
+    report = torch.tensor([[q for _, q in group] for group in world], dtype=torch.float64)
+    weight = torch.tensor([float(prod(chance[own] for own, _ in group)) / 2**size for group in world], dtype=torch.float64)
+    right, ids = outcome[..., judged], -1 - torch.arange(len(world)).repeat_interleave(size)
+    shared = {key: options[key] for key in ("back_off", "leave_one_out") if key in options}
+    got = advantage(
+        -(report - right).square().flatten(), ids, baseline="outcome", outcome_no=outcome.flatten(0, 1), **shared
+    ).advantage_n.reshape(-1, size)
+    expected = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **shared)[0]
+    for own, p in chance.items():
+        here = (outcome == torch.tensor(own).double()).all(dim=2)
+        through = float((weight[:, None] * got * (report - middle) * here).sum()) / size
+        there = sum(-((q - own[judged]) ** 2) * (q - middle) / 2 for q in (middle - width, middle + width)) * float(p)
+        assert through / there == pytest.approx(float(expected[own])), own
+
+
+def test_more_outcomes_pull_further_and_backing_off_pulls_back():
+    # An outcome that has nothing to do with the verdict halves the strata.
+    p_b = torch.tensor([0.1, 0.2, 0.35], dtype=torch.float64)
+    one = torch.stack([1 - p_b, p_b], dim=1)
+    two = one[:, :, None].expand(-1, -1, 2) / 2
+    three = two[..., None].expand(-1, -1, -1, 2) / 2
+    for size in (4, 8, 16):
+        strict = [fixed_point(x, group_size=size, baseline="outcome", back_off=False) for x in (one, two, three)]
+        assert bool((strict[2] < strict[1]).all() & (strict[1] < strict[0]).all() & (strict[0] < p_b).all())
+        for finest, chance in zip(strict, (one, two, three), strict=True):
+            backed = fixed_point(chance, group_size=size, baseline="outcome", back_off=True)
+            assert bool(((backed - p_b).abs() < (0.35 if size == 4 else 1.0) * (finest - p_b).abs()).all())
+            honest = fixed_point(chance, group_size=size, baseline="outcome", back_off=True, leave_one_out=True)
+            assert torch.allclose(honest, p_b, atol=1e-12)
+
+
+def test_a_constant_outcome_changes_nothing():
+    one = torch.tensor([[0.8, 0.2], [0.35, 0.65]], dtype=torch.float64)
+    for baseline, options in (("outcome", {}), ("outcome", {"leave_one_out": True}), ("group", {})):
+        for back_off in (False, True):
+            options = {**options, "group_size": 5, "baseline": baseline, "back_off": back_off}
+            plain = fixed_point(one, **options)
+            for axis, judged in ((1, 1), (2, 0)):
+                assert torch.allclose(fixed_point(one.unsqueeze(axis), judged=judged, **options), plain)
+
+
+def test_the_order_of_the_outcomes_matters_only_to_backing_off():
+    pairs, turned = tensor(PAIRS), tensor(PAIRS).transpose(1, 2)
+    strict = {"group_size": 4, "baseline": "outcome", "back_off": False}
+    assert torch.allclose(fixed_point(pairs, **strict), fixed_point(turned, judged=1, **strict))
+    options = {"group_size": 4, "baseline": "outcome"}
+    assert abs(float(fixed_point(pairs, **options) - fixed_point(turned, judged=1, **options))) > 0.005
+
+
+@pytest.mark.parametrize("rule", ["brier", "log_score"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"baseline": "outcome"},
+        {"baseline": "outcome", "leave_one_out": True},
+        {"baseline": "outcome", "back_off": False},
+        {"baseline": "outcome", "back_off": False, "leave_one_out": True},
+        {"baseline": "outcome", "judged": 1},
+        {"baseline": "group"},
+    ],
+)
+def test_the_simulation_finds_the_closed_form(options, rule):
+    chance = torch.cat([tensor(PAIRS), tensor([[F(3, 10), F(1, 10)], [F(2, 10), F(4, 10)]])])
+    options = {"group_size": 4, **options}
+    found = simulated_fixed_point(chance[:, None], rule=rule, copies=60, batches=120, rounds=1, seed=1, **options)
+    off = (found.point_bz[:, 0] - fixed_point(chance, **options)).abs()
+    assert bool((off <= 4 * found.error_bz[:, 0] + 1e-9).all()), (off, found.error_bz)
+    assert float(found.error_bz.max()) < 0.015
+
+
+def test_the_simulation_of_triples_finds_the_closed_form():
+    options = {"group_size": 4, "baseline": "outcome", "judged": 2}
+    found = simulated_fixed_point(tensor(TRIPLES)[:, None], copies=60, batches=120, rounds=1, seed=2, **options)
+    off = float((found.point_bz[:, 0] - fixed_point(tensor(TRIPLES), **options)).abs())
+    assert off <= 4 * float(found.error_bz)
+    # Backing off by the last outcome first: judged by that one, it is pulled elsewhere than by the first one's rule.
+    assert off < abs(
+        float(fixed_point(tensor(TRIPLES), group_size=4, baseline="outcome", judged=2, back_off=False)) - 0.4375
+    )
+
+
+def test_contexts_that_see_an_outcome():
+    # Two contexts, each seeing its own value of the second outcome: q* by what is seen.
+    chance = torch.tensor([[[0.5, 0.0], [0.5, 0.0]], [[0.0, 0.1], [0.0, 0.9]]], dtype=torch.float64)
+    joint = chance.mean(dim=0)[None]
+    found = simulated_fixed_point(chance[None], group_size=4, baseline="outcome", copies=60, batches=150, rounds=1)
+    expected = fixed_point(joint, group_size=4, baseline="outcome", seen=(1,))
+    assert found.point_bz[0].tolist() == pytest.approx(expected[0].tolist(), abs=4 * float(found.error_bz.max()))
+
+
+@pytest.mark.parametrize(("chances", "judged"), [(PAIRS, 0), (TRIPLES, 0), (TRIPLES, 2)])
+def test_blended_keeps_the_honest_probability(chances, judged):
+    other = tuple(axis + 1 for axis in range(tensor(chances).dim() - 1) if axis != judged)
+    honest = float(tensor(chances).sum(dim=other)[0, 1])
+    options = {"baseline": "blended", "copies": 48, "batches": 120, "seed": 3, "judged": judged}
+    found = simulated_fixed_point(tensor(chances)[:, None], group_size=4, **options)
+    assert float(found.error_bz) < 0.007
+    assert abs(float(found.point_bz) - honest) < 0.005 + 3 * float(found.error_bz)
+
+
+def test_alone_in_the_batch_blended_is_outcome_without_itself():
+    chance, options = tensor(PAIRS)[:, None], {"group_size": 4, "batches": 200, "rounds": 1}
+    blended = simulated_fixed_point(chance, baseline="blended", **options)
+    outcome = simulated_fixed_point(chance, baseline="outcome", leave_one_out=True, back_off=False, **options)
+    assert float(blended.point_bz) == pytest.approx(float(outcome.point_bz), abs=1e-12)
+
+
+def test_one_outcome_written_as_a_table_is_the_same_simulation():
+    p_bz = torch.tensor([[0.2], [0.5]], dtype=torch.float64)
+    options = {"group_size": 4, "baseline": "blended", "copies": 8, "batches": 60}
+    short, long = simulated_fixed_point(p_bz, **options), simulated_fixed_point(torch.stack([1 - p_bz, p_bz], 2), **options)
+    assert torch.equal(short.point_bz, long.point_bz)
+    assert torch.equal(short.error_bz, long.error_bz)
+
+
+@pytest.mark.parametrize("find", [fixed_point, simulated_fixed_point])
+def test_sentences(find):
+    def call(chances, **options):
+        chance = torch.tensor([chances], dtype=torch.float64)
+        return find(chance if find is fixed_point else chance[:, None], group_size=4, **{"baseline": "outcome", **options})
+
+    with pytest.raises(RecipeError, match=r"must add up to 1; they are off by 0\.1"):
+        call([[0.4, 0.3], [0.1, 0.1]])
+    with pytest.raises(RecipeError, match=r"judged by a binary outcome; outcome 1 of \(2, 3\) values is none"):
+        call([[0.3, 0.2, 0.1], [0.1, 0.1, 0.2]], judged=1)
+    with pytest.raises(RecipeError, match=r"outcome 2 of \(2, 2\) values is none"):
+        call([[0.4, 0.3], [0.2, 0.1]], judged=2)
+    with pytest.raises(RecipeError, match=r"outcome -1 of"):
+        call([[0.4, 0.3], [0.2, 0.1]], judged=-1)
+
+
+def test_a_judge_that_is_seen_is_refused():
+    with pytest.raises(RecipeError, match="The outcome 0 judges the confidence; a policy that sees it has nothing to say"):
+        fixed_point(tensor(PAIRS), group_size=4, baseline="outcome", seen=(0,))
+    with pytest.raises(RecipeError, match="no outcome 2 to be seen; there are 2"):
+        fixed_point(tensor(PAIRS), group_size=4, baseline="outcome", seen=(2,))

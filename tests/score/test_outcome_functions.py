@@ -1,0 +1,413 @@
+"""Outcomes that are no rewards: where they come from, what they become, who judges a report; and what a report states."""
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.registry import register
+from spanwise.score import (
+    OUTCOMES,
+    REWARDS,
+    Reward,
+    as_scores,
+    brier,
+    check_discrete,
+    check_objectives,
+    complete,
+    find_outcome,
+    judge_of,
+    judged_column,
+    log_score,
+    read_outcomes,
+    score,
+    score_one,
+)
+from spanwise.types import Scores, Status
+
+NAN = math.nan
+
+
+def completion(answer="4", confidence="0.7", reasoning="r"):
+    """A block is left out with False, a tag without a pair is None."""
+    solution = {"": f"{reasoning}{answer}", "reasoning": reasoning, "answer": answer}
+    report = {"": f"{confidence}", "confidence": confidence}
+    return {"solution": None if answer is False else solution, "confidence": None if confidence is False else report}
+
+
+def same(tensor, expected):
+    torch.testing.assert_close(tensor, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=0, equal_nan=True)
+
+
+def long_answer(text, *, columns):
+    return [None if blocks["solution"] is None else len(blocks["solution"]["answer"] or "") > 1 for blocks in text]
+
+
+def level_of(text, *, columns):
+    return columns["level"]
+
+
+NOT_A_FUNCTION = 3
+TEXT = [completion("4"), completion("44"), completion(False), completion(None)]
+CORRECT = Objective("correct", pays="solution")
+
+
+@pytest.fixture
+def registered():
+    """Register outcomes and rewards for one test."""
+    before = dict(OUTCOMES), dict(REWARDS)
+    yield register
+    for registry, entries in zip((OUTCOMES, REWARDS), before, strict=True):
+        for name in [name for name in registry if name not in entries]:
+            registry.pop(name)
+
+
+# ------------------------------------------------------------------ where they come from
+
+
+def test_all_four_ways_to_give_an_outcome(registered):
+    registered("long_answer", kind="outcome")(long_answer)
+    path = f"{__name__}:level_of"
+    report = Objective("brier", pays="confidence", given=["correct", "long_answer", path, long_answer], baseline="outcome")
+    scores = score([CORRECT, report], TEXT, columns={"answer": ["4"] * 4, "level": [1, 2, None, 2]})
+    assert scores.names == ("correct", "brier")
+    assert scores.outcome_names == ("long_answer", path, f"{__name__}:long_answer")
+    long = [0, 1, NAN, 0]
+    same(scores.outcome_no, [[a, b, a] for a, b in zip(long, [1, 2, NAN, 2], strict=True)])
+    same(scores.outcome("correct"), [1, 0, NAN, 0])
+    same(scores.outcome(path), [1, 2, NAN, 2])
+
+
+def test_a_function_is_called_once_and_sees_text_and_columns():
+    seen = []
+
+    def outcome(text, *, columns):
+        seen.append((text, columns))
+        return [0] * len(text)
+
+    objectives = [
+        CORRECT,
+        Objective("format", pays="solution", given=["correct", outcome]),
+        Objective("brier", pays="confidence", given=[outcome, "correct", "format"]),
+    ]
+    columns = {"answer": ["4"] * 4}
+    names, values = read_outcomes(objectives, TEXT, columns=columns)
+    assert names == (f"{__name__}:{outcome.__qualname__}",)
+    assert values.shape == (4, 1)
+    assert seen == [(TEXT, columns)]
+
+
+def test_what_comes_before_goes_before_a_registered_name(registered):
+    registered("verdict", kind="outcome")(long_answer)
+    reward = Objective("correct", pays="solution", name="verdict")
+    report = Objective("brier", pays="confidence", given="verdict", baseline="outcome")
+    sentence = "'verdict' is an objective and a registered outcome too; give the objective another 'name'"
+    for objectives in ([reward, report], [report, reward]):
+        with pytest.raises(RecipeError, match=sentence):
+            score(objectives, TEXT, columns={"answer": ["4"] * 4})
+
+
+def test_one_name_is_one_function(registered):
+    def twin():
+        def outcome(text, *, columns):
+            return [1] * len(text)
+
+        return outcome
+
+    one, other = twin(), twin()
+    objectives = [
+        Objective("format", pays="solution", given=one),
+        Objective("format", pays="solution", given=other, name="b"),
+    ]
+    with pytest.raises(RecipeError, match=r"Two functions are called '.*outcome'; register one of them"):
+        read_outcomes(objectives, TEXT, columns={})
+    registered("mine", kind="outcome")(one)
+    with pytest.raises(RecipeError, match="outcome 'mine' already"):
+        registered("mine", kind="outcome")(other)
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("corect", r"given 'corect', which is not an objective before it; those are: correct.*outcomes .*: complete"),
+        ("brier", r"given 'brier', which is not an objective before it"),
+        ("nowhere.at_all:f", r"outcome 'nowhere.at_all:f' cannot be imported: No module named 'nowhere'"),
+        (f"{__name__}:gone", r"cannot be imported: module .* has no attribute 'gone'"),
+        (f"{__name__}:NOT_A_FUNCTION", r"outcome '.*:NOT_A_FUNCTION' is 3, no function"),
+    ],
+)
+def test_what_cannot_be_found_is_said_before_training(entry, sentence):
+    layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
+    objectives = [CORRECT, Objective("brier", pays="confidence", given=["correct", entry], baseline="outcome")]
+    with pytest.raises(RecipeError, match=sentence):
+        check_objectives(objectives, layout)
+    with pytest.raises(RecipeError, match=sentence):
+        score(objectives, TEXT, columns={"answer": ["4"] * 4})
+    with pytest.raises(RecipeError, match=sentence):
+        score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
+
+
+def test_what_can_be_found_passes_the_check():
+    layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
+    given = ["correct", "complete", f"{__name__}:long_answer", level_of]
+    check_objectives([CORRECT, Objective("brier", pays="confidence", given=given, baseline="outcome")], layout)
+    assert find_outcome("complete") is complete
+    assert find_outcome(f"{__name__}:long_answer") is long_answer
+    assert find_outcome(level_of) is level_of
+
+
+def test_complete_is_about_the_first_block():
+    text = [completion("4", None), completion(None), completion(" "), completion("4", reasoning=None), completion(False)]
+    assert complete(text, columns={}) == [True, False, False, False, None]
+
+
+# ------------------------------------------------------------------ what they become
+
+
+def values_of(returned, size=None):
+    objective = Objective("format", pays="solution", given=lambda text, columns: returned)
+    size = len(returned) if size is None else size
+    return read_outcomes([objective], [completion()] * size, columns={})[1][:, 0]
+
+
+@pytest.mark.parametrize("container", [list, tuple, np.array, torch.tensor])
+def test_numbers_stand_for_themselves(container):
+    same(values_of(container([0.0, 1.0, -2.5])), [0, 1, -2.5])
+    same(values_of(container([3, 3, -4])), [3, 3, -4])
+    same(values_of(container([True, False])), [1, 0])
+
+
+def test_what_is_unknown_is_no_zero():
+    same(values_of([None, False, 0, True, np.bool_(True), np.int64(7), 2**52 - 1]), [NAN, 0, 0, 1, 1, 7, 2**52 - 1])
+    same(values_of([None, None]), [NAN, NAN])
+
+
+def test_strings_are_the_same_numbers_in_every_run_and_process():
+    words = ["wrong", "right", "", "日本🙂", "wrong", "\ud800"]
+    codes = values_of(words).tolist()
+    for word, code in zip(words, codes, strict=True):
+        digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        assert code == 2**52 + int(digest, 16) // 2**12
+        assert 2**52 <= code < 2**53  # exact in float64, and no number that a function may return
+    assert codes[0] == codes[4]
+    assert len(set(codes)) == 5
+    source = (
+        "from spanwise.objective import Objective\n"
+        "from spanwise.score import read_outcomes\n"
+        "def f(text, *, columns): return ['right', 'wrong']\n"
+        "print(read_outcomes([Objective('format', pays='a', given=f)], [{}, {}], columns={})[1].flatten().tolist())"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment)
+        assert out.stdout.strip() == str([codes[1], codes[0]])
+
+
+@pytest.mark.parametrize("value", [[1], {}, object(), NAN, math.inf, -math.inf, 2**52, -(2**52), 1e300, 1j, b"x"])
+def test_what_is_no_outcome_is_refused_with_its_place(value):
+    with pytest.raises(RewardError, match=r"Outcome '.*<lambda>' of completion 1 is .*; return a bool, a finite number"):
+        values_of([0, value, 0])
+
+
+def test_wrong_lengths_and_types_are_said():
+    with pytest.raises(RewardError, match=r"<lambda>': its function returned 2 values for 3 completions"):
+        values_of([0, 1], size=3)
+    with pytest.raises(RewardError, match=r"<lambda>': its function returned int; return a list of 3"):
+        values_of(1, size=3)
+    with pytest.raises(RewardError, match=r"its function returned dict; return a list of 1"):
+        values_of({"a": 1})
+
+
+def test_a_function_that_raises_is_named():
+    def broken(text, *, columns):
+        return [columns["answr"] for _ in text]
+
+    with pytest.raises(
+        RewardError, match=r"Outcome '.*broken': its function raised KeyError: 'answr'. Return None"
+    ) as caught:
+        read_outcomes([Objective("format", pays="solution", given=broken)], TEXT, columns={})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_outcome_is_discrete():
+    same(values_of([*range(16), None]), [*range(16), NAN])
+    with pytest.raises(RecipeError, match=r"<lambda>' took 17 different values in one batch: an outcome must be discrete"):
+        values_of([*range(17), None])
+    check_discrete([float(value) for value in range(16)], "x")
+    with pytest.raises(RecipeError, match="'x' took 17 different values"):
+        check_discrete([float(value) for value in range(17)], "x")
+
+
+def test_no_outcome_and_no_completion():
+    scores = score([CORRECT], TEXT, columns={"answer": ["4"] * 4})
+    assert (scores.outcome_names, scores.outcome_no) == ((), None)
+    names, values = read_outcomes([Objective("format", pays="solution", given=long_answer)], [], columns={})
+    assert (len(names), values.shape) == (1, (0, 1))
+
+
+# ------------------------------------------------------------------ who judges
+
+
+@pytest.mark.parametrize(
+    ("fields", "judge", "column"),
+    [
+        ({}, "correct", None),
+        ({"given": "correct"}, "correct", 0),
+        ({"given": "right"}, "right", 0),
+        ({"given": ["right", "complete"]}, "right", 0),
+        ({"given": ["complete", "right"]}, "right", 1),
+        ({"given": ["complete", "math:sqrt", math.sqrt, "right"][:3]}, "correct", None),
+        ({"given": ["first", "complete", "correct"]}, "correct", 2),
+        ({"given": ["first", "correct"], "options": {"of": "first"}}, "first", 0),
+        ({"given": ["first", "second"], "options": {"of": "second"}}, "second", 1),
+        ({"given": ["first", "second"], "options": {"of": "third"}}, "third", None),
+        ({"given": "first", "options": {"of": "third"}}, "third", None),
+        ({"given": "first", "options": {"of": None}}, "first", 0),
+    ],
+)
+@pytest.mark.parametrize("rule", ["brier", "log_score"])
+def test_who_judges_a_report(unchecked_shapes, rule, fields, judge, column):
+    given = fields.get("given")
+    if isinstance(given, list) and math.sqrt in given:
+        fields = {**fields, "given": ["complete", math.sqrt]}
+    objective = Objective(rule, pays="confidence", **fields)
+    assert judge_of(objective) == judge
+    assert judged_column(objective) == column
+
+
+def test_nobody_judges_what_is_no_report():
+    assert judge_of(Objective("correct", pays="a", given="b")) is None
+    assert judge_of(Objective(long_answer, pays="a", given="b")) is None
+    # A function of the user's own says by itself what it would be under the other outcome, and is given one.
+    assert judged_column(Objective(long_answer, pays="a", given="b")) == 0
+    assert judged_column(Objective(long_answer, pays="a", given=["b", "c"])) is None
+    assert judged_column(Objective(long_answer, pays="a")) is None
+
+
+def test_two_rewards_and_no_word_which_judges():
+    objective = Objective("brier", pays="confidence", given=["first", "complete", "second"], baseline="outcome")
+    with pytest.raises(RecipeError, match=r"'brier' is given first and second; say which .*: 'options: \{of: first\}'"):
+        judge_of(objective)
+
+
+def test_a_plugins_own_default_judges(registered):
+    def rated(text, *, pays, columns, scored, by="verdict"):
+        return Reward.of([float(value) for value in scored[by].value_n])
+
+    registered("rated", kind="reward", judged_by="by")(rated)
+    assert judge_of(Objective("rated", pays="a")) == "verdict"
+    assert judge_of(Objective("rated", pays="a", given=["one", "verdict"])) == "verdict"
+    assert judge_of(Objective("rated", pays="a", given="one")) == "one"
+    with pytest.raises(RecipeError, match=r"'options: \{by: one\}'"):
+        judge_of(Objective("rated", pays="a", given=["one", "correct"]))
+
+
+def test_the_report_is_scored_by_its_judge():
+    text = [completion("4", "0.7"), completion("5", "0.7")]
+    columns = {"answer": ["4", "4"], "other": ["5", "5"]}
+    other = Objective("correct", pays="solution", name="other", options={"column": "other"})
+
+    def briers(**fields):
+        return score([CORRECT, other, Objective("brier", pays="confidence", **fields)], text, columns=columns).reward_nm[
+            :, 2
+        ]
+
+    right, wrong = -((0.7 - 1) ** 2), -(0.7**2)
+    assert briers().tolist() == pytest.approx([right, wrong])
+    assert briers(given="other").tolist() == pytest.approx([wrong, right])
+    assert briers(given=["other", "correct"]).tolist() == pytest.approx([right, wrong])
+    assert briers(given=["other", "complete"]).tolist() == pytest.approx([wrong, right])
+    assert briers(given=["other", "correct"], options={"of": "other"}).tolist() == pytest.approx([wrong, right])
+
+
+def test_a_judge_that_is_not_scored_before_is_refused():
+    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+    with pytest.raises(RecipeError, match="'brier' is given 'third', which is not an objective before it"):
+        check_objectives([CORRECT, Objective("brier", pays="confidence", options={"of": "third"})], layout)
+    with pytest.raises(RecipeError, match="'brier' is given 'correct', which is not an objective before it"):
+        check_objectives([Objective("brier", pays="confidence", given="complete")], layout)
+
+
+# ------------------------------------------------------------------ what is stated
+
+
+def test_a_report_says_what_it_read():
+    text = [completion(confidence=q) for q in ("0.7", "0", "100%", "high", None, False)]
+    scored = {"correct": Reward.of([1.0, None, 0.0, 1.0, 1.0, 1.0])}
+    for rule in (brier, log_score):
+        reward = rule(text, pays=("confidence",), columns={}, scored=scored)
+        assert reward.stated_n is not None
+        same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
+
+
+def test_scores_hold_what_was_stated_beside_what_states_nothing():
+    text = [completion(), completion(confidence=False)]
+    scores = score([CORRECT, Objective("brier", pays="confidence")], text, columns={"answer": ["4", "4"]})
+    assert scores.stated_nm is not None
+    same(scores.stated_nm, [[NAN, 0.7], [NAN, NAN]])
+
+
+def test_a_completion_without_the_paid_block_states_nothing():
+    own = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
+    objective = Objective(lambda blocks: own, pays="confidence", name="own")
+    reward = score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={})
+    assert reward.stated_n is not None
+    same(reward.stated_n, [0.4, NAN])
+
+
+def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
+    with pytest.raises(AlignmentError, match="2 values and 1 stated numbers"):
+        Reward.of([1.0, 2.0], stated=[0.5])
+    assert Reward.of([1.0]).stated_n is None
+
+
+def test_rewards_side_by_side():
+    first, second = Reward.of([1.0, None], by_outcome=[(0.0, 1.0), None]), Reward.of([2.0, 3.0], stated=[None, 0.5])
+    scores = as_scores({"a": first, "b": second}, ("o",), torch.tensor([[1.0], [0.0]]).double())
+    same(scores.reward_nm, [[1, 2], [NAN, 3]])
+    assert scores.status_nm.tolist() == [[0, 0], [int(Status.ABSENT), 0]]
+    same(scores.by_outcome_nmo[0, 0], [0, 1])
+    same(scores.stated_nm, [[NAN, NAN], [NAN, 0.5]])
+    same(scores.outcome("o"), [1, 0])
+    second_only = scores.take(torch.tensor([1]))
+    same(second_only.outcome_no, [[0]])
+    same(second_only.stated_nm, [[NAN, 0.5]])
+    assert (second_only.names, second_only.outcome_names) == (("a", "b"), ("o",))
+    assert scores.take(slice(0, 1)).reward_nm.tolist() == [[1, 2]]
+
+
+def test_scores_made_of_four_things_have_no_outcomes():
+    reward = torch.tensor([[1.0], [0.0]]).double()
+    scores = Scores(("a",), reward, torch.zeros(2, 1, dtype=torch.int8), torch.zeros(2, 1, 2).double())
+    assert (scores.outcome_names, scores.outcome_no, scores.stated_nm) == ((), None, None)
+    assert scores.take(slice(1, 2)).outcome("a").tolist() == [0]
+    with pytest.raises(RecipeError, match=r"no outcome 'b'\. Known: a"):
+        scores.outcome("b")
+    with pytest.raises(AlignmentError, match="There are 1 names for 0 outcomes"):
+        Scores(("a",), reward, scores.status_nm, scores.by_outcome_nmo, outcome_names=("o",))
+
+
+def test_a_reward_that_is_called_like_an_outcome_comes_first():
+    reward = torch.tensor([[1.0]]).double()
+    scores = Scores(
+        ("a",),
+        reward,
+        torch.zeros(1, 1, dtype=torch.int8),
+        torch.zeros(1, 1, 2).double(),
+        ("a", "b"),
+        reward.expand(1, 2) + 1,
+    )
+    assert (scores.outcome("a").tolist(), scores.outcome("b").tolist()) == ([1], [2])
+
+
+def test_a_missing_column_is_still_the_rewards_to_name():
+    with pytest.raises(DataError, match="no column 'answer'"):
+        score([CORRECT, Objective("brier", pays="confidence", given=["correct", "complete"])], TEXT, columns={})

@@ -1,0 +1,95 @@
+"""`Objective`: what may be written, what it becomes, and the sentence for everything else."""
+
+import functools
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from spanwise.errors import RecipeError
+from spanwise.objective import Objective, function_name
+
+
+def solved(text, *, columns):
+    return [True] * len(text)
+
+
+def test_one_name_is_one_name_and_not_its_letters():
+    one = Objective("brier", pays="report", given="correct")
+    assert (one.pays, one.given, one.outcomes) == (("report",), ("correct",), ("correct",))
+    several = Objective("brier", pays=["a", "b"], given=["correct", solved, "pkg.mod:f"])
+    assert several.pays == ("a", "b")
+    assert several.given == ("correct", solved, "pkg.mod:f")
+    assert several.outcomes == ("correct", f"{__name__}:solved", "pkg.mod:f")
+    assert Objective("brier", pays="a", given=solved).outcomes == (f"{__name__}:solved",)
+    assert Objective("brier", pays="a", given=None).given == Objective("brier", pays="a").given == ()
+
+
+def test_what_is_left_open_is_the_methods_own_choice():
+    objective = Objective("correct", pays="a")
+    assert (objective.baseline, objective.scale, objective.back_off) == (None, None, None)
+    assert (objective.weight, objective.if_missing, objective.name, objective.options) == (1.0, None, "correct", {})
+
+
+def test_numbers_become_floats(unchecked_shapes):
+    objective = Objective("correct", pays="a", weight=2, if_missing=np.float32(-1))
+    assert (objective.weight, objective.if_missing) == (2.0, -1.0)
+    assert [type(value) for value in (objective.weight, objective.if_missing)] == [float, float]
+
+
+def test_a_changed_copy_is_checked_too():
+    objective = Objective("brier", pays="a", given=["correct", "complete"], baseline="outcome", back_off=False, name="q")
+    assert replace(objective, weight=3.0) == Objective(
+        "brier", pays="a", given=("correct", "complete"), baseline="outcome", back_off=False, name="q", weight=3.0
+    )
+    assert replace(objective, weight=3.0) != objective
+    with pytest.raises(RecipeError, match="no outcome to condition on"):
+        replace(objective, given=())
+    with pytest.raises(AttributeError):
+        objective.weight = 1.0
+
+
+def test_a_function_is_called_as_recipes_write_it():
+    assert function_name(math.sqrt) == "math:sqrt"
+    with pytest.raises(RecipeError, match=r"functools.partial.* has no name to call it by; wrap it in a function"):
+        function_name(functools.partial(solved, columns={}))
+    assert Objective(solved, pays="a").name == "solved"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"reward": 3}, r"has reward: 3; write the name of a reward, or pass a function"),
+        ({"name": 3}, r"has name: 3; a name is text"),
+        ({"pays": []}, r"'brier' pays no block; name at least one in 'pays'"),
+        ({"pays": ["a", 1]}, r"'brier' has pays: \('a', 1\); write names of blocks: 'pays: \[solution\]'"),
+        ({"pays": [""]}, r"has pays: \('',\)"),
+        ({"pays": {"a"}}, r"has pays: \{'a'\}"),
+        ({"given": 5}, r"'brier' has given: 5; write names of earlier objectives or outcomes, 'module:function', or pass"),
+        ({"given": ["correct", None]}, r"has given: \('correct', None\)"),
+        ({"given": ["a", "b", "a"]}, r"'brier' is given 'a' twice; name each outcome once"),
+        ({"weight": True}, r"'brier' has weight: True; write a finite number"),
+        ({"weight": "2"}, r"has weight: '2'; write a finite number"),
+        ({"weight": math.nan}, r"has weight: nan"),
+        ({"weight": None}, r"has weight: None"),
+        ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),
+        ({"if_missing": -math.inf}, r"has if_missing: -inf"),
+        ({"back_off": 1, "given": "correct", "baseline": "outcome"}, r"has back_off: 1; write true or false"),
+        ({"back_off": True}, r"'brier' has back_off: true, which only the baseline 'outcome' knows; leave it out or write"),
+        ({"back_off": False, "given": "correct", "baseline": "blended"}, r"has back_off: false, which only the baseline"),
+        ({"options": ["tag"]}, r"has options: \['tag'\]; write 'options: \{name: value\}'"),
+        ({"baseline": "grup"}, r"no baseline 'grup'. Did you mean 'group'"),
+        ({"scale": "sd"}, r"no scale 'sd'. Did you mean 'std'"),
+        ({"baseline": "outcome"}, r"baseline 'outcome' and no outcome to condition on; add 'given: correct'"),
+        ({"baseline": "blended", "given": []}, r"baseline 'blended' and no outcome"),
+    ],
+)
+def test_what_a_field_cannot_mean_is_refused_with_what_to_write(unchecked_shapes, fields, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        Objective(**{"reward": "brier", "pays": "a", **fields})
+
+
+def test_any_real_number_is_a_weight(unchecked_shapes):
+    assert Objective("correct", pays="a", weight=Fraction(1, 4)).weight == 0.25
