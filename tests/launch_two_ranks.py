@@ -12,18 +12,25 @@ import torch
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 
-from trl_small import SAID, SAID_WITH_TOOLS, step, trainer  # noqa: E402
+from spanwise import Objective  # noqa: E402
+from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, step, trainer  # noqa: E402
+
+WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
 
 CASES = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo": {"loss_type": "dapo", "tools": True},
     "bnpo": {"loss_type": "bnpo"},
 }
+#: A method per token compares tokens of all ranks, so their masks are gathered too.
+TOKENS = {
+    "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}}
+}
 
 
 def main():
     folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for name, options in CASES.items():
+    for name, options in {**CASES, **TOKENS}.items():
         run = trainer(
             f"{folder}/{name}",
             said=SAID_WITH_TOOLS if options.get("tools") else SAID,

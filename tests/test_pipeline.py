@@ -22,8 +22,9 @@ from spanwise import (
     metrics,
     read,
 )
+from spanwise.batch import pad_tokens
 from spanwise.credit import restrict
-from spanwise.pipeline import dead_strata, pad_tokens
+from spanwise.pipeline import dead_strata
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])

@@ -5,11 +5,12 @@ under one `Scheme`. `segment`, `score` and `credit` are functions here; what els
 them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
+from spanwise.batch import Batch, Steps
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
 from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.pipeline import Batch, Reading, Steps, advantages, credit, metrics, read
+from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.score import score

@@ -7,111 +7,20 @@ what `Reading.pack` makes of a reading is gathered first where groups lie on sev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.batch import Batch
 from spanwise.credit import assign, group_index, restrict, spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
 from spanwise.segment import Vocabulary, locate
 from spanwise.types import BlockText, Credit, Scores, Spans
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Where the rows of a batch stand in their trajectories, for methods that credit steps.
-
-    Attributes:
-        trajectory_s: id of each row's trajectory.
-        step_s: number of the step; only its order counts.
-        anchor_s: the state each step starts from: integer ids or anything hashable.
-    """
-
-    trajectory_s: Int[Tensor, " s"]
-    step_s: Int[Tensor, " s"]
-    anchor_s: Any = None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """All that an engine fills in.
-
-    Attributes:
-        group_n: the prompt of each completion: integer ids or anything hashable, in any order, groups of any sizes.
-        ids_nt: token ids, aligned left, right or with gaps; any value where the mask is 0.
-        mask_nt: the tokens that the model sampled and that are trained (no prompt, padding or tool output).
-        columns: the dataset's columns and whatever else rewards read, N values each.
-        extras: what else rewards may ask for by name, whatever it is (a trainer's state, its loggers).
-        value_nt, logp_nt: a critic's values and the log-probabilities of the sampled tokens, for methods that need them.
-        bootstrap_n: the value after the last token of completions that were cut off.
-        steps: where rows that are steps of trajectories stand.
-
-    Raises:
-        AlignmentError: two fields differ in size; the message names both.
-
-    Example:
-        >>> Batch(["a", "b", "a"]).group_n
-        tensor([0, 1, 0])
-    """
-
-    group_n: Any
-    ids_nt: Int[Tensor, "n t"] | None = None
-    mask_nt: Shaped[Tensor, "n t"] | None = None
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    extras: Mapping[str, Any] = field(default_factory=dict)
-    value_nt: Float[Tensor, "n t"] | None = None
-    logp_nt: Float[Tensor, "n t"] | None = None
-    bootstrap_n: Float[Tensor, " n"] | None = None
-    steps: Steps | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.group_n, Tensor):
-            object.__setattr__(self, "group_n", group_index(list(self.group_n)))
-        n = len(self.group_n)
-        shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
-        for name in ("ids_nt", "mask_nt", "value_nt", "logp_nt"):
-            value = getattr(self, name)
-            if value is not None and (len(value) != n or (shape is not None and tuple(value.shape) != shape)):
-                raise AlignmentError(
-                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if shape is None else f' and token ids {shape}'}."
-                )
-        for name, column in self.columns.items():
-            if len(column) != n:
-                raise AlignmentError(f"Column '{name}' has {len(column)} values for {n} completions; give one to each.")
-
-    @staticmethod
-    def jagged(
-        ids: Sequence[Sequence[int]], group_n: Any, *, sampled: Sequence[Sequence[int]] | None = None, **more: Any
-    ) -> Batch:
-        """A batch of completions that are lists of token ids of different lengths.
-
-        Args:
-            ids: token ids of each completion.
-            group_n: see `Batch`.
-            sampled: 1 for a token the model sampled, 0 for tool or environment output; None: it sampled them all.
-            more: further fields of `Batch`.
-
-        Raises:
-            AlignmentError: a completion and its flags differ in length.
-
-        Example:
-            >>> batch = Batch.jagged([[5, 6, 7], [8]], [0, 0], sampled=[[1, 0, 1], [1]])
-            >>> batch.ids_nt.tolist(), batch.mask_nt.tolist()
-            ([[5, 6, 7], [8, 0, 0]], [[True, False, True], [True, False, False]])
-        """
-        ids_nt, mask_nt = pad_tokens(ids, sampled)
-        return Batch(group_n, ids_nt, mask_nt, **more)
-
-    @property
-    def provides(self) -> frozenset[str]:
-        """The fields that are there, for `Scheme.check`."""
-        return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
 @dataclass(frozen=True)
@@ -363,38 +272,3 @@ def _dead(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
     total = int(dense_n.max()) + 1 if len(dense_n) else 0
     moved = torch.zeros(total).index_add(0, dense_n.cpu(), moved_n[held_n].float().cpu()) > 0
     return total, total - int(moved.sum())
-
-
-def pad_tokens(
-    ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
-) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids, and mark the tokens that the model sampled.
-
-    Args:
-        ids: token ids of each completion.
-        sampled: 1 for a token the model sampled, 0 for tool or environment output; None: the model sampled them all.
-
-    Returns:
-        ids (int64, 0 at padding) and the mask.
-
-    Raises:
-        AlignmentError: a completion and its flags differ in length.
-
-    Example:
-        >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
-        [[True, False, True], [True, False, False]]
-    """
-    lengths = [len(row) for row in ids]
-    for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
-        if length != len(flags):
-            raise AlignmentError(
-                f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
-            )
-    filled_nt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.long)[:, None]
-    ids_nt = torch.zeros(filled_nt.shape, dtype=torch.long)
-    ids_nt[filled_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
-    if sampled is None:
-        return ids_nt, filled_nt
-    mask_nt = torch.zeros_like(filled_nt)
-    mask_nt[filled_nt] = torch.tensor(list(chain.from_iterable(sampled)), dtype=torch.long) != 0
-    return ids_nt, mask_nt

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close
-from spanwise.credit import spread
+from spanwise.credit import spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 
@@ -108,3 +108,15 @@ def test_per_a_constant():
         spread(credit_of([[1.0]]), spans, per=0)
     with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
         spread(CREDIT, layout_spans(), per=-1)
+
+
+def test_tokens_of_a_method_fit_their_spans():
+    block_nt = torch.tensor([[0, 0, -1]], dtype=torch.int8)
+    spans = Spans(("a",), torch.tensor([[0]]), torch.tensor([[2]]), block_nt, torch.tensor([0]))
+    expected = [[1.5, 2.0, 0.0]]
+    assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0]]), spans).tolist() == expected
+    assert spread_tokens(torch.tensor([[3.0, 4.0]]), spans).tolist() == expected  # padded by the trainer
+    assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 0.0]]), spans).tolist() == expected  # padded for other ranks
+    assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0]]), spans, per=2.0).tolist() == [[1.5, 2.0, 0.0]]
+    with pytest.raises(AlignmentError, match=r"Advantages are for \(1, 4\) completions and tokens, spans are for \(1, 3\)"):
+        spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)

@@ -16,18 +16,47 @@ def doubled(reward_n, group_n):
     """Give everything twice."""
     return 2 * dr_grpo(reward_n, group_n)
 '''
+SORTS = ("methods", "rewards", "outcomes", "segmenters")
 TAKEN = GOOD.replace('"doubled"', '"grpo"')
 
 
+PARTS = """
+from spanwise import register, segment
+from spanwise.score import Reward
+
+@register("long", kind="reward")
+def long(text, *, pays, columns, scored, least=3):
+    return Reward.of([float(len(blocks[pays[0]][""]) >= least) for blocks in text])
+
+@register("odd", kind="outcome")
+def odd(text, *, columns):
+    return [number % 2 == 1 for number in columns["number"]]
+
+@register("mine", kind="segmenter")
+def mine(ids_nt, mask_nt, *, layout, vocabulary):
+    print("mine was called")
+    return segment(ids_nt, mask_nt, layout=layout, vocabulary=vocabulary)
+"""
+USE_PARTS = """
+from spanwise import *
+layout = Layout({"a": ["x"], "b": ["y"]}, segmenter="mine")
+objectives = [Objective("long", pays="a"), Objective("long", pays="b", name="both", given="odd", baseline="outcome")]
+batch = Batch.jagged([[0, 4, 1, 2, 4, 3], [0, 1, 2, 3]], [0, 0], columns={"number": [1, 2]})
+scheme = Scheme.preset("bae", layout, objectives=objectives)
+reading = read(batch, scheme, Vocabulary((b"<x>", b"</x>", b"<y>", b"</y>", b"1")))
+print(reading.scores.outcome("odd").tolist(), credit(reading, batch, scheme).block_nk.shape)
+"""
+
+
 def wheel(folder, name, code):
-    """A wheel with one module and one entry point."""
+    """A wheel with one module and an entry point of each sort."""
     path = folder / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": code,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[spanwise.methods]\n{name}_methods = {name}\n",
+        f"{info}/entry_points.txt": "".join(f"[spanwise.{sort}]\n{name}_{sort} = {name}\n" for sort in SORTS),
     }
     files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
     with zipfile.ZipFile(path, "w") as archive:
@@ -48,7 +77,7 @@ def installed(tmp_path_factory):
         environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
         def spanwise(*arguments):
-            command = [sys.executable, "-m", "spanwise.cli", *arguments]
+            command = [sys.executable, *(arguments if arguments[0] == "-c" else ("-m", "spanwise.cli", *arguments))]
             return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
         return spanwise
@@ -89,3 +118,9 @@ def test_a_broken_plugin_is_in_the_way_only_of_unknown_names(installed):
     unknown = spanwise("methods", "doubled")
     assert "(broken_credit) cannot be loaded: not today." in " ".join((unknown.stdout + unknown.stderr).split())
     assert spanwise("methods", "grpo").returncode == 0
+
+
+def test_installed_rewards_outcomes_and_segmenters_are_found_by_name(installed):
+    done = installed(extra_parts=PARTS)("-c", USE_PARTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["mine was called", "[1.0, 0.0] torch.Size([2, 2])"]

@@ -157,7 +157,7 @@ def spread_tokens(
     r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
 
     Args:
-        adv_nt: advantages of a method per token; at most as wide as the spans.
+        adv_nt: advantages of a method per token; what is wider than the spans is padding, all 0.
         spans: the tokens of each block; every other token gets exactly 0.
         per, dtype: see `spread`.
 
@@ -168,7 +168,7 @@ def spread_tokens(
         tensor([[1., 2., 0., 1.]])
     """
     spare = spans.block_nt.shape[1] - adv_nt.shape[1]
-    if len(adv_nt) != len(spans.block_nt) or spare < 0:
+    if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
         raise AlignmentError(
             f"Advantages are for {tuple(adv_nt.shape)} completions and tokens, spans are for {tuple(spans.block_nt.shape)}."
         )

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.batch import Batch
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
-from spanwise.pipeline import Batch, Reading, advantages, credit, dead_strata
+from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Credit, Spans
 

@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.batch import Batch
 from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.pipeline import Batch, Reading, read
+from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
 from spanwise.segment import locate

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from spanwise.batch import Batch
 from spanwise.credit import restrict
 from spanwise.engines.trl import checks
 from spanwise.engines.trl.batch import loss_mask
@@ -22,7 +23,7 @@ from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor
 from spanwise.engines.trl.metrics import MetricBuffer
-from spanwise.pipeline import Batch, Reading, advantages, credit, metrics, read
+from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -194,9 +195,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         group_n = torch.arange(len(everyone)) // size
         if "mask_nt" not in self.scheme.needs:
             return everyone, Batch(group_n)
-        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-        wide: Any = self.accelerator.pad_across_processes(batch.mask_nt.long().to(self.accelerator.device), dim=1)
-        return everyone, Batch(group_n, mask_nt=self._gather(wide).bool())
+        assert reading.spans is not None, "what this process read has spans"
+        blocks_nt = reading.spans.block_nt.long() + 1  # padding is 0, and so is a token of no block
+        wide: Any = self.accelerator.pad_across_processes(blocks_nt.to(self.accelerator.device), dim=1)
+        block_nt = self._gather(wide) - 1
+        nowhere_nk = torch.zeros_like(everyone.length_nk)
+        spans = Spans(self.scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, everyone.fault_n)
+        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0)
 
     def _gather(self, table_nc: Tensor) -> Tensor:
         gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
