@@ -148,7 +148,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def spread_tokens(
-    adv_nt: Float[Tensor, "n t"],
+    adv_nt: Float[Tensor, "n w"],
     spans: Spans,
     *,
     per: str | float | int = "completion",
