@@ -13,7 +13,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import app
-from spanwise.commands.train.train import find_checkpoint
+from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
 from tokenizers_small import byte_level
 
@@ -229,9 +229,14 @@ def test_methods(cache):
     listed = spanwise("methods", cache=cache).stdout
     assert "arXiv 2602.10231" in listed
     assert "gigpo" in listed
-    assert "from Python only" in spanwise("methods", "sae", cache=cache).stdout
+    assert "from Python only" in spanwise("methods", "vineppo", cache=cache).stdout
+    assert "the paper's full text was not read" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
-    assert preset["sum_first"] is True
+    assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
+    assert [objective["pays"] for objective in preset["objectives"]] == [
+        ["solution", "confidence"],
+        ["confidence", "solution"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def test_command_line_wins_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"baseline": "blended"}, ["changing baseline from None to blended", "--set objectives=null"]),
-        ({"calibration": "log_score"}, ["changing calibration from None to log_score"]),
+        ({"baseline": "blended"}, ["changing baseline to blended", "--set objectives=null"]),
+        ({"calibration": "log_score"}, ["changing calibration to log_score"]),
         ({"method": "rlcr"}, ["its own objectives and per", "--set per=null"]),
     ],
 )

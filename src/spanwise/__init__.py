@@ -1,7 +1,8 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
 A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit`) and spread over tokens (`advantages`)
-under one `Scheme`. Trainers live in `spanwise.engines` and load only there; every method is a function of `spanwise.credit`.
+under one `Scheme`. `segment`, `score` and `credit` are functions here; what else the rooms of these names hold is imported from
+them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread

@@ -194,7 +194,7 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if void:
             null = " ".join(f"--set {name}=null" for name in void)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(void)}, so changing {field} from {before} to {given[field]} would change "
+                f"The recipe has its own {' and '.join(void)}, so changing {field} to {given[field]} would change "
                 f"nothing or half of it. Change it there, or take the preset's with {null}."
             )
 

@@ -5,7 +5,7 @@ from fractions import Fraction as F
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spanwise.credit import advantage, assign, blended_baseline, compared, refine
@@ -131,15 +131,15 @@ def _exact(value):
 
 @st.composite
 def batches(draw):
-    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent."""
+    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent; rewards are exact."""
     n, columns = draw(st.integers(1, 18)), draw(st.integers(1, 3))
     group = draw(st.lists(st.sampled_from(GROUPS), min_size=n, max_size=n))
     value = st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.0, NAN])
     outcome = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=n, max_size=n))
-    report = draw(st.lists(st.integers(0, 10), min_size=n, max_size=n))
+    report = draw(st.lists(st.integers(0, 8), min_size=n, max_size=n))
     absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
     judged = draw(st.integers(0, columns - 1))
-    q, outcome = torch.tensor(report).double() / 10, torch.tensor(outcome).double()
+    q, outcome = torch.tensor(report).double() / 8, torch.tensor(outcome).double()
     c = outcome[:, judged].nan_to_num(nan=0.5)
     reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
     by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
@@ -292,11 +292,7 @@ def test_blended_rescores_by_the_outcome_that_judges():
     # Three prompts, each with a (complete, right) = (1,1) and a (1,0). Brier of the reports .9 .6 | .8 .4 | .5 .3, so
     # own rewards of right ones -.01 -.04 -.25 and of wrong ones -.36 -.16 -.09; re-scored as right, the wrong ones would have
     # -.16 -.36 -.49. For the right one of prompt 0: others of its kind {-.04, -.25}; gaps -.04+.36 = .32 and -.25+.49 = .24.
-    q = exactly(0.9, 0.6, 0.8, 0.4, 0.5, 0.3)
-    outcome = table([[1, 1], [1, 0]] * 3, 2)
-    reward = -((q - outcome[:, 1]) ** 2)
-    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
-    group = torch.tensor([4, 4, -1, -1, 9, 9])
+    reward, group, outcome, by_outcome, _ = lopsided()
     right, wrong = blended_baseline(reward, group, outcome, by_outcome, judged=1)[:2].tolist()
     # No two of one kind in a prompt: no noise. mu = -.145 with t2 = .02205 * 3/2; x = -.16 + .28 with d2 = .0032 * 3/2.
     mu, x = 1 / (0.02205 * 1.5), 1 / (0.0032 * 1.5)
@@ -496,7 +492,16 @@ def test_assign_passes_on_whether_to_back_off():
         assert_same(credit.block_nk[:, 1], exactly(*(row[0] for row in expected)))
 
 
+def lopsided():
+    """Three prompts with a right and a wrong answer each, all complete; the verdict is the second outcome."""
+    q = exactly(0.9, 0.6, 0.8, 0.4, 0.5, 0.3)
+    outcome = table([[1, 1], [1, 0]] * 3, 2)
+    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
+    return -((q - outcome[:, 1]) ** 2), torch.tensor([4, 4, -1, -1, 9, 9]), outcome, by_outcome, 1
+
+
 @given(batch=batches())
+@example(batch=lopsided())
 @settings(max_examples=40, deadline=None)
 def test_assign_rescores_by_what_the_report_is_judged_by(batch):
     reward, group, outcome, by_outcome, judged = batch

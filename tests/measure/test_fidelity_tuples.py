@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from spanwise.credit import blended_baseline
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import FIGURES, Rerolls, fidelity
 
@@ -125,6 +126,13 @@ def test_blended_rescores_only_by_an_outcome_it_is_given():
     data = rolled(40, 6, 5, judged=1)
     known, unknown = {"baseline": "blended"}, {"baseline": "blended", "outcomes": 1}
     found = fidelity(data, baselines={"known": known, "unknown": unknown}, **OPTIONS)
+    data_reward = -((data.confidence_xs - data.outcome_xs[..., 1]) ** 2).flatten()
+    whole = fidelity(data, baselines={"unknown": unknown}, group_sizes=[6], batch=240, resamples=1, draws=2)
+    alone = blended_baseline(data_reward, torch.arange(40).repeat_interleave(6), data.outcome_xs[..., 0].flatten())
+    value = -((data.again_dm - data.outcome_xs[..., 1].flatten()[:, None]) ** 2)
+    gain, target = (data_reward - alone).nan_to_num(nan=0.0), data_reward - value.mean(dim=1)
+    terms = ((gain - target) ** 2 - value.var(dim=1) / 5)[~data_reward.isnan()]
+    assert whole.value("unknown", 6, "rmse") == pytest.approx(float(terms.mean()) ** 0.5)
     # The same data with the verdict first: then the first outcome is enough to re-score by, and gives other figures.
     turned = Rerolls(data.confidence_xs, data.outcome_xs.flip(2), data.prefix_xs, data.again_dm)
     first = fidelity(turned, baselines={"known": known, "first": unknown}, **OPTIONS)

@@ -8,9 +8,10 @@ import torch
 
 from helpers import NAN, assert_close
 from score_small import ABSENT, OK, TIMEOUT, completion, trl_reward
+from spanwise import register
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import Reward, register, score_one
+from spanwise.score import Reward, score_one
 from spanwise.score.reward import REWARDS
 
 
@@ -87,13 +88,13 @@ def test_a_reward_pairs_numbers_with_ok_only():
 def test_a_registered_reward_works_by_name_and_names_are_taken_once():
     try:
 
-        @register("length_of_answer", tags=("tag",))
-        def length_of_answer(text, *, pays, given, columns, scored, tag="answer"):
+        @register("length_of_answer", kind="reward", tags=("tag",))
+        def length_of_answer(text, *, pays, columns, scored, tag="answer"):
             return Reward.of([float(len(blocks[pays[0]][tag])) for blocks in text])
 
         objective = Objective("length_of_answer", pays=("solution",))
         assert_close(score_one(objective, [completion("444")], columns={}, scored={}).value_n, [3.0], 1e-12)
-        with pytest.raises(RecipeError, match="already a reward 'length_of_answer'"):
-            register("length_of_answer")(length_of_answer)
+        with pytest.raises(RecipeError, match="There is a reward 'length_of_answer' already"):
+            register("length_of_answer", kind="reward")(completion)
     finally:
         REWARDS.pop("length_of_answer", None)

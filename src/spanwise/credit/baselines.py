@@ -115,32 +115,33 @@ def advantage(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
-    where = compared(reward_n, group_n, baseline=baseline, outcome_no=outcome_no, min_stratum=min_stratum, back_off=back_off)
+    _check(reward_n, group_n, baseline, back_off)
     absent_n = reward_n.isnan()
     nothing_n = torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
     if baseline == "none":  # the only one without a stratum, whose moments would look
         check_rewards(reward_n)
         _refuse_scale(baseline, scale)
         missing_n = nothing_n if if_missing is None else torch.where(absent_n, float(if_missing), nothing_n)
-        return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, where.alone_n)
+        return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, torch.zeros_like(absent_n))
     if baseline == "blended":
         _refuse_scale(baseline, scale)
-        baseline_n = blended_baseline(
-            reward_n, group_n, _outcomes(outcome_no, group_n, baseline), by_outcome_n2, judged=judged
-        )
+        outcome_no = _outcomes(outcome_no, group_n, baseline)
+        baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
+        alone_n = baseline_n.isnan() & ~absent_n
         advantage_n = (reward_n.double() - baseline_n).nan_to_num(nan=0.0)
-        return Advantage(advantage_n, _missing(reward_n, group_n, baseline_n, if_missing), where.alone_n)
+        return Advantage(advantage_n, _missing(reward_n, group_n, baseline_n, if_missing), alone_n)
     strata = _strata(group_n, outcome_no, baseline, back_off)
+    level_n, alone_n = _levels(reward_n, strata, min_stratum)
     options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "scale": scale, "ddof": ddof, "eps": eps}
-    advantage_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], where.level_n)
+    advantage_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
     if if_missing is None:
-        return Advantage(advantage_n, nothing_n, where.alone_n)
+        return Advantage(advantage_n, nothing_n, alone_n)
     within = [moments(reward_n, stratum_n) for stratum_n in strata]
-    missing_n = _missing(reward_n, group_n, _at([level.mean_n() for level in within], where.level_n), if_missing)
+    missing_n = _missing(reward_n, group_n, _at([level.mean_n() for level in within], level_n), if_missing)
     if scale == "std":
-        std_n = _at([level.std_n(ddof=ddof) for level in within], where.level_n)
+        std_n = _at([level.std_n(ddof=ddof) for level in within], level_n)
         missing_n = torch.where(std_n > 0, missing_n / torch.where(std_n > 0, std_n + eps, 1.0), missing_n)
-    return Advantage(advantage_n, missing_n, where.alone_n)
+    return Advantage(advantage_n, missing_n, alone_n)
 
 
 def compared(
@@ -170,6 +171,23 @@ def compared(
         >>> found.stratum_n, found.level_n
         (tensor([2, 2, 0, 0, 1]), tensor([0, 0, 1, 1, 1]))
     """
+    _check(reward_n, group_n, baseline, back_off)
+    present_n = ~reward_n.isnan()
+    if baseline == "none":
+        return Compared(torch.full_like(group_n, -1).long(), torch.zeros_like(present_n), torch.zeros_like(group_n).long())
+    strata = _strata(group_n, outcome_no, baseline, back_off)
+    level_n, alone_n = _levels(reward_n, strata, min_stratum)
+    if baseline == "blended":  # whoever is alone in its prompt borrows from the same outcomes of others
+        everywhere_n = refine(torch.zeros_like(group_n), _outcomes(outcome_no, group_n, baseline))
+        alone_n = _levels(reward_n, [everywhere_n], 2)[1]
+    id_n = _at([stratum_n * len(strata) + level for level, stratum_n in enumerate(strata)], level_n)
+    held_n = present_n & (_at(strata, level_n) >= 0)
+    stratum_n = torch.full_like(level_n, -1)
+    stratum_n[held_n] = group_index(id_n[held_n])
+    return Compared(stratum_n, alone_n, level_n)
+
+
+def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | None) -> None:
     if len(reward_n) != len(group_n):
         raise AlignmentError(
             f"There are {len(reward_n)} rewards for {len(group_n)} group ids; give one id to each completion."
@@ -178,22 +196,13 @@ def compared(
         raise RecipeError(
             f"Only the baseline 'outcome' has coarser strata to back off to; leave back_off out of '{baseline}'."
         )
-    present_n = ~reward_n.isnan()
-    if baseline == "none":
-        return Compared(torch.full_like(group_n, -1).long(), torch.zeros_like(present_n), torch.zeros_like(group_n).long())
-    strata = _strata(group_n, outcome_no, baseline, back_off)
-    if baseline == "blended":  # whoever is alone in its prompt borrows from the same outcomes of others
-        everywhere_n = refine(torch.zeros_like(group_n), _outcomes(outcome_no, group_n, baseline))
-        enough_ln = (moments(reward_n, everywhere_n).count_n() >= 2)[None]
-    else:
-        enough_ln = torch.stack([moments(reward_n, s_n).count_n() >= max(min_stratum, 2) for s_n in strata])
-    alone_n = present_n & ~enough_ln.any(dim=0)
-    level_n = torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
-    id_n = _at([stratum_n * len(strata) + level for level, stratum_n in enumerate(strata)], level_n)
-    held_n = present_n & (_at(strata, level_n) >= 0)
-    stratum_n = torch.full_like(level_n, -1)
-    stratum_n[held_n] = group_index(id_n[held_n])
-    return Compared(stratum_n, alone_n, level_n)
+
+
+def _levels(reward_n: Tensor, strata: Sequence[Tensor], min_stratum: int) -> tuple[Tensor, Tensor]:
+    """The first of the strata that holds enough rewards, the last one where none does; and which rewards have none."""
+    enough_ln = torch.stack([moments(reward_n, stratum_n).count_n() >= max(min_stratum, 2) for stratum_n in strata])
+    some_n = enough_ln.any(dim=0)
+    return torch.where(some_n, enough_ln.int().argmax(dim=0), len(strata) - 1), ~some_n & ~reward_n.isnan()
 
 
 def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off: bool | None) -> list[Tensor]:
@@ -221,6 +230,8 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Tens
 
 def _at(values: Sequence[Tensor], level_n: Tensor) -> Tensor:
     """The value of each completion at its own level."""
+    if len(values) == 1:
+        return values[0]
     return torch.stack(tuple(values)).gather(0, level_n[None])[0]
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.objective import BaselineName
 from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step"]
@@ -50,13 +49,11 @@ class Preset:
         whole: the completion is one block; otherwise the task's own blocks.
         per: what a token's share is counted in, see `spread`; "length" is the longest completion there may be.
         calibrated: there is a second objective, on the confidence or the second attempt.
-        baseline: of the second objective, for methods that take baselines; None: the user's choice, `outcome` by default.
     """
 
     whole: bool = False
     per: Literal["block", "completion", "length"] = "block"
     calibrated: bool = True
-    baseline: BaselineName | None = None
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,11 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     """
     stratum_n = group_index(group_n)
     known_n = torch.ones_like(stratum_n, dtype=torch.bool)
-    for outcome_n in as_columns(outcome_no).T:
+    for column, outcome_n in enumerate(as_columns(outcome_no).T):
         known_n = known_n & ~outcome_n.isnan()
         values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        stratum_n = group_index(stratum_n) * len(values) + outcome_id_n
+        dense_n = group_index(stratum_n) if column else stratum_n  # or the ids of many outcomes grow out of bounds
+        stratum_n = dense_n * len(values) + outcome_id_n
     return torch.where(known_n, stratum_n, -1)
 
 

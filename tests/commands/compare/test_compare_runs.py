@@ -16,10 +16,11 @@ from scipy import stats
 
 from spanwise.commands.compare import compare as room
 from spanwise.commands.compare.compare import compare
+from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.folder import sole_writer
 from spanwise.commands.shared.runs import arm_fields, planned
 from spanwise.commands.shared.samples import Samples, read_samples
-from spanwise.commands.train.train import newest_checkpoint, train
+from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 
@@ -60,7 +61,7 @@ def test_every_arm_and_seed_is_a_run_folder(finished):
     folders = sorted(path.name for path in finished.iterdir() if path.is_dir())
     assert folders == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
     recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
-    assert (recipe["method"], recipe["seed"], recipe["sum_first"]) == ("rlcr", 1, True)
+    assert (recipe["method"], recipe["seed"], recipe["baseline"]) == ("rlcr", 1, None)
     group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
     assert [objective["baseline"] for objective in group["objectives"]] == ["group", "group"]
 
@@ -347,7 +348,7 @@ def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
     own = tmp_path / "mine.yaml"
     own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
-    with pytest.raises(RecipeError, match="its own objectives, so changing baseline from outcome to group"):
+    with pytest.raises(RecipeError, match="its own objectives, so changing baseline to group"):
         planned(("group",), (0,), {}, "out", shared=own)
     assert planned(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
 

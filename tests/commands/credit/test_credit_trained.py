@@ -64,7 +64,7 @@ def test_a_run_of_ours_gets_the_advantages_it_was_trained_with(run):
 def test_a_file_of_a_run_is_known_by_its_folder(run):
     file = run / "rollouts" / "step_000001.parquet"
     for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
-        result = credit_rollouts(place, overrides={"baseline": "group", "objectives": OWN_OBJECTIVES})
+        result = credit_rollouts(place, overrides={"objectives": OWN_OBJECTIVES})
         assert len(result.table) == rows
         assert [one.arm.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae:group"]
         assert result.table.has_ids
@@ -73,15 +73,15 @@ def test_a_file_of_a_run_is_known_by_its_folder(run):
 
 
 OWN_OBJECTIVES = [
-    {"reward": "correct", "pays": ["solution"], "if_missing": 0.0},
+    {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
     {"reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "group", "if_missing": -1.0},
 ]
 VARIANTS = {
     "blended": ({"baseline": "blended"}, {}),
-    "rlcr": ({"method": "rlcr"}, {"sum_first": True}),
+    "rlcr": ({"method": "rlcr"}, {}),
     "tools": ({}, {}),
     "truncated": ({"baseline": "batch"}, {"mask_truncated_completions": True}),
-    "gdpo": ({"method": "gdpo"}, {"per": "completion"}),
+    "gdpo": ({"method": "gdpo"}, {}),
 }
 
 

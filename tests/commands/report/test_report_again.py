@@ -255,7 +255,7 @@ def test_fields_of_a_recipe_survive_the_command_line():
         "learning_rate": 1e-06, "prefilled": None, "layout": {"c": [], "a b": ["x"]},
         "trainer": {"beta": 1e-07, "x": "1e-7", "y": "no"},
         "objectives": [{"reward": "correct", "pays": ["a"], "if_missing": -4.605170185988091}] * 9, "output": "a 'quoted' = é",
-        "entropy_target": 0.2, "sum_first": True,
+        "entropy_target": 0.2, "options": {"leave_one_out": True},
     }  # fmt: skip
     words = assignments(fields)
     assert words[::2] == ["--set"] * len(fields)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Batch, Reading, read
@@ -113,7 +113,11 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
                     reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
                     found[arm.name].append(reading.take(slice(None)))
     marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
-    return Scored(marked, {name: Reading.joined(readings) for name, readings in found.items()}, taken, tagged)
+    readings = {name: Reading.joined(parts) for name, parts in found.items()}
+    for name, reading in readings.items():
+        if len(reading) != len(table):
+            raise AlignmentError(f"Method '{name}' has {len(reading)} rewards for {len(table)} completions.")
+    return Scored(marked, readings, taken, tagged)
 
 
 def _small(spans: Spans) -> Spans:

@@ -62,7 +62,7 @@ def gdpo(
 
     Reference:
         Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
-        "normalize_then_sum"` in TRL. The same as objectives with `scale: std` and `assign(..., whiten=True)`.
+        "normalize_then_sum"` in TRL.
     """
     m = reward_nm.shape[1]
     weight_m = torch.ones(m, dtype=torch.float64) if weight_m is None else weight_m.double()

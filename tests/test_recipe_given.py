@@ -1,0 +1,71 @@
+"""What a recipe's objectives are given: as it is read, as it is written out again."""
+
+from dataclasses import replace
+
+import pytest
+
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.recipe import load, plan, resolved
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+
+
+def known(text, *, columns):
+    return [1] * len(text)
+
+
+def tidy(blocks):
+    return [1.0 for _ in blocks]
+
+
+def filled(**report):
+    entries = [{"reward": "correct", "pays": "solution"}, {"reward": "brier", "pays": ["confidence"], **report}]
+    recipe = load(None, {"objectives": entries})
+    return recipe, plan(recipe, LAYOUT, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("correct", ("correct",)),
+        (["correct"], ("correct",)),
+        (["correct", "complete"], ("correct", "complete")),
+        (["complete", f"{__name__}:known", "correct"], ("complete", f"{__name__}:known", "correct")),
+    ],
+)
+def test_given_is_read_and_written(given, read):
+    recipe, made = filled(given=given, baseline="outcome")
+    assert made.objectives[1].given == read
+    written = resolved(recipe, made)["objectives"][1]
+    assert written["given"] == (list(read) if len(read) > 1 else read[0])
+    again = plan(load(None, {"objectives": resolved(recipe, made)["objectives"]}), LAYOUT, 64)
+    assert again.objectives == made.objectives
+
+
+def test_what_is_left_open_stays_open():
+    recipe, made = filled()
+    correct, report = resolved(recipe, made)["objectives"]
+    assert correct == {"reward": "correct", "pays": ["solution"], "weight": 1.0, "name": "correct"}
+    assert {"given", "baseline", "scale", "back_off", "if_missing", "options"}.isdisjoint(report)
+    recipe, made = filled(given=["correct", "complete"], baseline="outcome", back_off=False)
+    assert resolved(recipe, made)["objectives"][1]["back_off"] is False
+
+
+def test_functions_are_written_as_module_and_name():
+    recipe, made = filled(reward=f"{__name__}:tidy")
+    assert made.objectives[1].reward is tidy
+    report = replace(made.objectives[1], given=("correct", known))
+    written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
+    assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
+
+
+def test_what_cannot_be_meant_is_said():
+    for field, sentence in (
+        ({"weight": True}, "has weight: True; write a finite number"),
+        ({"given": ["correct", "correct"]}, "is given 'correct' twice"),
+        ({"given": "complet"}, "given 'complet', which is not an objective before it"),
+        ({"back_off": True}, "back_off: true, which only the baseline 'outcome' knows"),
+    ):
+        with pytest.raises(RecipeError, match=sentence):
+            filled(**field)
