@@ -1,6 +1,7 @@
 """What the writer writes, the reader gives back; credit on an export is credit on what it was made of."""
 
 import math
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from spanwise.commands.shared.rows import recorded_credit, recorded_rewards, tok
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts, write_rollouts
 from spanwise.rollouts.recorded import read_numbers, read_rows
+from spanwise.rollouts.text import load_tokenizer
 from spanwise.types import Fault, Status
 
 SPELLED = ["<answer>", "</answer>", "4", "5", "<confidence>", "</confidence>", "0.9", "so ", "0.2"]
@@ -134,6 +136,22 @@ def test_a_file_names_the_tokenizer_of_its_ids(tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"holds token ids and no text; give the folder of the tokenizer with --tokenizer"):
         read_rollouts(tmp_path / "a.parquet")
     assert read_rollouts(tmp_path / "a.parquet", tokenizer=tokenizer).tokens.values.tolist() == [0, 2, 1]
+
+
+def test_a_tokenizer_is_loaded_once_until_it_changes(tokenizer, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    backend, vocabulary = load_tokenizer(tmp_path)
+    assert load_tokenizer(file)[1] is load_tokenizer(str(tmp_path))[1] is vocabulary
+    file.write_text(file.read_text().replace('"so "', '"as "'))
+    os.utime(file, ns=(0, 0))
+    assert load_tokenizer(tmp_path)[1].pieces[7] == b"as "
+    (tmp_path / "config.json").write_text('{"vocab_size": 12}')  # the model beside it can sample more ids
+    assert len(load_tokenizer(tmp_path)[1]) == 12
+    file.unlink()
+    with pytest.raises(DataError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    assert backend.id_to_token(7) == "so "
 
 
 def test_texts_take_no_tokenizer(tokenizer, tmp_path):

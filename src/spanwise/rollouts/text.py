@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,34 @@ def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
     """The tokenizer of a local folder, and the bytes of its ids (as many as the model beside it can sample).
 
+    The last one that was loaded is kept until its file changes: a page is made of files that name the tokenizer they were made
+    with, and a large one takes a second.
+
     Raises:
         DataError: there is no readable `tokenizer.json`.
     """
-    from tokenizers import Tokenizer
-
     place = Path(folder)
     file = place if place.is_file() else place / "tokenizer.json"
+    stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else (0, 0)
+    return _loaded(file, stamp, _embedding_rows(file.with_name("config.json")))
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: Path, stamp: tuple[int, int], size: int | None) -> tuple[Any, Vocabulary]:
+    from tokenizers import Tokenizer
+
     try:
         backend = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"'{folder}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer.") from error
+        raise DataError(
+            f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
+        ) from error
     except Exception as error:  # the Rust parser raises bare exceptions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
     backend.no_truncation()
     backend.no_padding()
-    return backend, Vocabulary.from_tokenizer(backend, size=_embedding_rows(file.with_name("config.json")))
+    return backend, Vocabulary.from_tokenizer(backend, size=size)
 
 
 def _embedding_rows(config: Path) -> int | None:
