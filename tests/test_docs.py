@@ -11,9 +11,9 @@ import torch
 
 import trl_small
 from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit
+from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
-from spanwise.batch import Steps
 from spanwise.recipe import load, scheme_of
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS

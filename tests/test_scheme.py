@@ -6,7 +6,20 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
-from spanwise import Batch, Layout, Objective, Reading, RecipeError, Scheme, Scores, Spans, Steps, credit, register
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Layout,
+    Objective,
+    Reading,
+    RecipeError,
+    Scheme,
+    Scores,
+    Spans,
+    Steps,
+    credit,
+    register,
+)
 from spanwise.credit import METHODS, Preset
 from spanwise.credit.assign import call
 
@@ -298,3 +311,37 @@ def test_a_scheme_is_plain_data():
         "name": "brier",
     }  # fmt: skip
     assert rule.change(per="completion").per == "completion"
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "sentence"),
+    [
+        (
+            "completion",
+            lambda reward_nm, group_n: reward_nm,
+            r"of \(24,\), the completions; it returned a",
+        ),
+        (
+            "block",
+            lambda reward_nk, group_n: reward_nk[:, 0],
+            r"of \(24, 2\), the completions and objectives; it",
+        ),
+        (
+            "token",
+            lambda reward_nt, mask_nt: reward_nt[:, 1:],
+            r"of \(24, 12\), the completions and tokens; it",
+        ),
+        (
+            "step",
+            lambda reward_s, group_s: (reward_s, 1),
+            r"of \(24,\), the completions; it returned tuple",
+        ),
+    ],
+)
+def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sentence):
+    register("wrong shape", kind=kind, paper="none", preset=Preset())(function)
+    try:
+        with pytest.raises(AlignmentError, match=f"Method 'wrong shape' is registered with kind='{kind}' .*{sentence}"):
+            credited(preset("wrong shape"))
+    finally:
+        METHODS.pop("wrong shape")

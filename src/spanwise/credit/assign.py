@@ -117,7 +117,7 @@ def _by_block(
         "back_off_k": [o.back_off for o in objectives],
         "if_missing_k": [o.if_missing for o in objectives],
     }
-    adv_nm = call(chosen, group_n, data, options)
+    adv_nm = _shaped(chosen, call(chosen, group_n, data, options), tuple(reward_nm.shape), "completions and objectives")
     left_out_nm = left_out(scores)
     adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
     weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
@@ -173,6 +173,10 @@ def _by_completion(
         data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
     found = compared(reward_n, group_n, baseline="group", min_stratum=options.get("min_stratum", 2))
     adv = call(chosen, group_n, data, options)
+    if chosen.kind == "token":
+        _shaped(chosen, adv, tuple(data["reward_nt"].shape), "completions and tokens")
+    else:
+        _shaped(chosen, adv, (len(group_n),), "completions")
     token_nt = adv if chosen.kind == "token" else None
     paid_k = paid_mk.any(dim=0)
     if token_nt is None:
@@ -194,7 +198,7 @@ def _by_completion(
     )
 
 
-def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call a method's function with what its parameters ask for by name.
 
     Raises:
@@ -212,6 +216,17 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
     facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
     asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
     return chosen.estimator(**{name: known[name] for name in asked}, **options)
+
+
+def _shaped(chosen: Method, adv: Any, shape: tuple[int, ...], words: str) -> Tensor:
+    """What a method's function returned, if it is what its kind promises."""
+    if not isinstance(adv, Tensor) or tuple(adv.shape) != shape:
+        found = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
+        raise AlignmentError(
+            f"Method '{chosen.name}' is registered with kind='{chosen.kind}' and must return a tensor of {shape}, the {words}; it "
+            f"returned {found}."
+        )
+    return adv
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
