@@ -40,7 +40,7 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
 
-mutation: .venv/dev.stamp        ## mutation testing of credit/ and segment/, on a copy; resumes where it stopped
+mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and layout.py, on a copy; resumes where it stopped
 	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
 	nice $(BIN)/python .ci/mutation.py
 

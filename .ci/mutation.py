@@ -1,8 +1,8 @@
-"""Mutation testing of `spanwise.credit` and `spanwise.segment` with mutmut, on a copy of the repository.
+"""Mutation testing of `spanwise.credit`, `spanwise.segment` and `spanwise.layout` with mutmut, on a copy of the repository.
 
-    python .ci/mutation.py                        every file of both rooms
-    python .ci/mutation.py credit/strata credit/assign --minutes 5
-    python .ci/mutation.py --report               only the table of the last run
+    python .ci/mutation.py                                    every file of both rooms, and the layout
+    python .ci/mutation.py credit/strata credit/methods/_grpo --minutes 5
+    python .ci/mutation.py --report                           only the table of the last run
 
 Prints killed / made per file and writes the survivors, as diffs, to `survivors.txt` beside the copy. A second run goes on where the
 first one stopped; `--fresh` starts over. Run-time shape checks are off, so what kills a mutant is a test and not a type.
@@ -23,11 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = Path(os.environ.get("SPANWISE_MUTATION", tempfile.gettempdir() + "/spanwise-mutation"))
-ROOMS = ("credit", "segment")
-# Neither trainers, processes nor downloads: what can run a thousand times.
-SLOW = ("trl", "cli", "tasks", "score", "recipe", "conformance", "docs", "plugins", "merge", "losses", "measure", "fixed_point",
-        "fidelity", "engine", "launch", "verl", "skyrl")  # fmt: skip
-LEFT_OUT = ("registry", "methods", "__init__", "vocabulary", "merge")  # tables and tokenizer files
+SOURCES = ("layout.py", "credit", "segment")
+TESTS = ("test_layout.py", "credit", "segment")  # they mirror the sources: neither trainers, processes nor downloads
+LEFT_OUT = ("registry", "presets", "__init__", "vocabulary", "merge")  # tables and tokenizer files, and their tests
 CONFIG = """
 [tool.mutmut]
 source_paths = ["src/spanwise"]
@@ -59,20 +57,28 @@ def prepare(wanted: list[str]) -> None:
     for name in ("src", "tests", "docs"):
         shutil.copytree(ROOT / name, COPY / name, ignore=ignore)
     shutil.copy(ROOT / "README.md", COPY)
+    room = COPY / "src/spanwise"
     files = []
-    for room in ROOMS:
-        for path in sorted((COPY / "src/spanwise" / room).glob("*.py")):
-            undecorate(path)
-            label = f"{room}/{path.stem}"
-            if label in wanted or (not wanted and path.stem not in LEFT_OUT):
-                files.append(f"src/spanwise/{label}.py")
+    for path in _python(room, SOURCES):
+        undecorate(path)
+        label = path.relative_to(room).with_suffix("").as_posix()
+        if label in wanted or (not wanted and path.stem not in LEFT_OUT):
+            files.append(f"src/spanwise/{label}.py")
+    left_out = [f"test_{name}" for name in LEFT_OUT]
     tests = [
-        f"tests/{p.name}" for p in sorted((COPY / "tests").glob("test_*.py")) if not any(word in p.name for word in SLOW)
+        path.relative_to(COPY).as_posix()
+        for path in _python(COPY / "tests", TESTS)
+        if path.stem.startswith("test_") and path.stem not in left_out
     ]
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     settings = ['addopts = "--strict-markers"' if line.startswith("addopts") else line for line in settings]
     text = "\n".join(settings) + CONFIG.format(files=json.dumps(files), tests=json.dumps(tests))
     (COPY / "pyproject.toml").write_text(text, encoding="utf-8")
+
+
+def _python(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """The files of these names, and every file below these folders."""
+    return sorted(path for name in names for path in [folder / name, *(folder / name).rglob("*.py")] if path.suffix == ".py")
 
 
 def report() -> None:
@@ -113,7 +119,7 @@ def _score(counts: Counter[str]) -> str:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="room/module, such as credit/strata")
+    parser.add_argument("files", nargs="*", help="module by its path, such as credit/strata")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--report", action="store_true")

@@ -40,7 +40,7 @@ class Frozen:
 
     def __init__(self, model: Any, tokenizer: Any, task: Task, rows: Dataset, *, samples: int, seed: int) -> None:
         self.task, self.tokenizer = task, tokenizer
-        self.vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        self.vocabulary = Vocabulary.of(tokenizer, model)
         prompts = rows["prompt"][:]
         ids_nt, mask_nt = sample(model, tokenizer, prompts, samples=samples, max_new_tokens=32, seed=seed)
         spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=self.vocabulary)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from html.parser import HTMLParser
 from typing import Any
 
 import torch
 
+from helpers import NAN
 from spanwise.measure import compare, voting
 from spanwise.report import TokenRow, TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
 RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}
-NAN = float("nan")
 
 
 def start() -> dict[str, Any]:
@@ -34,7 +36,7 @@ def train_page(**changes: Any) -> str:
     prompt_n = torch.arange(8) // 4
     confidence_n = torch.tensor([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5], dtype=torch.float64)
     correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-    votes = voting(list("abcaaabb"), correct_n, confidence_n, prompts=prompt_n.tolist(), resamples=20)
+    votes = voting(list("abcaaabb"), confidence_n, correct_n, prompts=prompt_n.tolist(), resamples=20)
     options = {
         "recipe": RECIPE,
         "metrics": [
@@ -135,3 +137,52 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
         )  # fmt: skip
 
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])
+
+
+class Page(HTMLParser):
+    """What an HTML parser sees: elements, texts by the element they stand in, scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.texts: list[str] = []
+        self.cells: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "path", "br", "input"):
+            self._open.append(tag)
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        here = self._open[-1] if self._open else ""
+        if here == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif here != "style":
+            self.texts.append(data.strip())
+            if here in ("td", "th"):
+                self.cells[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for text in self.texts if text)
+
+    @property
+    def specs(self) -> list[dict]:
+        return [json.loads(text) for given, text in self.scripts if (given.get("id") or "").startswith("spec-")]
+
+    def headline(self, label: str) -> str:
+        return self.texts[self.texts.index(label) + 1]

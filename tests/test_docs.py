@@ -1,5 +1,6 @@
-"""The pages say what runs: every python block is executed, every recipe is planned, tables agree with the code."""
+"""The pages say what runs: every python block is executed, every recipe is filled in, tables agree with the code."""
 
+import dataclasses
 import json
 import re
 import tomllib
@@ -9,14 +10,20 @@ import pytest
 import torch
 
 import trl_small
-from spanwise.credit import METHODS
-from spanwise.credit.registry import ENTRY_POINT_GROUP, PROPERTIES
-from spanwise.recipe import load, plan
+from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit
+from spanwise.credit import METHODS, Method
+from spanwise.credit.registry import FACTS, PROPERTIES
+from spanwise.pipeline import Steps
+from spanwise.recipe import load, scheme_of
+from spanwise.score import OUTCOMES, REWARDS
+from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import DIGITS_LAYOUT
 from spanwise.testing import BY_KIND
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+README = ROOT / "README.md"
+PAGES = sorted([README, *(ROOT / "docs").glob("*.md")])
+REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -29,52 +36,43 @@ def blocks(page, language):
     ]
 
 
+def rows(page, first):
+    """The cells of the table whose heading starts with the cell `first`."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    next(line for line in lines if line.startswith(f"| {first} |"))
+    next(lines)
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def named(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
 @pytest.fixture
 def page_runs():
     """Run the python blocks of a page, one after the other, in one namespace; what they register is forgotten afterwards."""
-    before = dict(METHODS)
+    before = [set(registry) for registry in REGISTRIES]
 
     def run(page, *, first_only=False):
         namespace = {"__name__": f"docs.{page.stem}"}
         for position, code in enumerate(blocks(page, "python")[: 1 if first_only else None]):
             exec(compile(code, f"{page.name}, python block {position + 1}", "exec"), namespace)
+        return namespace
 
     yield run
-    for name in set(METHODS) - set(before):
-        del METHODS[name]
+    for registry, names in zip(REGISTRIES, before, strict=True):
+        for name in set(registry) - names:
+            del registry[name]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
 def test_python_blocks_run(page, page_runs):
     page_runs(page)
-
-
-OWN = ROOT / "docs" / "write_your_own.md"
-
-
-def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path):
-    first = blocks(OWN, "python")[0]
-    assert len([line for line in first.splitlines() if line.strip()]) < 30
-    page_runs(OWN, first_only=True)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(blocks(OWN, "yaml")[0])
-    filled = plan(load(recipe), DIGITS_LAYOUT, 32)
-    assert filled.estimator == "median"
-    assert filled.sum_first
-
-
-def test_the_entry_point_is_the_one_we_read():
-    project = tomllib.loads(blocks(OWN, "toml")[0])["project"]
-    assert list(project["entry-points"]) == [ENTRY_POINT_GROUP]
-
-
-def test_the_table_of_properties_is_complete():
-    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
-    table = {name: (kinds, says) for name, kinds, says in rows if name in PROPERTIES}
-    for name, says in PROPERTIES.items():
-        kinds = [kind for kind, names in BY_KIND.items() if name in names]
-        if kinds:
-            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), says)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.stem)
@@ -83,29 +81,228 @@ def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     for text in blocks(page, "yaml"):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(text)
-        assert plan(load(recipe), DIGITS_LAYOUT, 32).objectives
+        assert scheme_of(load(recipe), DIGITS_LAYOUT, 32).objectives
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        place = page if not path else page.parent / path
+        assert place.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", place.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings], target
+
+
+# ---------------------------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 150
+    (code,) = blocks(README, "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+def test_the_fifteen_lines_give_the_numbers_they_promise(page_runs):
+    # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
+    expected = [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]
+    torch.testing.assert_close(page_runs(README)["found"].block_nk, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_two_outcomes_back_off_as_the_page_says(page_runs):
+    namespace = page_runs(ROOT / "docs" / "methods.md")
+    # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
+    torch.testing.assert_close(namespace["found"].advantage_n, torch.tensor([0.04, -0.04, -0.315, 0.315]).double())
+    torch.testing.assert_close(namespace["alone"].advantage_n, torch.tensor([0.04, -0.04, 0.0, 0.0]).double())
+
+
+def trainer_of_the_readme():
+    (code,) = [code for _, rest, code in BLOCK.findall(README.read_text(encoding="utf-8")) if "notest" in rest]
+    return code
+
+
+def test_the_three_lines_are_those_of_the_script():
+    (diff,) = blocks(README, "diff")
+    new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    assert len(new) == 3
+    assert set(new) <= set(trainer_of_the_readme().splitlines())
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads
 def test_the_trainer_of_the_readme_can_be_built(tmp_path):
     """With a small model and a small dataset in place of the names."""
-    (code,) = [code for _, rest, code in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "notest" in rest]
+    code = trainer_of_the_readme()
     trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = {
+    sums = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    places = {
         "Qwen/Qwen2.5-3B-Instruct": tmp_path / "model",
         "my/problems.jsonl": tmp_path / "sums.jsonl",
         '"out"': f'"{tmp_path}"',
+        "num_generations=16,": "num_generations=16, use_cpu=True, bf16=False,",
+        "trainer.train()": "",
     }
-    for name, place in named.items():
+    for name, place in places.items():
         assert name in code
         code = code.replace(name, str(place))
-    code = code.replace("num_generations=16,", "num_generations=16, use_cpu=True, bf16=False,").replace(
-        "trainer.train()", ""
-    )
     namespace = {}
     exec(compile(code, "README.md, the trainer", "exec"), namespace)
     assert namespace["trainer"].args.num_generations == 16
+    assert namespace["trainer"].scheme.names == ("correct", "brier")
     assert namespace["task"].train.column_names == ["prompt", "answer"]
+
+
+def test_the_results_of_the_readme_are_those_of_the_evidence():
+    short, full = rows(README, "seed"), rows(ROOT / "docs" / "evidence.md", "seed")
+    assert len(short) == 6
+    # The full table has two further columns after refusals and one before the last.
+    assert short == [[*cells[:4], cells[6], cells[8]] for cells in full]
+
+
+# ---------------------------------------------------------------------------------------------------------- methods
+
+RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps": "steps of trajectories"}
+
+
+def entries():
+    """Of docs/methods.md: method -> (the heading it stands under, its text)."""
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    found = {}
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        kind, *methods = re.split(r"^### ", part, flags=re.MULTILINE)
+        for entry in methods:
+            name, _, rest = entry.partition("\n")
+            found[name] = (kind.split("\n")[0], rest.partition("\n\nA method for")[0])
+    return found
+
+
+OURS = sorted(name for name, known in METHODS.items() if known.estimator.__module__.startswith("spanwise."))
+
+
+def test_every_method_stands_on_the_page_once():
+    assert sorted(entries()) == OURS
+    overview = [name for _, cell in rows(ROOT / "docs" / "methods.md", "credits") for name in named(cell)]
+    assert sorted(overview) == OURS
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_page_says_of_each_method_what_the_registry_says(name):
+    known, (heading, text) = METHODS[name], entries()[name]
+    contrib = ".contrib." in known.estimator.__module__
+    assert heading == ("Contrib" if contrib else f"{known.kind.capitalize()}s")
+    assert not contrib or f"Credits {known.kind}s." in text
+    assert re.search(r"```text\n.*A.*\n```", text)
+    title, _, number = known.paper.partition(", arXiv ")
+    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). Source: {known.source}." in text
+    options = ", ".join(f"`{option}: {value}`" for option, value in known.options.items()) or "none"
+    assert f"Options: {options}.\n" in text + "\n"
+    if known.preset is None:
+        needs = ", ".join(f"`{need}`" for need in known.needs)
+        assert f"Python only: `spanwise.credit.{known.estimator.__name__}`, which needs {needs}." in text
+        return
+    needs = Scheme.preset(name, DIGITS_LAYOUT, longest=32).needs - {"mask_nt"}
+    assert {need for need, words in RUNS.items() if words in text.partition("Preset:")[2]} == needs
+    blocks_ = "one block" if known.preset.whole else "the task's blocks"
+    rewards = "correctness and a second objective" if known.preset.calibrated else "correctness alone"
+    assert f"Preset: {blocks_}, {rewards}, `per: {known.preset.per}`." in text
+
+
+# ---------------------------------------------------------------------------------------------------------- your own
+
+OWN = ROOT / "docs" / "write_your_own.md"
+
+
+def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path):
+    first = blocks(OWN, "python")[0]
+    assert len([line for line in first.splitlines() if line.strip()]) < 30
+    namespace = page_runs(OWN, first_only=True)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(blocks(OWN, "yaml")[0])
+    scheme = scheme_of(load(recipe), DIGITS_LAYOUT, 32)
+    assert scheme.entry.estimator is namespace["median"]
+    assert scheme.options == {"quantile": 0.25}
+    # It is really called: the lower quartile of 3 1 0 2 is .75, which no other method subtracts.
+    nothing_n1 = torch.zeros(4, 1)
+    scores = Scores(
+        ("correct",), torch.tensor([[3.0], [1.0], [0.0], [2.0]]).double(), nothing_n1.long(), torch.zeros(4, 1, 2)
+    )
+    found = credit(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
+    assert found.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
+
+
+def test_the_entry_points_are_those_we_read_and_name_what_the_page_registers(page_runs):
+    page_runs(OWN)
+    points = tomllib.loads(blocks(OWN, "toml")[0])["project"]["entry-points"]
+    assert list(points) == [registry.group for registry in REGISTRIES]
+    for registry, announced in zip(REGISTRIES, points.values(), strict=True):
+        assert set(announced) <= set(registry)
+
+
+def test_the_table_of_kinds_is_complete():
+    assert [named(cells[0])[0] for cells in rows(OWN, "kind")] == list(BY_KIND)
+
+
+def test_the_tables_of_inputs_and_facts_are_complete():
+    inputs = {name for cells in rows(OWN, "input") for name in named(cells[0])}
+    fields = [field.name for kind in (Batch, Steps) for field in dataclasses.fields(kind)]
+    by_index = {name for name in fields if name.endswith(("_nt", "_s"))}
+    assert inputs >= by_index
+    assert inputs - by_index == {
+        "reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s", "length_n", "block_nt",
+    }  # fmt: skip
+    assert {name for cells in rows(OWN, "fact") for name in named(cells[0])} == set(FACTS)
+
+
+@pytest.mark.parametrize("kind", BY_KIND)
+def test_a_method_is_handed_the_facts_that_the_table_says(kind):
+    handed = {}
+
+    def spy(**known):
+        handed.update(known)
+        shape = {"block": (2, 1), "token": (2, 3)}.get(kind, (2,))
+        return torch.zeros(shape)
+
+    ones_nt = torch.ones(2, 3)
+    inputs = {"mask_nt": ones_nt.bool(), "block_nt": ones_nt.long() - 1, "bootstrap_n": torch.zeros(2)}
+    scores = Scores(("correct",), torch.tensor([[1.0], [0.0]]).double(), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
+    assign(
+        scores,
+        torch.tensor([0, 0]),
+        torch.ones(2, 1).bool(),
+        objectives=[Objective("correct", pays="all")],
+        block_names=("all",),
+        method=Method("spy", spy, kind, "a test"),
+        inputs=inputs,
+    )
+    said = set()
+    for names, _, kinds in rows(OWN, "fact"):
+        if kinds == "all" or kinds == kind or (kinds.startswith("all but block") and kind != "block"):
+            said |= set(named(names))
+    assert {name for name in handed if name in FACTS} == said
+    takes = {name for cells in rows(OWN, "kind") if named(cells[0]) == [kind] for name in named(cells[1])}
+    assert takes <= set(handed)
+
+
+def test_the_table_of_properties_is_complete():
+    found = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
+    table = {name: (kinds, says) for name, kinds, says in found if name in PROPERTIES}
+    for name, says in PROPERTIES.items():
+        kinds = [kind for kind, names in BY_KIND.items() if name in names]
+        if kinds:
+            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), says)
+
+
+def test_the_toy_engine_is_as_long_as_the_page_says():
+    (lines,) = re.findall(r"a whole engine in (\d+) lines", OWN.read_text(encoding="utf-8"))
+    assert len((ROOT / "tests" / "toy_engine.py").read_text().splitlines()) == int(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- the road
+
+
+def test_the_road_is_the_one_that_is_checked():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = [set(layer.replace("spanwise.", "").split(" : ")) for layer in reversed(contracts[0]["layers"])]
+    assert [set(named(cells[0])) for cells in rows(ROOT / "CONTRIBUTING.md", "room")] == checked

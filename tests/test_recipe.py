@@ -3,30 +3,30 @@
 import pytest
 import yaml
 
-from spanwise.credit import METHODS
+from spanwise.credit import METHODS, grpo, rlcr
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
-from spanwise.recipe import answer_layout, load, plan, resolved
+from spanwise.recipe import answer_layout, load, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
 def filled(**fields):
-    return plan(load(None, fields), LAYOUT, 32)
+    return scheme_of(load(None, fields), LAYOUT, 32)
 
 
 def test_default_is_blockwise_with_the_outcome_baseline():
     made = filled()
     correct, brier = made.objectives
     assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
-    assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), "correct", "outcome")
+    assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), ("correct",), "outcome")
     assert brier.if_missing == -1.0
-    assert (made.per, made.sum_first) == ("block", False)
+    assert (made.method, made.per, made.options) == ("bae", "block", {})
 
 
-def test_rlcr_sums_first_and_pays_every_block():
+def test_rlcr_pays_every_block():
     made = filled(method="rlcr", calibration="log_score")
-    assert made.sum_first
+    assert made.entry.estimator is rlcr
     assert [o.pays for o in made.objectives] == [("solution", "confidence"), ("confidence", "solution")]
     assert made.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
 
@@ -34,26 +34,30 @@ def test_rlcr_sums_first_and_pays_every_block():
 def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
     assert filled(method="grpo").layout.names == ("completion",)
     assert filled(method="grpo").per == "completion"
-    assert filled(method="grpo").objectives[0].scale == "std"
+    assert filled(method="grpo").entry.estimator is grpo
     assert filled(method="dr_grpo").per == 32
 
 
 def test_two_attempts_reward_the_second_one():
     attempts = Layout({"first": ["reasoning", "answer"], "second": ["reasoning", "answer"]})
-    correct, second = plan(load(None, {}), attempts, 64).objectives
+    correct, second = scheme_of(load(None, {}), attempts, 64).objectives
     assert (correct.pays, second.pays, second.reward) == (("first",), ("second",), "second_attempt")
     assert second.options == {"first": "first"}
 
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.preset))
 def test_a_resolved_recipe_says_everything(name, tmp_path):
-    recipe = load(None, {"method": name, "baseline": "blended", "steps": 7})
-    first = plan(recipe, LAYOUT, 32)
+    own = {"baseline": "blended"} if "baseline" in METHODS[name].inputs else {}
+    options = (
+        {"min_stratum": 3} if "min_stratum" in METHODS[name].options and "min_stratum" not in METHODS[name].only_with else {}
+    )
+    recipe = load(None, {"method": name, "steps": 7, "options": options, **own})
+    first = scheme_of(recipe, LAYOUT, 32)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(resolved(recipe, first), sort_keys=False))
     again = load(path)
     assert again.steps == 7
-    assert plan(again, LAYOUT, 32) == first
+    assert scheme_of(again, LAYOUT, 32) == first
 
 
 def test_command_line_wins_over_the_file(tmp_path):
@@ -66,22 +70,22 @@ def test_command_line_wins_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"baseline": "blended"}, ["changing baseline from outcome to blended", "--set objectives=null"]),
-        ({"calibration": "log_score"}, ["changing calibration from brier to log_score"]),
-        ({"method": "rlcr"}, ["its own objectives and sum_first and per", "--set sum_first=null"]),
+        ({"baseline": "blended"}, ["changing baseline to blended", "--set objectives=null"]),
+        ({"calibration": "log_score"}, ["changing calibration to log_score"]),
+        ({"method": "rlcr"}, ["its own objectives and per", "--set per=null"]),
     ],
 )
 def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):
     recipe = load(None, {"baseline": "outcome"})
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(resolved(recipe, plan(recipe, LAYOUT, 32)), sort_keys=False))
+    path.write_text(yaml.safe_dump(resolved(recipe, scheme_of(recipe, LAYOUT, 32)), sort_keys=False))
     with pytest.raises(RecipeError) as error:
         load(path, overrides)
     assert all(word in str(error.value) for word in words), error.value
-    load(path, {"method": "bae", "baseline": "outcome", "calibration": "brier"})  # what it says already
-    nulls = dict.fromkeys(("objectives", "sum_first", "per"))
-    made = plan(load(path, {**overrides, **nulls}), LAYOUT, 32)
-    assert made == plan(load(None, overrides), LAYOUT, 32)
+    load(path, {"method": "bae"})  # what it says already
+    nulls = dict.fromkeys(("objectives", "per"))
+    made = scheme_of(load(path, {**overrides, **nulls}), LAYOUT, 32)
+    assert made == scheme_of(load(None, overrides), LAYOUT, 32)
 
 
 def test_a_model_by_name_does_not_start_from_the_toys_learning_rate(tmp_path):

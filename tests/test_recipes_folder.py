@@ -8,7 +8,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from spanwise.commands.train.train import train, trainer_config
-from spanwise.recipe import load, plan
+from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS
 
@@ -32,7 +32,7 @@ def layout_of(task: str):
 
 def planned(name: str, **overrides):
     recipe = load(FOLDER / name, overrides)
-    return recipe, plan(recipe, layout_of(recipe.task), recipe.max_completion_length or 32)
+    return recipe, scheme_of(recipe, layout_of(recipe.task), recipe.max_completion_length or 32)
 
 
 def test_no_recipe_is_left_untested() -> None:
@@ -55,7 +55,7 @@ def test_each_pays_every_block_by_itself(name) -> None:
     assert [objective.pays for objective in filled.objectives] == [(first,), (last,)]
     expected = "second_attempt" if "twice" in recipe.task or "attempts" in recipe.task else "brier"
     assert [objective.reward for objective in filled.objectives] == ["correct", expected]
-    assert (filled.objectives[1].given, filled.objectives[1].baseline) == ("correct", "outcome")
+    assert (filled.objectives[1].given, filled.objectives[1].baseline) == (("correct",), "outcome")
     assert filled.per == "block"
 
 
@@ -64,13 +64,13 @@ def test_each_pays_every_block_by_itself(name) -> None:
 def test_variants_on_the_command_line(baseline, calibration) -> None:
     _, filled = planned("confidence.yaml", baseline=baseline, calibration=calibration)
     assert (filled.objectives[1].reward, filled.objectives[1].baseline) == (calibration, baseline)
-    assert not filled.sum_first
+    assert filled.entry.kind == "block"
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
     _, filled = planned(name, method="rlcr")
-    assert filled.sum_first
+    assert filled.entry.kind == "completion"
     assert {frozenset(objective.pays) for objective in filled.objectives} == {frozenset(filled.layout.names)}
     assert filled.objectives[1].pays[0] == filled.layout.names[-1]  # the block it reads
 
@@ -80,7 +80,7 @@ def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     recipe, filled = planned(name)
     rows = Dataset.from_dict({"prompt": ["1"], "answer": ["1"]})
     task = Task("paper", str(recipe.model), rows, rows, filled.layout, 4096)
-    config = trainer_config(recipe, task, filled)
+    config = trainer_config(recipe, task)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 2048
     assert config.generation_batch_size == 2048
     assert config.num_generations == 32

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 
 #: Third-party notices that say nothing about spanwise.
 THIRD_PARTY = [
@@ -161,18 +162,24 @@ def config(folder, **options):
     return SpanGRPOConfig(str(folder), **{**usual, **options})
 
 
+def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):
+    """The rule of credit; `credit` are options of the method and `per`."""
+    return Scheme.preset(method, layout, objectives=objectives, **(credit or {}))
+
+
 def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
-    """The real trainer on scripted completions; `extra` replaces its arguments, `options` those of its config."""
+    """The real trainer on scripted completions; `extra` replaces its arguments (and parts of its scheme), `options` its config."""
     usual = {
         "model": policy() if "model" not in (extra or {}) else None,
         "args": config(folder, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         "rollout_func": scripted(said, tools=tools),
-        "layout": LAYOUT,
-        "objectives": OBJECTIVES,
     }
-    return kind(**{**usual, **(extra or {})})
+    given = dict(extra or {})
+    parts = {name: given.pop(name) for name in ("method", "layout", "objectives", "credit") if name in given}
+    usual["scheme"] = None if "scheme" in given else scheme(**parts)
+    return kind(**{**usual, **given})
 
 
 def step(run, learning_rate=1.0):

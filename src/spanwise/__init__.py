@@ -1,21 +1,26 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
-Tokens become spans (`spanwise.segment.segment`), spans become rewards (`spanwise.score.score`), rewards become advantages per
-token (`assign` and `spread`, or the methods `bae`, `rlcr`, `grpo`, `dr_grpo`). Trainers live in `spanwise.engines` and load only
-there.
+A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit`) and spread over tokens (`advantages`)
+under one `Scheme`. `segment`, `score` and `credit` are functions here; what else the rooms of these names hold is imported from
+them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
-from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, spread
+from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
 from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.segment import Vocabulary
+from spanwise.pipeline import Batch, Reading, Steps, advantages, credit, metrics, read
+from spanwise.registry import register
+from spanwise.scheme import Scheme
+from spanwise.score import score
+from spanwise.segment import Vocabulary, segment
 from spanwise.types import BlockText, Credit, Fault, Scores, Spans, Status
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AlignmentError",
+    "Batch",
     "BlockText",
     "Credit",
     "DataError",
@@ -23,19 +28,30 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Objective",
+    "Reading",
     "RecipeError",
     "RewardError",
+    "Scheme",
     "Scores",
     "Spans",
     "SpanwiseError",
     "Status",
+    "Steps",
     "Vocabulary",
     "advantage",
+    "advantages",
     "assign",
     "bae",
     "blended_baseline",
+    "credit",
     "dr_grpo",
     "grpo",
+    "metrics",
+    "read",
+    "register",
     "rlcr",
+    "rloo",
+    "score",
+    "segment",
     "spread",
 ]

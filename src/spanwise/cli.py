@@ -292,41 +292,9 @@ def methods(name: str | None = None, /) -> None:
     Args:
         name: a method.
     """
-    import yaml
-    from rich import box
-    from rich.table import Table
+    from spanwise.commands.methods.methods import show_methods
 
-    from spanwise.credit import METHODS, load_plugins, method
-    from spanwise.recipe import load, plan, resolved
-    from spanwise.tasks.digits import DIGITS_LAYOUT
-
-    console = Console()
-    if name is None:
-        load_plugins()
-        table = Table("method", "credits", "what it does", box=box.SIMPLE_HEAD, show_lines=False)
-        for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
-            facts = [entry.paper, f"needs {', '.join(entry.needs)}" if entry.needs else "needs rewards only"]
-            facts += [] if entry.preset else ["from Python only"]
-            table.add_row(f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]")
-        console.print(table)
-        return
-    chosen = method(name)
-    needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""
-    console.print(f"# {chosen.summary}\n# {needs}{chosen.paper}", highlight=False, soft_wrap=True)
-    console.print(f"# spanwise.credit.{chosen.estimator.__name__}: {dict(chosen.settings)}", highlight=False, soft_wrap=True)
-    if chosen.preset is None:
-        console.print("# Called from Python only: no trainer here has what it needs.", highlight=False, soft_wrap=True)
-        return
-    if chosen.preset.whiten:
-        console.print(
-            "# The credit of each block is scaled to a standard deviation of 1 over the batch.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    recipe = load(None, {"method": name})
-    preset = resolved(recipe, plan(recipe, DIGITS_LAYOUT, 32))
-    fields = ("method", "layout", "objectives", "sum_first", "per", "leave_one_out", "min_stratum")
-    console.print(yaml.safe_dump({key: preset[key] for key in fields}, sort_keys=False), highlight=False, soft_wrap=True)
+    show_methods(name, console=Console())
 
 
 def _run_or_model(folder: Path, recipe: Path | None, overrides: dict[str, Any]) -> tuple[Path, Any]:

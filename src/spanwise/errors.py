@@ -1,4 +1,7 @@
-"""Errors whose message is a sentence for the user: which thing, which numbers, what to do."""
+"""Errors whose message is a sentence for the user: which thing, which numbers, what to do.
+
+A wrong argument is a `ValueError` as well, for code that expects Python's own kind of it.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,27 @@ class SpanwiseError(Exception):
     """Base of every error this package raises on purpose; the CLI prints its message without a traceback."""
 
 
-class LayoutError(SpanwiseError):
-    """A layout names a tag or a block that cannot work."""
+class LayoutError(SpanwiseError, ValueError):
+    """A layout names a tag or a block that cannot work; a ValueError."""
 
 
-class RecipeError(SpanwiseError):
-    """A recipe asks for something that does not exist or does not fit together."""
+class RecipeError(SpanwiseError, ValueError):
+    """A recipe or an option asks for something that does not exist or does not fit together; a ValueError."""
 
 
-class AlignmentError(SpanwiseError):
-    """Two things that must have one size differ; the message names both sizes."""
+class AlignmentError(SpanwiseError, ValueError):
+    """Two things that must have one size differ, the message names both sizes; a ValueError."""
 
 
-class RewardError(SpanwiseError):
-    """A reward is missing, not finite, or has the wrong length."""
+class RewardError(SpanwiseError, ValueError):
+    """A reward is missing, not finite, or has the wrong length; a ValueError."""
 
 
 class DataError(SpanwiseError):
-    """A dataset, a model folder or a file lacks what the run needs."""
+    """A dataset, a model folder or a file lacks what the run needs.
+
+    No ValueError: what is wrong is outside the program, and as often a file that cannot be read as one that holds nonsense.
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spanwise.errors import LayoutError
 
@@ -17,12 +18,13 @@ class Layout:
     first block. A layout with one block and no tags is the whole completion.
 
     Args:
-        blocks: block name -> tag names. The same tag may serve in several blocks (two attempts).
+        blocks: block name -> tag names; one string is one tag. The same tag may serve in several blocks (two attempts).
         prefilled: the tag that the prompt already opened, so that the completion starts inside it.
+        segmenter: what finds the blocks, by name; see `spanwise.segment.SEGMENTERS`.
 
     Raises:
-        LayoutError: no block, a block after the first that no tag opens, a tag name with brackets or spaces,
-            a prefilled tag that is not the first tag of the first block.
+        LayoutError: no mapping of blocks to tags, no block, a block after the first that no tag opens, a tag name with brackets
+            or spaces, a prefilled tag that is not the first tag of the first block.
 
     Example:
         >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -34,11 +36,19 @@ class Layout:
 
     blocks: tuple[tuple[str, tuple[str, ...]], ...]
     prefilled: str | None
+    segmenter: str
 
-    def __init__(self, blocks: Mapping[str, Sequence[str]], *, prefilled: str | None = None) -> None:
-        pairs = tuple((str(name), tuple(tags)) for name, tags in blocks.items())
+    def __init__(
+        self, blocks: Mapping[str, Sequence[str]], *, prefilled: str | None = None, segmenter: str = "tags"
+    ) -> None:
+        if not isinstance(blocks, Mapping):
+            raise LayoutError(
+                f"A layout is a mapping of blocks to tags, such as {{'solution': ['answer']}}; got {blocks!r}."
+            )
+        pairs = tuple((str(name), _tags(str(name), tags)) for name, tags in blocks.items())
         object.__setattr__(self, "blocks", pairs)
         object.__setattr__(self, "prefilled", prefilled)
+        object.__setattr__(self, "segmenter", segmenter)
         self._check()
 
     @property
@@ -76,3 +86,11 @@ class Layout:
             raise LayoutError(
                 f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is '{first}'."
             )
+
+
+def _tags(block: str, tags: Any) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        return (tags,)
+    if not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
+        raise LayoutError(f"Block '{block}' is made of a list of tag names, such as [answer]; got {tags!r}.")
+    return tuple(tags)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +10,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from spanwise.credit import method, preset_layout, preset_objectives
+from spanwise.credit import METHODS, method
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.objective import Objective, function_name
-from spanwise.score import check_objectives
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice")
@@ -54,17 +53,20 @@ class Recipe(BaseModel):
 
     # How credit is given.
     method: str = Field("bae", description="named preset: see `spanwise methods`")
-    calibration: Literal["brier", "log_score"] = Field("brier", description="score of the confidence")
-    baseline: Literal["none", "batch", "group", "outcome", "blended"] = Field(
-        "outcome", description="what the confidence is compared with (bae)"
+    calibration: Literal["brier", "log_score"] | None = Field(
+        None, description="score of the confidence where no objectives are given; default: brier"
     )
-    layout: dict[str, list[str]] | None = Field(None, description="block: tags, in order; default: the task's own")
+    baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = Field(
+        None, description="what the confidence is compared with (bae); default: outcome"
+    )
+    layout: dict[str, str | list[str]] | None = Field(None, description="block: tags, in order; default: the task's own")
+    segmenter: str = Field("tags", description="what finds the blocks of the layout")
     prefilled: str | None = Field(None, description="tag that the prompt already opened")
     objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
-    sum_first: bool | None = Field(None, description="add the rewards before the baseline; default: the preset's")
     per: str | float | None = Field(None, description="'block', 'completion' or a number of tokens; default: the preset's")
-    leave_one_out: bool = Field(False, description="leave a completion out of its own baseline")
-    min_stratum: int = Field(2, ge=2, description="smaller strata get no credit")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
+    )
 
     # How long and how fast.
     steps: int = Field(120, ge=1, description="generation batches")
@@ -102,10 +104,7 @@ class Recipe(BaseModel):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        try:
-            return method(name).name
-        except RecipeError as error:
-            raise ValueError(str(error)) from None
+        return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -128,27 +127,6 @@ class Recipe(BaseModel):
         return self
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a recipe gives credit, once its preset is filled in.
-
-    Attributes:
-        layout: blocks and tags.
-        objectives: rewards, what they pay, their baselines.
-        sum_first: add the rewards before the baseline.
-        per: what a token's share is counted in.
-        estimator: what turns the sum of the rewards into advantages; None: the objectives' baselines.
-        whiten: scale the credit of each block to a standard deviation of 1 over the batch.
-    """
-
-    layout: Layout
-    objectives: tuple[Objective, ...]
-    sum_first: bool
-    per: str | float
-    estimator: str | None = None
-    whiten: bool = False
-
-
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, check everything that can be checked before a model is loaded.
 
@@ -168,7 +146,7 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
     given = dict(overrides or {})
     for key in (*written, *given):
         if key not in Recipe.model_fields:
-            raise RecipeError(unknown("recipe field", str(key), Recipe.model_fields))
+            raise RecipeError(_no_field(str(key)))
     _check_void(written, given)
     values = {**written, **given}
     if "task" not in values and (values.get("model") or values.get("dataset")):
@@ -194,6 +172,13 @@ def _read(path: str | Path) -> dict[str, Any]:
     return dict(read or {})
 
 
+def _no_field(key: str) -> str:
+    """Say that there is no such field, and where options of methods go."""
+    if any(key in known.options for known in METHODS.values()):
+        return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
+    return unknown("recipe field", key, Recipe.model_fields)
+
+
 def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse to change a preset that the file has written out: the change would do nothing, without a word.
 
@@ -204,58 +189,59 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         before = written.get(field, Recipe.model_fields[field].default)
         if field not in given or given[field] == before:
             continue
-        fixed = ("objectives", "sum_first", "per") if field == "method" else ("objectives",)
+        fixed = ("objectives", "per") if field == "method" else ("objectives",)
         void = [name for name in fixed if written.get(name) is not None and name not in given]
         if void:
             null = " ".join(f"--set {name}=null" for name in void)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(void)}, so changing {field} from {before} to {given[field]} would change "
+                f"The recipe has its own {' and '.join(void)}, so changing {field} to {given[field]} would change "
                 f"nothing or half of it. Change it there, or take the preset's with {null}."
             )
 
 
-def plan(recipe: Recipe, task_layout: Layout, max_completion_length: int, *, recorded: Collection[str] = ()) -> Plan:
-    """Fill in the preset: layout, objectives and spreading as the recipe and its method say.
+def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = ()) -> Scheme:
+    """The complete rule of credit that a recipe asks for.
 
     Args:
         recipe: what is asked for.
         task_layout: the blocks where the recipe names none.
-        max_completion_length: in tokens, for presets that divide by it.
+        longest: tokens of the longest completion, for presets that divide by it.
         recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
 
     Raises:
-        RecipeError: an objective with an unknown field, reward, block or outcome; LayoutError: a layout that cannot work.
+        RecipeError: an objective with an unknown field, reward, block or outcome, or anything that would change nothing;
+            LayoutError: a layout that cannot work.
     """
-    chosen = method(recipe.method)
-    preset = chosen.preset
-    if preset is None:
-        raise RecipeError(
-            f"Method '{recipe.method}' is a function to call from Python (spanwise.credit.{recipe.method}): no trainer here has "
-            f"what it needs ({', '.join(chosen.needs)}). Use 'bae' or another method of `spanwise methods`."
-        )
-    if recipe.layout is not None:
-        layout = Layout(recipe.layout, prefilled=recipe.prefilled)
-    else:
-        layout = preset_layout(preset, Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled))
-    if recipe.objectives is not None:
-        objectives = tuple(_objective(entry, position) for position, entry in enumerate(recipe.objectives))
-    else:
-        objectives = preset_objectives(preset, layout, calibration=recipe.calibration, baseline=recipe.baseline)
-    check_objectives(objectives, layout, recorded=recorded)
-    per = preset.per if recipe.per is None else recipe.per
-    sum_first = preset.sum_first if recipe.sum_first is None else recipe.sum_first
-    if per == "length":
-        per = max_completion_length
-    # The sum of several rewards (rlcr) is compared by its objectives' baseline; a single one by the method's own function.
-    own = chosen.kind == "completion" and preset.sum_first and not preset.calibrated and sum_first
-    return Plan(
-        layout,
-        objectives,
-        sum_first,
-        per if isinstance(per, str) else float(per),
-        recipe.method if own else None,
-        preset.whiten,
+    objectives = recipe.objectives
+    return Scheme.preset(
+        recipe.method,
+        _layout(recipe, task_layout),
+        objectives=None if objectives is None else [_objective(entry, n) for n, entry in enumerate(objectives)],
+        calibration=recipe.calibration,
+        baseline=recipe.baseline,
+        per=recipe.per,
+        longest=longest,
+        recorded=recorded,
+        **recipe.options,
     )
+
+
+def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
+    blocks = dict(task_layout.blocks) if recipe.layout is None else recipe.layout
+    prefilled = recipe.prefilled or (task_layout.prefilled if recipe.layout is None else None)
+    return Layout(blocks, prefilled=prefilled, segmenter=recipe.segmenter)
+
+
+def calibration_of(recipe: Recipe) -> Literal["brier", "log_score"]:
+    """How a recipe scores a confidence: by its objectives, else as it says, else by Brier.
+
+    >>> calibration_of(load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}))
+    'log_score'
+    """
+    rewards = [entry.get("reward") for entry in recipe.objectives or ()]
+    if "log_score" in rewards:
+        return "log_score"
+    return "brier" if "brier" in rewards else recipe.calibration or "brier"
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
@@ -264,11 +250,9 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     Where the recipe pays the whole completion as one block, of the task's tags or of none, the task's blocks: a method that sees
     one block does not change what the completions say.
     """
-    if recipe.layout is None:
-        return Layout(dict(task_layout.blocks), prefilled=recipe.prefilled or task_layout.prefilled)
-    layout = Layout(recipe.layout, prefilled=recipe.prefilled)
+    layout = _layout(recipe, task_layout)
     if len(layout.names) == 1 and layout.tags in ((), tuple(dict.fromkeys(task_layout.tags))):
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled)
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, segmenter=layout.segmenter)
     return layout
 
 
@@ -286,23 +270,9 @@ def answer_tags(recipe: Recipe) -> dict[str, str]:
     return tags
 
 
-def resolved(recipe: Recipe, filled: Plan) -> dict[str, Any]:
-    """The recipe as plain data with its preset written out, ready for YAML; loading it again gives the same run."""
-    data = recipe.model_dump(mode="json")
-    data["layout"] = {name: list(tags) for name, tags in filled.layout.blocks}
-    data["prefilled"] = filled.layout.prefilled
-    data["objectives"] = [_plain(objective) for objective in filled.objectives]
-    data["sum_first"] = filled.sum_first
-    data["per"] = filled.per
-    return data
-
-
-def _plain(objective: Objective) -> dict[str, Any]:
-    reward = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
-    given = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
-    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": given}
-    entry["options"] = dict(objective.options)
-    return {key: value for key, value in entry.items() if value is not None and value not in ({}, [])}
+def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
+    """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
+    return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **scheme.plain()}
 
 
 def _objective(entry: Mapping[str, Any], position: int) -> Objective:

@@ -5,10 +5,11 @@ Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -133,6 +134,18 @@ class Scores:
         tables = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tables)
 
+    @staticmethod
+    def joined(parts: Sequence[Scores]) -> Scores:
+        """The completions of several parts as one; all under the same objectives.
+
+        >>> one = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
+        >>> Scores.joined([one, one]).reward_nm.flatten()
+        tensor([1., 1.])
+        """
+        first = parts[0]
+        held = [name for name, value in vars(first).items() if isinstance(value, Tensor)]
+        return replace(first, **{name: torch.cat([getattr(part, name) for part in parts]) for name in held})
+
 
 @dataclass(frozen=True)
 class Credit:
@@ -144,9 +157,28 @@ class Credit:
             (`if_missing`), carried by its last trainable token.
         singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.
+        adv_nm: what each objective credits a completion with; one number for all of them where the method has one.
+        stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
+        coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
+        token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block.
     """
 
     block_nk: Float[Tensor, "n k"]
     stop_n: Float[Tensor, " n"]
     singleton_m: Int[Tensor, " m"]
     absent_m: Int[Tensor, " m"]
+    adv_nm: Float[Tensor, "n m"] | None = None
+    stratum_nm: Int[Tensor, "n m"] | None = None
+    coarser_m: Int[Tensor, " m"] | None = None
+    token_nt: Float[Tensor, "n t"] | None = None
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any block, token or decision to stop has a credit other than 0."""
+        moved = (self.block_nk, self.stop_n) if self.token_nt is None else (self.token_nt,)
+        return any(bool((part != 0).any()) for part in moved)
+
+    def take(self, rows: Any) -> Credit:
+        """Some of the completions; the counters stay those of all."""
+        parts = {name: getattr(self, name) for name in ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt")}
+        return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})

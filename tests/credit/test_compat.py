@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from spanwise.credit import COMPAT, METHODS, assign, compat_table, compatible, grpo
-from spanwise.errors import RecipeError
+from helpers import NAN, assert_close
+from spanwise.credit import COMPAT, METHODS, Method, assign, compat_table, compatible, grpo
+from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.types import Scores
 
-NAN = float("nan")
 PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
 
 # A group of one (5), a group of three in any order (0), a group of two (1); tool tokens inside, padding on both sides.
@@ -26,10 +26,6 @@ DENSE = torch.tensor(
 )
 REWARDS = torch.tensor([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]], dtype=torch.float64)
 WEIGHTS = torch.tensor([1.0, 0.5])
-
-
-def assert_close(actual, expected, tolerance=2e-6):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=tolerance, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +43,7 @@ def assert_close(actual, expected, tolerance=2e-6):
     ],
 )
 def test_group_ids_in_any_order(framework, name, expected):
-    assert_close(compatible(name, framework)(REWARD, GROUP, length_n=LENGTH), expected)
+    assert_close(compatible(name, framework)(REWARD, GROUP, length_n=LENGTH), expected, 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +59,7 @@ def test_group_ids_in_any_order(framework, name, expected):
     ],
 )
 def test_groups_of_one_size(framework, name, expected):
-    assert_close(compatible(name, framework)(REWARD, THREES, length_n=LENGTH), expected)
+    assert_close(compatible(name, framework)(REWARD, THREES, length_n=LENGTH), expected, 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_groups_of_one_size(framework, name, expected):
 def test_a_group_of_one(framework, name, alone):
     reward_n, group_n = torch.tensor([0.7, 1.0, 0.0, NAN], dtype=torch.float64), torch.tensor([3, 0, 0, 3])
     adv_n = compatible(name, framework)(reward_n, group_n, length_n=torch.ones(4).long())
-    assert_close(adv_n[:1], [alone], 1e-12)
+    assert_close(adv_n[:1], [alone], 1e-12, equal_nan=True)
     assert adv_n[3] == 0.0  # absent is not alone
     own_n = METHODS[name].estimator(reward_n, group_n, **({"length_n": torch.ones(4).long()} if name == "opo" else {}))
     assert own_n[0] == 0.0
@@ -96,25 +92,27 @@ def test_a_group_of_one(framework, name, alone):
 
 def test_gdpo():
     verl = compatible("gdpo", "verl")(REWARDS, GROUP, weight_m=WEIGHTS, length_n=LENGTH)
-    assert_close(verl, [0.75797, 0.263304, -1.158949, -1.652421, 0.872291, 0.814398])
+    assert_close(verl, [0.75797, 0.263304, -1.158949, -1.652421, 0.872291, 0.814398], 2e-6)
     rewards = REWARDS.clone()
     rewards[0, 1], rewards[4] = NAN, NAN
     trl = compatible("gdpo", "trl")(rewards, THREES, weight_m=WEIGHTS)
-    assert_close(trl, [0.482569, 0.778049, -1.260618, -0.88655, 0.0, 0.88655])
+    assert_close(trl, [0.482569, 0.778049, -1.260618, -0.88655, 0.0, 0.88655], 2e-6)
     with pytest.raises(RecipeError, match="counts tokens when it whitens; pass length_n"):
         compatible("gdpo", "verl")(REWARDS, GROUP)
 
 
 def test_reinforce_plus_plus_where_there_are_tool_tokens():
     verl = compatible("reinforce++", "verl")(DENSE, MASK, gamma=0.5)
-    assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]])
-    assert_close(verl[5], [0.19878, 0.0, 0.0, 1.242378])  # .75 carried over two tool tokens, the 1 on a tool token dropped
+    assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]], 2e-6)
+    assert_close(
+        verl[5], [0.19878, 0.0, 0.0, 1.242378], 2e-6
+    )  # .75 carried over two tool tokens, the 1 on a tool token dropped
     skyrl = compatible("reinforce++", "skyrl")(DENSE, MASK, gamma=0.5)
-    assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]])
-    assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713])  # forgotten at the tool tokens
+    assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]], 2e-6)
+    assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713], 2e-6)  # forgotten at the tool tokens
     openrlhf = compatible("reinforce++", "openrlhf")(DENSE, MASK, gamma=0.5)
-    assert_close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]])
-    assert_close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136])  # discounted over the tool tokens
+    assert_close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]], 2e-6)
+    assert_close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136], 2e-6)  # discounted over the tool tokens
 
 
 def test_gae_where_there_are_tool_tokens():
@@ -163,7 +161,30 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
     assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
 
 
-def test_it_is_an_estimator_of_a_recipe():
+def test_what_is_not_reproduced_and_the_page_says_so():
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "`maxrl` refuses negative rewards, which SkyRL takes" in page
+    with pytest.raises(RewardError, match=r"reward of completion 1 is -0\.5; maxrl divides by the group's mean"):
+        compatible("maxrl", "skyrl")(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]))
+    # verl and SkyRL: "The sum of the mask is one, which can cause a division by zero.", "At least one element ... has to be 1."
+    assert "verl and SkyRL whiten, they raise an error if at most one token of the batch is unmasked" in page
+    reward, group, length = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 0])
+    for framework, name in ((f, name) for f in ("verl", "skyrl") for name in COMPAT[f]):
+        if COMPAT[framework][name].whitening is None:
+            continue
+        for tokens in (0, 1):
+            mask = torch.zeros(2, 3, dtype=torch.bool)
+            mask[:, :tokens] = torch.tensor([[True], [False]])
+            given = {
+                "gae": (mask.double(), torch.full((2, 3), 0.25), mask),
+                "reinforce++": (mask.double(), mask),
+                "gdpo": (reward[:, None], group),
+            }.get(name, (reward, group))
+            lengths = {} if METHODS[name].kind == "token" else {"length_n": length * tokens}
+            assert not bool(compatible(name, framework)(*given, **lengths).any())
+
+
+def test_it_is_the_function_of_a_method():
     reward_nm = REWARD[:, None]
     scores = Scores(
         ("correct",), reward_nm, torch.zeros(6, 1, dtype=torch.int8), torch.full((6, 1, 2), NAN, dtype=torch.float64)
@@ -174,11 +195,10 @@ def test_it_is_an_estimator_of_a_recipe():
         torch.ones(6, 1).bool(),
         objectives=(Objective("correct", pays=("completion",)),),
         block_names=("completion",),
-        sum_first=True,
-        estimator=compatible("opo", "verl"),
+        method=Method("opo of verl", compatible("opo", "verl"), "completion", "verl"),
         inputs={"length_n": LENGTH},
     )
-    assert_close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5])
+    assert_close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5], 2e-6)
 
 
 def test_sentences():

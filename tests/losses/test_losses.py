@@ -1,5 +1,6 @@
 """Policy losses and their aggregation: worked numbers, slow oracles, masking as deletion, relations."""
 
+import inspect
 import math
 
 import pytest
@@ -7,15 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import NAN, assert_close, double
+from oracles import slow_aggregate, slow_loss
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.losses import aggregate, aspo, cispo, dppo, gspo, ppo_clip
 
-NAN = float("nan")
 LOSSES = {
     "ppo_clip": ppo_clip,
-    "dual_clip": lambda *a: ppo_clip(*a, eps_high=0.28, dual_clip=3.0),
-    "gspo": lambda *a: gspo(*a, eps_low=0.1, eps_high=0.2),
-    "cispo": lambda *a: cispo(*a, weight_low=0.5, weight_high=1.5),
+    "dual_clip": lambda *a: ppo_clip(*a, clip_high=0.28, dual_clip=3.0),
+    "gspo": lambda *a: gspo(*a, clip_low=0.1, clip_high=0.2),
+    "cispo": lambda *a: cispo(*a, clip_low=0.5, clip_high=0.5),
     "dppo_tv": lambda *a: dppo(*a, delta_low=0.1, delta_high=0.15),
     "dppo_kl": lambda *a: dppo(*a, divergence="kl", delta_low=0.05, delta_high=0.03, cap=2.0),
     "aspo": lambda *a: aspo(*a, cap=1.6),
@@ -24,15 +26,6 @@ MODES = [
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm", "token-sum",
     "prompt-mean",
 ]  # fmt: skip
-
-
-def double(rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-6):
-    expected = expected if isinstance(expected, torch.Tensor) else double(expected)
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def of_ratio(loss, ratio, adv, **options):
@@ -44,12 +37,33 @@ def test_ppo_clip():
     ratio, adv = [1.5, 0.5, 1.5, 0.5, 4], [1, 1, -1, -1, -1]
     assert_close(of_ratio(ppo_clip, ratio, adv), [[-1.2, -0.5, 1.5, 0.8, 4.0]], 1e-12)
     assert_close(of_ratio(ppo_clip, ratio, adv, dual_clip=3.0), [[-1.2, -0.5, 1.5, 0.8, 3.0]], 1e-12)
-    assert_close(of_ratio(ppo_clip, ratio, adv, eps_high=0.28, dual_clip=3.0), [[-1.28, -0.5, 1.5, 0.8, 3.0]], 1e-12)
+    assert_close(of_ratio(ppo_clip, ratio, adv, clip_high=0.28, dual_clip=3.0), [[-1.28, -0.5, 1.5, 0.8, 3.0]], 1e-12)
 
 
 def test_aspo_weights():
     assert_close(-of_ratio(aspo, [0.5, 1.1, 1.5, 0.1], [1, 1, 1, 1]), [[2, 0.909091, 0, 3]])
     assert_close(of_ratio(aspo, [0.5, 0.9, 1.5, 4], [-1, -1, -1, -1]), [[0, 0.9, 1.5, 3]])
+
+
+@pytest.mark.parametrize("loss", [ppo_clip, gspo, cispo, aspo, dppo])
+def test_one_signature(loss):
+    parameters = list(inspect.signature(loss).parameters.values())
+    assert [p.name for p in parameters[:4]] == ["logp_nt", "logp_old_nt", "adv_nt", "mask_nt"]
+    assert {p.kind for p in parameters[4:]} == {inspect.Parameter.KEYWORD_ONLY}
+    bounds = ["delta_low", "delta_high"] if loss is dppo else ["clip_low", "clip_high"]  # a divergence is no ratio
+    assert [p.name for p in parameters[4:6]] == bounds
+    assert [p.name for p in parameters if p.name.endswith(("_low", "_high"))] == bounds
+
+
+def test_a_clip_range_is_counted_from_1_in_every_loss():
+    bounds = {"clip_low": 0.25, "clip_high": 0.5}
+    for loss in (ppo_clip, cispo):
+        assert_close(of_ratio(loss, [1.75, 1.25], [1, 1], **bounds), [[-1.5, -1.25]], 1e-12)
+        assert_close(of_ratio(loss, [0.5, 0.8], [-1, -1], **bounds), [[0.75, 0.8]], 1e-12)
+    for ratio, adv, expected in ((1.75, 1, -1.5), (1.25, 1, -1.25), (0.5, -1, 0.75), (0.8, -1, 0.8)):
+        assert_close(of_ratio(gspo, [ratio], [adv], **bounds), [[expected]], 1e-12)
+    # ASPO drops what the others clip; good tokens weigh 1 / rho.
+    assert_close(of_ratio(aspo, [1.51, 1.49, 0.74, 0.76], [1, 1, -1, -1], **bounds), [[0, -1 / 1.49, 0, 0.76]], 1e-12)
 
 
 P_OLD, P, DPPO_ADV = [0.01, 0.01, 0.9, 0.5], [0.05, 0.2, 0.6, 0.36], [1, 1, -1, -1]
@@ -84,31 +98,6 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient():
     loss = cispo(logp, torch.zeros(1, 3).double(), double([[1, 1, -2]]), torch.ones(1, 3).bool())
     assert_close(loss.detach(), [[-1.5, -5, 0.2]])
     assert_close(torch.autograd.grad(loss.sum(), logp)[0], [[-1.5, -5, 0.2]])
-
-
-# Slow oracles ------------------------------------------------------------------------------------------------------------
-
-
-def slow_loss(name, logp, old, adv, drift):
-    """The loss of one token; `drift` is the mean log ratio of its completion."""
-    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
-    if name in ("ppo_clip", "dual_clip", "gspo"):
-        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
-        r = math.exp(drift) if name == "gspo" else r
-        loss = max(-adv * r, -adv * clip(r, low, high))
-        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
-    if name == "cispo":
-        return -adv * clip(r, 0.5, 1.5)
-    if name == "aspo":
-        if adv > 0:
-            return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
-        return 0.0 if r < 0.8 else -adv * min(r, 1.6)
-    p, q = math.exp(logp), math.exp(old)
-    if name == "dppo_tv":
-        return -adv * min(r, 20) * ((p - q <= 0.15) if adv > 0 else (q - p <= 0.1))
-    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
-    back = (p < q) if adv > 0 else (p > q)
-    return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
 
 
 @st.composite
@@ -166,8 +155,8 @@ def gradient_of(loss, batch, **options):
 @given(batch=token_batches())
 @settings(max_examples=40, deadline=None)
 def test_without_bounds_they_are_one_method(batch):
-    plain = gradient_of(ppo_clip, batch, eps_low=1.0, eps_high=math.inf)
-    assert_close(gradient_of(cispo, batch, weight_high=math.inf), plain, 1e-9)
+    plain = gradient_of(ppo_clip, batch, clip_low=1.0, clip_high=math.inf)
+    assert_close(gradient_of(cispo, batch, clip_high=math.inf), plain, 1e-9)
     for divergence in ("tv", "kl"):
         free = gradient_of(dppo, batch, divergence=divergence, delta_low=9.0, delta_high=9.0, cap=math.inf)
         assert_close(free, plain, 1e-9)
@@ -187,7 +176,7 @@ def test_gspo_with_one_advantage_per_completion_is_the_sequence_surrogate(batch)
     adv, mask = adv[:, :1].expand_as(adv), mask.clone()
     mask[:, 0] = True
     token, sequence = logp.clone().requires_grad_(), logp.clone().requires_grad_()
-    by_token = aggregate(gspo(token, old, adv, mask, eps_low=0.1, eps_high=0.2), mask, mode="sequence-mean-token-mean")
+    by_token = aggregate(gspo(token, old, adv, mask, clip_low=0.1, clip_high=0.2), mask, mode="sequence-mean-token-mean")
     ratio = (torch.where(mask, sequence - old, 0.0).sum(dim=1) / mask.sum(dim=1)).exp()
     by_sequence = torch.maximum(-adv[:, 0] * ratio, -adv[:, 0] * ratio.clamp(0.9, 1.2)).mean()
     assert_close(by_token.detach(), by_sequence.detach(), 1e-12)
@@ -197,7 +186,7 @@ def test_gspo_with_one_advantage_per_completion_is_the_sequence_surrogate(batch)
 def test_gspo_of_completions_of_one_token_is_ppo():
     logp, old, adv = double([[-1.0], [-2.0]]), double([[-1.3], [-1.9]]), double([[1.0], [-1.0]])
     mask = torch.ones(2, 1).bool()
-    assert_close(gspo(logp, old, adv, mask, eps_low=0.2, eps_high=0.2), ppo_clip(logp, old, adv, mask), 1e-12)
+    assert_close(gspo(logp, old, adv, mask, clip_low=0.2, clip_high=0.2), ppo_clip(logp, old, adv, mask), 1e-12)
 
 
 def test_a_huge_ratio_stays_finite():
@@ -208,8 +197,6 @@ def test_a_huge_ratio_stays_finite():
         assert bool(value.isfinite().all())
         assert bool(torch.autograd.grad(value.sum(), logp)[0].isfinite().all())
 
-
-# Aggregation ----------------------------------------------------------------------------------------------------------------
 
 LOSS = double([[1, 1, 0, 0, 0], [2, 2, 2, 2, 0]])
 LOSS_MASK = torch.tensor([[True, True, False, False, False], [True, True, True, True, False]])
@@ -246,26 +233,6 @@ def test_aggregate(mode, expected):
 def test_a_prompt_counts_once():
     # Both completions of one prompt: its six tokens have the mean 10/6.
     assert aggregate(LOSS, LOSS_MASK, mode="prompt-mean", group_n=torch.tensor([3, 3])).item() == pytest.approx(10 / 6)
-
-
-def slow_aggregate(loss, mask, mode, group):
-    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
-    if mode == "prompt-mean":
-        prompts = {}
-        for row, g in zip(rows, group.tolist(), strict=True):
-            prompts.setdefault(g, []).extend(row)
-        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
-    rows = [row for row in rows if row]
-    if not rows:
-        return 0.0
-    total = sum(sum(row) for row in rows)
-    return {
-        "token-mean": total / sum(len(row) for row in rows),
-        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
-        "sequence-mean-token-sum": total / len(rows),
-        "sequence-mean-token-sum-norm": total / len(rows) / 11,
-        "token-sum": total,
-    }[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,97 +1,16 @@
-"""Fidelity to Monte Carlo advantages: figures against plain loops and known truths, and the sampling around them."""
+"""Fidelity to Monte Carlo advantages: figures against plain loops, noise subtracted, exact baselines."""
 
-import io
 import math
 from itertools import product
 
 import pytest
 import torch
-from rich.console import Console
-from transformers import AutoModelForCausalLM
 
-from spanwise.commands.fidelity import fidelity as room
-from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from helpers import NAN
+from measure_small import rolled
+from oracles import slow_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.measure import BASELINES, FIGURES, Rerolls, fidelity
-from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
-
-NAN = float("nan")
-
-
-def rolled(x, s, m, *, seed=0, own_prefix=True, spread=0.15):
-    """Confidences around a level of each prompt, over-confident; half of the prompts are mostly right."""
-    g = torch.Generator().manual_seed(seed)
-    level_x1, p_x1 = 0.5 + 0.3 * torch.rand(x, 1, generator=g), torch.rand(x, 1, generator=g)
-    outcome_xs = (torch.rand(x, s, generator=g) < p_x1).double()
-    prefix_xs = torch.arange(x * s).reshape(x, s) if own_prefix else (2 * torch.arange(x)[:, None] + outcome_xs).long()
-    level_d = level_x1.expand(x, s if own_prefix else 2).flatten()
-    confidence_xs = level_x1 + spread * (2 * torch.rand(x, s, generator=g) - 1)
-    again_dm = level_d[:, None] + spread * (2 * torch.rand(len(level_d), m, generator=g) - 1)
-    return Rerolls(confidence_xs.double(), outcome_xs, prefix_xs, again_dm.double())
-
-
-def variance(values):
-    mean = sum(values) / len(values)
-    return sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-
-
-def by_hand(data, score, name):
-    """Every completion in one batch, group by prompt; figures straight from their definitions."""
-    rows, (x, s) = [], data.prefix_xs.shape
-    for i, j in product(range(x), range(s)):
-        q, c, d = float(data.confidence_xs[i, j]), float(data.outcome_xs[i, j]), int(data.prefix_xs[i, j])
-        again = [] if d < 0 else [v for v in data.again_dm[d].tolist() if v == v]
-        rows.append((i, q, c, score(q, c), again))
-    alone, advantages = [], []
-    for i, _, c, r, _ in rows:
-        others = {
-            "none": [],
-            "batch": [row for row in rows if row[3] == row[3]],
-            "group": [row for row in rows if row[0] == i and row[3] == row[3]],
-        }.get(name, [row for row in rows if row[0] == i and row[2] == c and row[3] == row[3]])
-        alone.append(sum(row[0] == i and row[2] == c and row[3] == row[3] for row in rows) == 1)
-        count, total = len(others), sum(row[3] for row in others)
-        if name == "none":
-            advantages.append(r)
-        elif count < 2:
-            advantages.append(0.0)
-        else:
-            advantages.append(r - (total - r) / (count - 1) if "LOO" in name else r - total / count)
-    use = []
-    for (_, q, c, r, again), a, single in zip(rows, advantages, alone, strict=True):
-        if r == r and len(again) >= 2:
-            values = [score(v, c) for v in again]
-            target, noise = r - sum(values) / len(values), variance(values) / len(values)
-            use.append((a, target, noise, (q - sum(again) / len(again)) ** 2, c, single))
-
-    def root(top, below):
-        return math.sqrt(max(top, 0.0) / below) if below else NAN
-
-    def rmse(keep):
-        kept = [(a - t) ** 2 - v for a, t, v, _, c, single in use if keep(c, single)]
-        return root(sum(kept), len(kept))
-
-    def rest(weight):
-        """Least squares of w (k A - A_MC)^2 over k, and what it is relative to."""
-        aa = sum(weight(u) * u[0] ** 2 for u in use)
-        k = sum(weight(u) * u[0] * u[1] for u in use) / aa if aa else 0.0
-        left = sum(weight(u) * ((k * u[0] - u[1]) ** 2 - u[2]) for u in use)
-        return left, sum(weight(u) * (u[1] ** 2 - u[2]) for u in use)
-
-    n = len(use)
-    ma, mt = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
-    va, vt = sum((u[0] - ma) ** 2 for u in use), sum((u[1] - mt) ** 2 for u in use)
-    covariance = sum((u[0] - ma) * (u[1] - mt) for u in use)
-    return {
-        "rmse": rmse(lambda c, single: True),
-        "rmse_wrong": rmse(lambda c, single: c == 0),
-        "rmse_right": rmse(lambda c, single: c == 1),
-        "rmse_alone": rmse(lambda c, single: single),
-        "correlation": covariance / math.sqrt(va * vt) if va * vt > 0 else NAN,
-        "ceiling": root(vt - sum(u[2] for u in use), vt),
-        "rmse_scaled": root(rest(lambda u: 1.0)[0], n),
-        "gradient_noise": root(*rest(lambda u: u[3])),
-    }
+from spanwise.measure import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
 
 
 def brier(q, c):
@@ -119,7 +38,7 @@ def test_against_plain_loops(seed, rule):
     found = fidelity(data, group_sizes=[6], batch=30, resamples=2, draws=3, rule=rule.__name__, seed=seed)
     for name in BASELINES:
         if name != "blended":
-            expected = by_hand(data, rule, name)
+            expected = slow_fidelity(data, rule, name)
             got = {figure: found.value(name, 6, figure) for figure in FIGURES}
             assert got == pytest.approx(expected, abs=1e-9, nan_ok=True), name
 
@@ -196,6 +115,14 @@ def test_intervals_come_from_the_same_prompts():
     assert torch.equal(found.draw_rbgf, again.draw_rbgf)
 
 
+def test_draws_without_a_figure_are_left_out_of_its_interval():
+    draw_rbgf = torch.full((4, 1, 1, len(FIGURES)), NAN, dtype=torch.float64)
+    draw_rbgf[:, 0, 0, FIGURES.index("rmse_wrong")] = torch.tensor([1.0, NAN, 3.0, 2.0]).double()
+    found = Fidelity(("none",), (4,), torch.zeros(1, 1, len(FIGURES)).double(), draw_rbgf, share=1.0)
+    assert found.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((1.5, 2.5))  # quartiles of 1, 2, 3
+    assert all(math.isnan(bound) for bound in found.interval("none", 4, "rmse_right"))
+
+
 def test_what_cannot_be_used_is_not_read():
     data = rolled(10, 6, 4)
     prefix_xs, confidence_xs = data.prefix_xs.clone(), data.confidence_xs.clone()
@@ -221,160 +148,3 @@ def test_sentences():
         fidelity(Rerolls(data.confidence_xs * NAN, data.outcome_xs, data.prefix_xs, data.again_dm), group_sizes=[4])
     with pytest.raises(RecipeError, match=r"no baseline 'blend'. Did you mean 'blended'"):
         fidelity(data, group_sizes=[4], draws=2).value("blend", 4, "rmse")
-
-
-# Sampling
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    tokenizer = build_tokenizer()
-    return build_model(tokenizer, 0).eval(), tokenizer
-
-
-def test_continuing_greedily_gives_the_rest(tiny):
-    model, tokenizer = tiny
-    prompts = ["7+3*4____=", "2-5*4~9___="]
-    options = {"samples": 1, "temperature": 1e-4}
-    ids_nt, mask_nt = sample(model, tokenizer, prompts, max_new_tokens=12, **options)
-    starts = prompt_ids(tokenizer, prompts)
-    assert tokenizer.decode(starts[1]) == prompts[1]
-    cuts = (3, 7)  # prefixes of different lengths are padded on the left
-    heads = [start + ids_nt[n, :cut].tolist() for n, (start, cut) in enumerate(zip(starts, cuts, strict=True))]
-    more_nt, more_mask_nt = continue_ids(model, tokenizer, heads, max_new_tokens=9, **options)
-    for n, cut in enumerate(cuts):
-        rest = ids_nt[n, cut:12][mask_nt[n, cut:12]].tolist()
-        assert more_nt[n][more_mask_nt[n]].tolist()[: len(rest)] == rest
-
-
-def test_padding_is_not_seen(tiny, monkeypatch):
-    model, tokenizer = tiny
-    seen, generate = [], model.generate
-    monkeypatch.setattr(model, "generate", lambda **inputs: seen.append(inputs) or generate(**inputs))
-    continue_ids(model, tokenizer, [[11], [12, 13, 14]], samples=2, max_new_tokens=2)
-    assert seen[0]["input_ids"].tolist() == [[tokenizer.pad_token_id] * 2 + [11], [12, 13, 14]]
-    assert seen[0]["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
-
-
-def test_continuations_stand_next_to_each_other_and_repeat(tiny):
-    model, tokenizer = tiny
-    heads = [[5, 6, 7], [8, 9]]
-    options = {"samples": 3, "max_new_tokens": 4, "temperature": 9.0, "seed": 5, "batch_size": 3}
-    state = torch.random.get_rng_state()
-    one, two = continue_ids(model, tokenizer, heads, **options), continue_ids(model, tokenizer, heads, **options)
-    assert one[0].shape == (6, 4)
-    assert torch.equal(one[0], two[0])
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert not torch.equal(one[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
-
-
-def solved(digit, confidence):
-    return (
-        f"<reasoning>{digit}</reasoning><answer>{digit}</answer><analysis></analysis><confidence>{confidence}</confidence>"
-    )
-
-
-@pytest.fixture
-def scripted(monkeypatch, tiny):
-    """A model that says what it is told: first four completions of two prompts, then one confidence per re-roll."""
-    _, tokenizer = tiny
-    heads = []
-
-    def rows(texts):
-        ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-        width = max(map(len, ids))
-        ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
-        return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
-
-    def first(model, tokenizer, prompts, *, samples, **rest):
-        assert list(prompts) == ["1+1_____=", "2+2_____="]
-        assert samples == 4
-        return rows([
-            solved(2, 0.5), solved(2, 0.6), solved(3, 0.7), "<reasoning>2</reasoning><answer>2</answer>",
-            solved(4, 0.8), solved(4, "high"), solved(5, 0.9), "no tags",
-        ])  # fmt: skip
-
-    def again(model, tokenizer, prefixes, *, samples, max_new_tokens, **rest):
-        heads.extend(tokenizer.decode(prefix) for prefix in prefixes)
-        texts = [
-            f"<analysis></analysis><confidence>0.{k}</confidence>" if k else "<analysis>"
-            for _ in prefixes
-            for k in range(samples)
-        ]
-        return rows(texts)
-
-    monkeypatch.setattr(room, "sample", first)
-    monkeypatch.setattr(room, "continue_ids", again)
-    return heads
-
-
-def test_prefixes_are_re_rolled_once_each(tiny, scripted):
-    from datasets import Dataset
-
-    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=32)
-    found = room.collect(*tiny, task, samples=4, rerolls=3)
-    block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
-    assert scripted == [
-        f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
-    ]  # fmt: skip
-    assert found.prefix_xs.tolist() == [[0, 0, 1, -1], [2, 2, 3, -1]]
-    assert found.outcome_xs[:, :3].tolist() == [[1, 1, 0], [1, 1, 0]]
-    nan_to = found.confidence_xs.nan_to_num(nan=-1.0).tolist()
-    assert nan_to == [[0.5, 0.6, 0.7, -1], [0.8, -1, 0.9, -1]]
-    assert found.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
-
-
-def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
-    from datasets import Dataset
-
-    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
-    # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=12)
-    assert bool(room.collect(*tiny, task, samples=4, rerolls=3).again_dm.isnan().all())
-
-
-def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
-    from datasets import Dataset
-
-    from spanwise.layout import Layout
-
-    rows = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["2"]})
-    task = Task("two", "nowhere", rows, rows, Layout({"first": ["answer"], "second": ["answer"]}), max_completion_length=8)
-    with pytest.raises(RecipeError, match="last block 'second' has no tag 'confidence'"):
-        room.collect(*tiny, task)
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=8)
-    ids_nt = torch.full((3, 4), 20)
-    monkeypatch.setattr(room, "sample", lambda *_, **__: (ids_nt, ids_nt > 0))
-    with pytest.raises(DataError, match="None of 3 completions has the block 'confidence'"):
-        room.collect(*tiny, task, samples=3)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(DataError, match="holds no readable model"):
-        room.load_model(tmp_path)
-
-
-def test_tables_hold_every_baseline():
-    found = fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
-    console = Console(width=80, record=True, file=io.StringIO())
-    tables = [
-        *room.fidelity_tables(found),
-        room.difference_table(found),
-        room.fixed_point_table(room.fixed_point_rows(group_sizes=(4,), batches=40)),
-    ]
-    for table in tables:
-        console.print(table)
-    text = console.export_text()
-    assert "…" not in text
-    for words in ("outcome (LOO)", f"{found.value('blended', 8, 'correlation'):.3f}", "0.087", "standard error at most"):
-        assert words in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_model_and_tokenizer_come_from_the_folder(tmp_path, tiny):
-    model, tokenizer = tiny
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded, _ = room.load_model(tmp_path)
-    assert type(loaded) is type(AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -58,7 +58,7 @@ def enumerated_shares(p, m, width, size, **options):
     report = torch.tensor([[reports[k] for _, k in group] for group in world], dtype=torch.float64)
     chance = (outcome * p + (1 - outcome) * (1 - p)).prod(dim=1) / 2**size
     ids = torch.arange(len(world)).repeat_interleave(size)
-    got = advantage(-(report - outcome).square().flatten(), ids, outcome_n=outcome.flatten(), **options).advantage_n
+    got = advantage(-(report - outcome).square().flatten(), ids, outcome_no=outcome.flatten(), **options).advantage_n
     shares = []
     for o in (0.0, 1.0):
         through = float((chance[:, None] * got.reshape(-1, size) * (report - m) * (outcome == o)).sum()) / size
@@ -162,7 +162,7 @@ def trained(baseline, p, *, group_size=4, copies=16, steps=400, rate=2.0):
         c = (torch.rand(q.shape, generator=generator) < chance_b[:, None]).double()
         by_outcome = torch.stack([-q.square(), -(q - 1).square()], dim=2).reshape(-1, 2)
         a = advantage(
-            -(q - c).square().flatten(), ids, baseline=baseline, outcome_n=c.flatten(), by_outcome_n2=by_outcome
+            -(q - c).square().flatten(), ids, baseline=baseline, outcome_no=c.flatten(), by_outcome_n2=by_outcome
         ).advantage_n.reshape(q.shape)
         gradient_bv = torch.zeros_like(logit_bv).scatter_add_(1, chosen_bg, a) - a.sum(dim=1, keepdim=True) * policy_bv
         logit_bv += rate * (1 - step / steps) * gradient_bv / group_size

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers import NAN
 from spanwise.errors import RecipeError
 from spanwise.measure import compare, holm
-
-NAN = float("nan")
 
 
 def runs(**values):
@@ -32,6 +31,14 @@ def test_cells_and_differences_against_scipy():
     assert (d.interval.low, d.interval.high) == pytest.approx((interval.low, interval.high))
     assert d.p == d.p_adjusted == pytest.approx(test.pvalue)
     assert d.sd == pytest.approx((a - b).std(ddof=1))
+
+
+def test_p_by_hand():
+    # t = .2 / .1 = 2 of one degree of freedom, then .2 / (.1 / sqrt 3) = sqrt 12 of two.
+    (two,) = compare(runs(a=[0.5, 0.7], b=[0.4, 0.4])).differences
+    assert two.p == pytest.approx(1 - 2 / math.pi * math.atan(2))
+    (three,) = compare(runs(a=[0.4, 0.4, 0.4], b=[0.5, 0.6, 0.7])).differences
+    assert three.p == pytest.approx(1 - math.sqrt(12 / 14))
 
 
 def test_pairing_by_seed_finds_what_two_intervals_do_not():

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import spanwise.credit
 from spanwise.credit import METHODS, bae, dr_grpo
-from spanwise.credit.registry import PROPERTIES, register
+from spanwise.credit.registry import PROPERTIES
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
+from spanwise.registry import register
 from spanwise.segment import segment
 from spanwise.testing import (
     BY_KIND,
@@ -29,7 +29,9 @@ from spanwise.testing import (
     token_rows,
 )
 
-for module in pkgutil.iter_modules(spanwise.credit.__path__):  # every file of the room, exported or not
+for module in pkgutil.iter_modules(
+    importlib.import_module("spanwise.credit").__path__
+):  # every file of the room, exported or not
     importlib.import_module(f"spanwise.credit.{module.name}")
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
@@ -138,7 +140,7 @@ def test_unknown_names_are_sentences():
     with pytest.raises(RecipeError, match="has the indices 'nk2'; say what it credits"):
         check_estimator(lambda by_outcome_nk2, group_n: by_outcome_nk2)
     with pytest.raises(RecipeError, match=r"Method 'x': There is no property 'fast'"):
-        register("x", kind="completion", paper="none", exceptions={"fast": "it is slow"})
+        register("x", kind="completion", paper="none", exceptions={"fast": "it is slow"})(dr_grpo)
     with pytest.raises(RecipeError, match="There is no method 'gropo'"):
         check_estimator("gropo")
 

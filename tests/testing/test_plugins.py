@@ -8,7 +8,8 @@ import zipfile
 import pytest
 
 GOOD = '''
-from spanwise.credit import dr_grpo, register
+from spanwise import register
+from spanwise.credit import dr_grpo
 
 @register("doubled", kind="completion", paper="a test")
 def doubled(reward_n, group_n):

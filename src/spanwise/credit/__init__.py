@@ -4,6 +4,7 @@ from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, Compared, advantage, compared
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.compat import COMPAT, compat_table, compatible
+from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.contrib._grpo_verif import grpo_verif
 from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
 from spanwise.credit.contrib._san import san
@@ -12,7 +13,6 @@ from spanwise.credit.methods._canon import canon
 from spanwise.credit.methods._dcpo import dcpo, smoothed_calibration
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gae import gae, length_adaptive_lambda, value_target
-from spanwise.credit.methods._gagpo import gagpo
 from spanwise.credit.methods._gdpo import gdpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._grpo import grpo
@@ -27,10 +27,10 @@ from spanwise.credit.methods._rloo import rloo
 from spanwise.credit.methods._sae import sae
 from spanwise.credit.methods._spo_chain import spo_chain
 from spanwise.credit.methods._vineppo import vineppo
-from spanwise.credit.presets import preset_layout, preset_objectives
+from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns
-from spanwise.credit.registry import METHODS, Method, Preset, load_plugins, method, register
-from spanwise.credit.spread import spread, to_tokens
+from spanwise.credit.registry import METHODS, Method, Preset, method
+from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.merge import Merge, MergedSequence, Step, merge_steps
@@ -85,7 +85,6 @@ __all__ = [
     "history_weighted",
     "ktae",
     "length_adaptive_lambda",
-    "load_plugins",
     "maxrl",
     "merge_steps",
     "method",
@@ -98,9 +97,9 @@ __all__ = [
     "preset_objectives",
     "prompt_mini_batches",
     "refine",
-    "register",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "restrict",
     "rlcr",
     "rloo",
     "sae",
@@ -108,6 +107,8 @@ __all__ = [
     "smoothed_calibration",
     "spo_chain",
     "spread",
+    "spread_tokens",
+    "states_confidence",
     "step_returns",
     "step_rewards",
     "stepwise",

@@ -1,21 +1,20 @@
-"""`assign`: objectives x blocks x baselines, the one mechanism behind BAE, RLCR, GRPO and their relatives."""
+"""`assign`: from the rewards of every objective to the credit of every block, by any method."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import Advantage, advantage
-from spanwise.credit.strata import group_index, moments, unit_scale
+from spanwise.credit.baselines import compared
+from spanwise.credit.registry import Method
+from spanwise.credit.registry import method as find
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score.outcomes import check_discrete, judged_column
+from spanwise.score import check_discrete, judged_column
 from spanwise.types import Credit, Scores, Status
 
 
@@ -26,30 +25,26 @@ def assign(
     *,
     objectives: Sequence[Objective],
     block_names: Sequence[str],
-    sum_first: bool = False,
-    leave_one_out: bool = False,
-    min_stratum: int = 2,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    whiten: bool = False,
-    estimator: Callable[..., Tensor] | None = None,
+    method: str | Method = "bae",
     inputs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Credit:
     r"""Turn the rewards of every objective into the credit of every block.
 
     Equation
-        credit[i, k] = sum over the objectives m that pay block k of  weight_m * A_m[i],   A_m from the baseline of m
-        where r_m is left out: A_m[i] = if_missing_m - b_m[i], credited to the paid blocks that i has; if it has none of them,
-        to stop[i], the decision to end the completion without them
-        sum_first:     one reward sum_m weight_m r_m (what is left out stands for `if_missing`), one A, paid to every paid block
-        estimator:     that A is estimator(sum_m weight_m r_m, group, ...)
-        whiten:        credit[i, k] / (std of credit[:, k] over the completions that have block k + eps)
+        a block method has a column per objective:  A = method(r_nm, group, ...),
+            credit[i, k] = sum over the objectives m that pay block k of  weight_m * A[i, m]
+        where r_m is left out and m has an `if_missing`: A[i, m] is what that would be worth, credited to the paid blocks that i
+            has; if it has none of them, to stop[i], the decision to end the completion without them
+        every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block;
+            what is left out stands for `if_missing`
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
 
-    Whitening scales and does not shift: relative to a group the mean of credit is 0 already, and a shift would give credit to
-    groups without differences. What is paid to stop is scaled as the first block it was meant for.
+    The method's function is called with what its parameters ask for by name: `reward_nm` or `reward_nk` (a column per
+    objective), `reward_n` or `reward_s` (their sum), `reward_nt` (the sum on the last trainable token), `group_n`, `weight_m`,
+    what the objectives say (`baseline`, `scale_k`, `given_k`, `outcome_no`, `if_missing_k`, ...) and what `inputs` holds.
 
     Args:
         scores: rewards (N, M) of the objectives, in order.
@@ -57,18 +52,14 @@ def assign(
         present_nk: which blocks each completion has; an absent block gets 0.
         objectives: what each reward pays and what its baseline is.
         block_names: the K names that `pays` refers to.
-        sum_first: add the rewards before the baseline is taken (RLCR, GRPO), instead of giving each its own.
-        leave_one_out, min_stratum, ddof, eps: see `spanwise.credit.baselines.advantage`.
-        whiten: scale the credit of each block to a standard deviation of 1 over the batch (GDPO), with `ddof` and `eps`.
-        estimator: what turns the summed reward into advantages, instead of the objectives' baseline; with `sum_first` only.
-        inputs: what an estimator may ask for by name (`length_n`, ...); it gets those of them that its signature has, beside
-            `leave_one_out` and `min_stratum`.
+        method: a registered method, or its name.
+        inputs: further data by name: `length_n`, `mask_nt`, `value_nt`, `trajectory_s`, ...
+        **options: of the method (`leave_one_out`, `min_stratum`, `ddof`, ...).
 
     Raises:
         AlignmentError: sizes differ.
         RewardError: a reward that should be there is not finite.
-        RecipeError: an objective names a block or an outcome that does not exist; `sum_first` with different baselines,
-            an estimator without `sum_first`.
+        RecipeError: an objective names a block or an outcome that does not exist, a method whose inputs are not there.
 
     Example:
         Two completions of one prompt, `correct` pays the solution and `brier` the confidence.
@@ -81,138 +72,205 @@ def assign(
         tensor([[ 0.5000,  0.3150],
                 [-0.5000, -0.3150]], dtype=torch.float64)
     """
+    chosen = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
-    objectives = [replace(o, baseline=o.baseline or "group", scale=o.scale or "none") for o in objectives]
-    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps}
-    if sum_first:
-        credit = _summed(scores, group_n, present_nk, objectives, block_names, options, estimator, inputs or {})
-        return _whitened(credit, torch.zeros_like(credit.block_nk), present_nk, ddof, eps) if whiten else credit
-    if estimator is not None:
-        raise RecipeError("An estimator takes one reward per completion; give it the sum of the objectives: sum_first=True.")
-    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=group_n.device)
-    stop_nk = torch.zeros_like(block_nk)
-    alone_m, left_out_nm = [], _left_out(scores)
-    for m, objective in enumerate(objectives):
-        outcome_no, judged = _outcomes(scores, objective), judged_column(objective)
-        by_outcome_n2 = None if judged is None else scores.by_outcome_nmo[:, m]
-        result = _advantage(objective, scores.reward_nm[:, m], group_n, outcome_no, by_outcome_n2, judged, options)
-        paid = [_position(name, block_names, objective) for name in objective.pays]
-        missing_n = torch.where(left_out_nm[:, m], result.missing_n, 0.0)
-        block_nk[:, paid] += objective.weight * (result.advantage_n + missing_n)[:, None]
-        stop_nk[:, paid[0]] += objective.weight * torch.where(present_nk[:, paid].any(dim=1), 0.0, missing_n)
-        alone_m.append(result.alone_n.sum())
-    absent_m = scores.reward_nm.isnan().sum(dim=0)
-    credit = Credit(torch.where(present_nk, block_nk, 0.0), stop_nk.sum(dim=1), torch.stack(alone_m), absent_m)
-    return _whitened(credit, stop_nk, present_nk, ddof, eps) if whiten else credit
+    paid_mk = _paid(objectives, block_names, present_nk.device)
+    data = dict(inputs or {})
+    if chosen.kind == "block":
+        return _by_block(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)
+    return _by_completion(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)
 
 
-def _advantage(
-    objective: Objective,
-    reward_n: Tensor,
-    group_n: Tensor,
-    outcome_no: Tensor | None,
-    by_outcome_n2: Tensor | None,
-    judged: int | None,
-    options: dict,
-) -> Advantage:
-    return advantage(
-        reward_n,
-        group_n,
-        baseline=objective.baseline or "group",
-        outcome_no=outcome_no,
-        by_outcome_n2=by_outcome_n2,
-        judged=judged,
-        back_off=objective.back_off,
-        scale=objective.scale or "none",
-        if_missing=objective.if_missing,
-        **options,
-    )
+def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
+    """Where the completion itself left out what the reward needs; a check that failed is not its doing."""
+    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
-def _summed(
+def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
+    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one has no number then."""
+    weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
+    return (_stand_ins(scores, objectives) * weight_m).sum(dim=1)
+
+
+def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
+    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
+    return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
+
+
+def _by_block(
     scores: Scores,
     group_n: Tensor,
     present_nk: Tensor,
     objectives: Sequence[Objective],
-    block_names: Sequence[str],
-    options: dict,
-    estimator: Callable[..., Tensor] | None,
-    inputs: Mapping[str, Any],
+    paid_mk: Tensor,
+    chosen: Method,
+    data: dict[str, Any],
+    options: dict[str, Any],
 ) -> Credit:
-    first = objectives[0]
-    for objective in objectives:
-        if (objective.baseline, objective.scale) != (first.baseline, first.scale) or objective.baseline in (
-            "outcome",
-            "blended",
-        ):
-            raise RecipeError(
-                f"Rewards that are summed first share one baseline: '{first.name}' has {first.baseline}, "
-                f"'{objective.name}' has {objective.baseline}. Use none, batch or group for all of them, or sum_first: false."
-            )
-    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
-    weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
-    reward_nm = torch.where(_left_out(scores), stand_in_m, scores.reward_nm)
-    summed_n = (reward_nm * weight_m).sum(dim=1)
-    if estimator is None:
-        result = advantage(summed_n, group_n, baseline=first.baseline or "group", scale=first.scale or "none", **options)
-        advantage_n, alone_n = result.advantage_n, result.alone_n
-    else:
-        shared = {name: options[name] for name in ("leave_one_out", "min_stratum")}
-        advantage_n = estimator(summed_n, group_n, **accepted(estimator, shared | dict(inputs))).double()
-        within = moments(summed_n, group_index(group_n))
-        alone_n = within.member_n & (within.count_n() < max(options["min_stratum"], 2))
-    paid_k = torch.zeros(len(block_names), dtype=torch.float64, device=group_n.device)
-    for objective in objectives:
-        for name in objective.pays:
-            paid_k[_position(name, block_names, objective)] = 1.0
-    block_nk = torch.where(present_nk, advantage_n[:, None] * paid_k, 0.0)
-    alone_m = alone_n.sum().repeat(len(objectives))
-    return Credit(block_nk, torch.zeros_like(summed_n), alone_m, scores.reward_nm.isnan().sum(dim=0))
-
-
-def accepted(estimator: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `inputs` that the signature of an estimator has, without what a `functools.partial` has fixed.
-
-    >>> accepted(lambda reward_n, group_n, *, length_n: reward_n, {"length_n": 1, "metric_n": 2})
-    {'length_n': 1}
-    """
-    parameters = inspect.signature(estimator).parameters
-    fixed = getattr(estimator, "keywords", {})
-    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in inputs.items() if name not in fixed and (everything or name in parameters)}
-
-
-def _whitened(credit: Credit, stop_nk: Tensor, present_nk: Tensor, ddof: int, eps: float) -> Credit:
-    """Scale the credit of each block over the completions that have it; `stop_nk` goes along with its block."""
-    held_nk = torch.where(present_nk, credit.block_nk, torch.nan)
-    scale_k = torch.tensor([unit_scale(held_n, ddof=ddof, eps=eps) for held_n in held_nk.T], dtype=torch.float64)
-    scale_k = scale_k.to(stop_nk.device)
-    return replace(credit, block_nk=credit.block_nk * scale_k, stop_n=(stop_nk * scale_k).sum(dim=1))
-
-
-def _left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Where the completion itself left out what the reward needs."""
-    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
-
-
-def _outcomes(scores: Scores, objective: Objective) -> Float[Tensor, "n o"] | None:
-    columns = []
-    for name in objective.outcomes:
-        if name not in (*scores.names, *scores.outcome_names):
-            known = ", ".join((*scores.names, *scores.outcome_names))
-            raise RecipeError(f"Objective '{objective.name}' is given '{name}', which is no objective; known: {known}.")
-        columns.append(scores.outcome(name))
-        if objective.baseline in ("outcome", "blended"):
-            check_discrete(columns[-1][~columns[-1].isnan()].unique().tolist(), name)
-    return torch.stack(columns, dim=1) if columns else None
-
-
-def _position(name: str, block_names: Sequence[str], objective: Objective) -> int:
-    if name not in block_names:
-        raise RecipeError(
-            f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
+    given = _given(scores, objectives)
+    prices = "if_missing_k" in chosen.inputs  # else what is left out is compared as the reward that it stands for
+    reward_nm = scores.reward_nm if prices else _stand_ins(scores, objectives)
+    data |= {"reward_nk": reward_nm, "reward_nm": reward_nm, **given}
+    data |= {
+        "baseline": [o.baseline or "group" for o in objectives],
+        "scale_k": [o.scale or "none" for o in objectives],
+        "back_off_k": [o.back_off for o in objectives],
+        "if_missing_k": [o.if_missing for o in objectives],
+    }
+    adv_nm = call(chosen, group_n, data, options)
+    left_out_nm = left_out(scores)
+    adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
+    weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
+    weighted_nm = weight_m * adv_nm
+    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
+    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
+    for m in range(len(objectives)):  # one after the other: the order of a sum is part of its digits
+        block_nk[:, paid_mk[m]] += weighted_nm[:, m, None]
+        elsewhere_n = present_nk[:, paid_mk[m]].any(dim=1) | ~left_out_nm[:, m]
+        stop_n += torch.where(elsewhere_n, 0.0, weighted_nm[:, m])
+    strata = [
+        compared(
+            reward_nm[:, m],
+            group_n,
+            baseline=objective.baseline or "group",
+            outcome_no=given["outcome_no"][:, given["given_k"][m]] if given["given_k"][m] else None,
+            min_stratum=options.get("min_stratum", 2),
+            back_off=objective.back_off,
         )
-    return list(block_names).index(name)
+        for m, objective in enumerate(objectives)
+    ]
+    return Credit(
+        torch.where(present_nk, block_nk, 0.0),
+        stop_n,
+        torch.stack([found.alone_n.sum() for found in strata]),
+        scores.reward_nm.isnan().sum(dim=0),
+        adv_nm=adv_nm,
+        stratum_nm=torch.stack([found.stratum_n for found in strata], dim=1),
+        coarser_m=torch.stack([((found.level_n > 0) & (found.stratum_n >= 0)).sum() for found in strata]),
+    )
+
+
+def _by_completion(
+    scores: Scores,
+    group_n: Tensor,
+    present_nk: Tensor,
+    objectives: Sequence[Objective],
+    paid_mk: Tensor,
+    chosen: Method,
+    data: dict[str, Any],
+    options: dict[str, Any],
+) -> Credit:
+    """One number per completion, step or token, paid to every block that an objective pays."""
+    reward_n = summed(scores, objectives)
+    data |= {
+        "reward_n": reward_n,
+        "reward_s": reward_n,
+        "reward_nm": _stand_ins(scores, objectives),
+        "weight_m": reward_n.new_tensor([objective.weight for objective in objectives]),
+    }
+    if "mask_nt" in data:  # a completion without a reward takes no part
+        data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
+        data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
+    found = compared(reward_n, group_n, baseline="group", min_stratum=options.get("min_stratum", 2))
+    adv = call(chosen, group_n, data, options)
+    token_nt = adv if chosen.kind == "token" else None
+    paid_k = paid_mk.any(dim=0)
+    if token_nt is None:
+        adv_n = adv.double()
+        block_nk = torch.where(present_nk, adv_n[:, None] * paid_k, 0.0)
+    else:
+        block_nk = _block_means(token_nt, data["block_nt"], present_nk)
+        adv_n = (block_nk != 0).any(dim=1).double()  # whether it moved at all; there is no one number
+    m, grouped = len(objectives), not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
+    return Credit(
+        block_nk,
+        torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device),
+        (found.alone_n.sum() * grouped).repeat(m),
+        scores.reward_nm.isnan().sum(dim=0),
+        adv_nm=adv_n[:, None].expand(-1, m),
+        stratum_nm=found.stratum_n[:, None].expand(-1, m),
+        coarser_m=torch.zeros(m, dtype=torch.long),
+        token_nt=token_nt,
+    )
+
+
+def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+    """Call a method's function with what its parameters ask for by name.
+
+    Raises:
+        RecipeError: it needs something that is not there, or has no such option.
+    """
+    known = {**data, "group_n": group_n, "group_s": group_n}
+    lacking = [name for name in chosen.required if name not in known]
+    if lacking:
+        raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
+    for name in options:
+        if name not in chosen.options:
+            raise RecipeError(
+                f"Method '{chosen.name}' has no option '{name}'; it has {', '.join(chosen.options) or 'none'}."
+            )
+    facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
+    asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
+    return chosen.estimator(**{name: known[name] for name in asked}, **options)
+
+
+def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """A reward of the whole completion on its last trainable token, 0 at every other one.
+
+    >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
+    tensor([[0., 2., 0.]])
+    """
+    mask_nt = mask_nt.bool()
+    reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
+    has_n = mask_nt.any(dim=1)
+    last_n = mask_nt.shape[1] - 1 - mask_nt.flip(dims=(1,)).int().argmax(dim=1) if mask_nt.shape[1] else has_n.long()
+    reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
+    return reward_nt
+
+
+def _block_means(token_nt: Tensor, block_nt: Tensor, present_nk: Tensor) -> Float[Tensor, "n k"]:
+    """The mean over the tokens of each block, 0 where it is absent."""
+    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
+    for k in range(present_nk.shape[1]):
+        here_nt = block_nt == k
+        total_n = torch.where(here_nt, token_nt.double(), 0.0).sum(dim=1)
+        block_nk[:, k] = total_n / here_nt.sum(dim=1).clamp(min=1)
+    return block_nk
+
+
+def _given(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
+    """The outcomes that any objective is given, which of them each one is, and which its reward is judged by."""
+    names: dict[str, int] = {}
+    given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
+    judged_k = [judged_column(objective) for objective in objectives]
+    values = {name: scores.outcome(name).double() for name in names}
+    for objective in objectives:
+        for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
+            check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
+    nothing_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
+    by_outcome_nk2 = scores.by_outcome_nmo.clone()
+    for m, judged in enumerate(judged_k):
+        if judged is None:  # what it would be under another outcome says nothing about those that it is given
+            by_outcome_nk2[:, m] = torch.nan
+    return {
+        "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
+        "given_k": given_k,
+        "judged_k": [judged or 0 for judged in judged_k],
+        "by_outcome_nk2": by_outcome_nk2,
+    }
+
+
+def _paid(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
+    """Which blocks each objective pays."""
+    paid_mk = torch.zeros(len(objectives), len(block_names), dtype=torch.bool, device=device)
+    for m, objective in enumerate(objectives):
+        for name in objective.pays:
+            if name not in block_names:
+                raise RecipeError(
+                    f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
+                )
+            paid_mk[m, list(block_names).index(name)] = True
+    return paid_mk
 
 
 def _check_sizes(

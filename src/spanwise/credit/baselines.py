@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.strata import as_columns, centred, group_index, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
@@ -90,6 +91,7 @@ def advantage(
 
     Raises:
         AlignmentError: sizes differ.
+        RewardError: an infinite reward.
         RecipeError: an outcome baseline without outcomes, `back_off` or a scale that does not go with the baseline, `judged`
             that is no column, or rewards by outcome of one of several outcomes, without a word which.
 
@@ -116,7 +118,8 @@ def advantage(
     _check(reward_n, group_n, baseline, back_off)
     absent_n = reward_n.isnan()
     nothing_n = torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
-    if baseline == "none":
+    if baseline == "none":  # the only one without a stratum, whose moments would look
+        check_rewards(reward_n)
         _refuse_scale(baseline, scale)
         missing_n = nothing_n if if_missing is None else torch.where(absent_n, float(if_missing), nothing_n)
         return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, torch.zeros_like(absent_n))

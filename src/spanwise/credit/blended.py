@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.strata import Moments, as_columns, excess_variance_elsewhere, moments, precision_mean, refine
 from spanwise.errors import RecipeError
 
@@ -65,6 +66,7 @@ def blended_baseline(
         Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
         (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
     """
+    check_rewards(reward_n)
     outcome_no = as_columns(outcome_no)
     column = None if by_outcome_n2 is None else _judged(judged, outcome_no.shape[1])
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)

@@ -1,12 +1,56 @@
-"""What every estimator refuses about spans, in one place."""
+"""What every estimator refuses about rewards, masks and spans, in one place."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from spanwise.errors import AlignmentError
+from spanwise.errors import AlignmentError, RewardError
 from spanwise.types import Spans
+
+
+def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
+    """Refuse an infinite reward, before a sum or a mean makes something else of it; NaN is an absent one.
+
+    Args:
+        reward: rewards of any shape, the completions first.
+        row: what the first index counts.
+        column: what the second one counts, if there is one.
+
+    Raises:
+        RewardError: the completion and the number.
+
+    Example:
+        >>> check_rewards(torch.tensor([1., float("nan"), float("-inf")]))
+        Traceback (most recent call last):
+        spanwise.errors.RewardError: The reward of completion 2 is -inf; a reward must be finite, or NaN where it is absent.
+    """
+    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
+        return
+    infinite = reward.isinf().nonzero()
+    if not len(infinite):
+        return
+    first = [int(x) for x in infinite[0]]
+    number = float(reward[tuple(first)])
+    place = f" at {column} {first[1]}" if len(first) > 1 else ""
+    raise RewardError(
+        f"The reward of {row} {first[0]} is {number}{place}; a reward must be finite, or NaN where it is absent."
+    )
+
+
+def check_mask(mask_nt: Tensor) -> None:
+    """Refuse a mask that is not boolean: as an index or a condition, 0 and 1 mean something else.
+
+    Raises:
+        AlignmentError: what it holds.
+
+    Example:
+        >>> check_mask(torch.tensor([[1, 0]]))
+        Traceback (most recent call last):
+        spanwise.errors.AlignmentError: mask_nt holds torch.int64; a mask is boolean, pass mask_nt.bool().
+    """
+    if mask_nt.dtype != torch.bool:
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
 
 
 def check_block_numbers(block_nt: Tensor, blocks: int) -> None:

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.assign import accepted
-from spanwise.credit.registry import method
+from spanwise.credit.checks import check_rewards
+from spanwise.credit.recursion import check_recursion
+from spanwise.credit.registry import accepted, method
 from spanwise.credit.strata import EpsAt, group_index, moments, standardised, standardised_tokens
 from spanwise.errors import RecipeError, unknown
 
@@ -116,7 +117,8 @@ def compatible(method_name: str, framework: Framework | str) -> Callable[..., Te
     Edge cases:
         Numbers are the framework's where its mask is true; at masked tokens they are 0, as the loss never reads them. Absent
         rewards keep the rule of this library, for most frameworks have none. A constant group gives exactly 0, where float32
-        frameworks may give rounding errors. `maxrl` refuses negative rewards in every framework.
+        frameworks may give rounding errors. `maxrl` refuses negative rewards, which SkyRL takes. Where at most one token is
+        unmasked, verl and SkyRL raise and this gives 0.
 
     Raises:
         RecipeError: an unknown framework, or a method that it does not have.
@@ -219,8 +221,7 @@ def _reinforce(
     gamma: float = 1.0,
     whiten: bool = True,
 ) -> Float[Tensor, "n t"]:
-    return_nt = _recursion(reward_nt, torch.zeros_like(reward_nt), mask_nt, gamma, 1.0, numbers)
-    return _whitened_tokens(numbers, return_nt, mask_nt) if whiten else return_nt
+    return _gae(numbers, reward_nt, torch.zeros_like(reward_nt), mask_nt, gamma=gamma, lam=1.0, whiten=whiten)
 
 
 def _gae(
@@ -233,14 +234,14 @@ def _gae(
     lam: float = 1.0,
     whiten: bool = True,
 ) -> Float[Tensor, "n t"]:
+    check_recursion(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam)
+    check_rewards(reward_nt)
+    mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)  # an absent reward takes no part
     advantage_nt = _recursion(reward_nt, value_nt, mask_nt, gamma, lam, numbers)
-    return _whitened_tokens(numbers, advantage_nt, mask_nt) if whiten else advantage_nt
-
-
-def _whitened_tokens(numbers: Numbers, value_nt: Tensor, mask_nt: Tensor) -> Tensor:
     white = numbers.whitening
-    assert white is not None, "only methods that whiten come here"
-    return standardised_tokens(value_nt, mask_nt, ddof=white.ddof, eps=white.eps, eps_at=white.eps_at)
+    if not whiten or white is None:
+        return advantage_nt
+    return standardised_tokens(advantage_nt, mask_nt, ddof=white.ddof, eps=white.eps, eps_at=white.eps_at)
 
 
 def _recursion(

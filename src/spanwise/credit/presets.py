@@ -1,10 +1,8 @@
-"""From a method's preset to objectives: what a recipe runs when it names nothing but the method."""
+"""From a method's preset to a layout and objectives: what is run when nothing but the method is named."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from spanwise.credit.registry import Preset
+from spanwise.credit.registry import Method, Preset
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective
@@ -19,51 +17,68 @@ def preset_layout(preset: Preset, task: Layout) -> Layout:
     >>> preset_layout(Preset(whole=True), Layout({"solution": ["answer"], "confidence": ["confidence"]})).blocks
     (('completion', ('answer', 'confidence')),)
     """
-    if not preset.whole:
+    if not preset.whole or len(task.names) == 1:
         return task
-    return Layout({"completion": tuple(dict.fromkeys(task.tags))}, prefilled=task.prefilled)
+    tags = tuple(dict.fromkeys(task.tags))
+    return Layout({"completion": tags}, prefilled=task.prefilled, segmenter=task.segmenter)
+
+
+def states_confidence(layout: Layout) -> bool:
+    """Whether the last block states a confidence; if not, it is a second attempt.
+
+    >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
+    False
+    """
+    return len(layout.names) == 1 or "confidence" in dict(layout.blocks)[layout.names[-1]]
 
 
 def preset_objectives(
-    preset: Preset, layout: Layout, *, calibration: str = "brier", baseline: BaselineName = "outcome"
+    chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """The objectives of a preset: correctness pays the first block, a second objective the last one.
+    """The objectives of a method: correctness pays the first block, a second objective the last one.
 
-    The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt.
+    The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt. A
+    method that gives a completion one number pays it to every block.
 
     Args:
-        preset: of the method.
+        chosen: the method; without a preset, that of `Preset()`.
         layout: as `preset_layout` gives it.
         calibration: `brier` or `log_score`.
-        baseline: of the confidence, where the preset leaves it open.
+        baseline: of the second objective; for methods that take baselines, `outcome` if not given.
 
     Example:
+        >>> from spanwise.credit import method
         >>> attempts = Layout({"first": ["answer"], "second": ["answer"]})
-        >>> preset_objectives(Preset(), attempts)[1].name
+        >>> preset_objectives(method("bae"), attempts)[1].name
         'second_attempt'
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(Preset(), layout)]
-        [('correct', ('solution',), None), ('brier', ('confidence',), 'outcome')]
+        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae"), layout)]
+        [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
+        >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)]
+        [('correct', ('solution', 'confidence')), ('brier', ('confidence', 'solution'))]
     """
     if calibration not in WORST_SCORE:
         raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))
-    correct = Objective("correct", pays=(layout.names[0],), scale=preset.scale, if_missing=0.0)
-    confident = len(layout.names) == 1 or "confidence" in dict(layout.blocks)[layout.names[-1]]
+    first, last = layout.names[0], layout.names[-1]
+    by_block = chosen.kind == "block"
+    compares = "baseline" in chosen.inputs
+    # A reward reads the first block it pays; every other block comes after its own.
+    correct = Objective(
+        "correct",
+        pays=(first,) if by_block else layout.names,
+        baseline="group" if compares else None,
+        if_missing=0.0,
+    )
+    if not (chosen.preset or Preset()).calibrated:
+        return (correct,)
+    confident = states_confidence(layout)
+    against = (baseline or "outcome") if compares else None
     second = Objective(
         calibration if confident else "second_attempt",
-        pays=(layout.names[-1],),
-        given="correct",
-        baseline=preset.baseline or baseline,
-        scale=preset.scale,
-        weight=preset.weight,
+        pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
+        given="correct" if confident or against in ("outcome", "blended") else (),
+        baseline=against,
         if_missing=WORST_SCORE[calibration] if confident else 0.0,
-        options={} if confident else {"first": layout.names[0]},
+        options={} if confident else {"first": first},
     )
-    if not preset.calibrated:
-        return (correct,)
-    if preset.sum_first:
-        # A reward reads the first block it pays; every other block comes after its own.
-        return replace(correct, pays=layout.names), replace(
-            second, pays=tuple(dict.fromkeys((layout.names[-1], *layout.names)))
-        )
     return correct, second

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from spanwise.credit.checks import check_mask, check_rewards
 from spanwise.credit.memory import fresh
 from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
 
@@ -87,7 +88,7 @@ def lambda_advantage(
         RewardError: an infinite reward, a value that is not finite at a trainable token.
         RecipeError: gamma or lam outside [0, 1].
     """
-    _check(reward_nt, value_nt, mask_nt, boundary_nt, gamma, lam)
+    check_recursion(reward_nt, value_nt, mask_nt, boundary_nt=boundary_nt, gamma=gamma, lam=lam)
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
     advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact = torch.promote_types(dtype, torch.float32)
@@ -182,15 +183,10 @@ def _rewards(reward_nt: Tensor, mask_nt: Tensor, rows: slice, cols: slice, absen
     reward = reward_nt[rows, cols]
     if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
         return reward
-    absent_n[rows] |= (reward.isnan() & mask_nt[rows, cols]).any(dim=1)
-    reward = torch.where(reward.isnan(), 0.0, reward)
     if bool(reward.isinf().any()):
-        i, t = (int(x) for x in torch.nonzero(reward.isinf())[0])
-        raise RewardError(
-            f"The reward of completion {rows.start + i} is {float(reward[i, t])} at token {cols.start + t}; "
-            f"a reward must be finite, or NaN where it is absent."
-        )
-    return reward
+        check_rewards(reward_nt)
+    absent_n[rows] |= (reward.isnan() & mask_nt[rows, cols]).any(dim=1)
+    return torch.where(reward.isnan(), 0.0, reward)
 
 
 def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows: slice, cols: slice) -> None:
@@ -205,19 +201,23 @@ def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows
         )
 
 
-def _check(
+def check_recursion(
     reward_nt: Tensor,
     value_nt: Tensor | None,
     mask_nt: Tensor,
-    boundary_nt: Tensor | None,
+    *,
+    boundary_nt: Tensor | None = None,
     gamma: float,
     lam: float | Tensor,
 ) -> None:
+    """Refuse sizes that differ, a mask that is not boolean, and gamma or lam outside [0, 1].
+
+    >>> check_recursion(torch.zeros(1, 2), None, torch.ones(1, 2, dtype=torch.bool), gamma=1.0, lam=0.95)
+    """
     for name, other in (("value_nt", value_nt), ("mask_nt", mask_nt), ("boundary_nt", boundary_nt)):
         if other is not None and other.shape != reward_nt.shape:
             raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but {name} is {tuple(other.shape)}.")
-    if mask_nt.dtype != torch.bool:
-        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+    check_mask(mask_nt)
     for name, number in (("gamma", gamma), ("lam", lam)):
         number = torch.as_tensor(number, dtype=torch.float64)
         bad = number[~((number >= 0) & (number <= 1))]  # NaN as well

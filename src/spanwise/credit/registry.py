@@ -1,18 +1,18 @@
-"""The registry of methods: every estimator by name, with what it needs, its paper and the preset that runs it from a recipe."""
+"""The registry of methods: every estimator by name, with what it needs, where it comes from and how a recipe runs it."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import Any, Literal
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.objective import BaselineName
+from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step"]
-Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 
 #: What `spanwise.testing.check_estimator` asks of every method, as far as it applies to its kind. A method whose nature breaks one
 #: of them says so where it registers: `exceptions={"shift": "the reward is divided by the mean reward"}`.
@@ -31,34 +31,29 @@ PROPERTIES: Mapping[str, str] = {
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "spread over the tokens of its block, credit adds up to itself and is exactly 0 elsewhere",
 }
-
-#: Distributions announce methods of their own under this entry point group; loading the entry point must register them.
-ENTRY_POINT_GROUP = "spanwise.methods"
+#: Keyword parameters that are bound to what the objectives say, and to what a batch may have beside what it must.
+FACTS = (
+    "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
+    "bootstrap_n",
+)  # fmt: skip
+_INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
+_REWARDS = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s")
+_GROUPS = ("group_n", "group_s")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How a recipe runs a method when it names nothing but the method.
+    """How a scheme runs a method when nothing but the method is named.
 
     Attributes:
         whole: the completion is one block; otherwise the task's own blocks.
-        sum_first: the rewards are added up before the estimator sees them.
-        per: what a token's share is counted in, see `spread`; "length" is the recipe's max_completion_length.
-        calibrated: there is a second objective on the confidence.
-        baseline: of the confidence; None: the recipe's own choice.
-        scale: of every objective.
-        weight: of the confidence.
-        whiten: the summed credit is standardised over the batch (GDPO).
+        per: what a token's share is counted in, see `spread`; "length" is the longest completion there may be.
+        calibrated: there is a second objective, on the confidence or the second attempt.
     """
 
     whole: bool = False
-    sum_first: bool = False
     per: Literal["block", "completion", "length"] = "block"
     calibrated: bool = True
-    baseline: BaselineName | None = None
-    scale: Literal["none", "std"] = "none"
-    weight: float = 1.0
-    whiten: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,19 +63,31 @@ class Method:
     Attributes:
         name: as in recipes.
         estimator: the pure function.
-        kind: what its rewards are indexed by: completions (`reward_n`), blocks (`reward_nk`), tokens (`reward_nt`) or the steps
-            of trajectories (`reward_s`).
+        kind: what its rewards are indexed by: completions (`reward_n`, or `reward_nm` with a column per objective), blocks
+            (`reward_nk`), tokens (`reward_nt`) or the steps of trajectories (`reward_s`).
         paper: where it comes from.
         preset: how a recipe runs it; None: it is called from Python only.
         exceptions: which of `PROPERTIES` it does not have by its nature -> why.
+        source: what the formula here was taken from: the paper, the authors' code, a framework's, or notes about it.
+        only_with: option -> (another option, or what the objectives say; its values) without which the option does nothing.
+
+    Raises:
+        RecipeError: an exception to a property that does not exist.
     """
 
     name: str
     estimator: Callable[..., Any]
     kind: Kind
     paper: str
-    preset: Preset | None
+    preset: Preset | None = None
     exceptions: Mapping[str, str] = field(default_factory=dict)
+    source: str = "the paper"
+    only_with: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.exceptions:
+            if name not in PROPERTIES:
+                raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
 
     @property
     def summary(self) -> str:
@@ -88,70 +95,72 @@ class Method:
         return (inspect.getdoc(self.estimator) or "").split("\n")[0]
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """All names in its signature, in order."""
+        return tuple(self._parameters)
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """What it takes by position."""
+        return tuple(name for name, p in self._parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The inputs it cannot do without."""
+        return tuple(name for name, p in self._parameters.items() if p.default is p.empty)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """The inputs it cannot do without, beside rewards and prompt ids."""
-        parameters = list(inspect.signature(self.estimator).parameters.values())[1:]
-        required = (p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD)
-        return tuple(name for name in required if name not in ("group_n", "group_s"))
+        return tuple(name for name in self.required if name not in (*_REWARDS, *_GROUPS))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Its keyword options with their defaults."""
-        parameters = inspect.signature(self.estimator).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+        """Its keyword parameters with their defaults."""
+        parameters = self._parameters.items()
+        return {name: p.default for name, p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Those of its settings that say what the objectives say, or what only some batches have."""
+        return tuple(name for name in self.settings if name in FACTS)
+
+    @property
+    def takes_everything(self) -> bool:
+        """Whether it takes `**anything`: it is handed all there is."""
+        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of its settings that a user chooses, with their defaults: neither facts nor tensors."""
+        chosen = self.settings.items()
+        return {name: value for name, value in chosen if name not in FACTS and not _INDEXED.search(name)}
+
+    @cached_property
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        fixed = getattr(self.estimator, "keywords", {})  # of a functools.partial
+        named = inspect.signature(self.estimator).parameters.items()
+        return {name: p for name, p in named if name not in fixed and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
 
-METHODS: dict[str, Method] = {}
-
-
-def register(
-    name: str, *, kind: Kind, paper: str, preset: Preset | None = None, exceptions: Mapping[str, str] | None = None
-) -> Callable[[Estimator], Estimator]:
-    """Register an estimator under a name; the function itself stays as it is.
-
-    Raises:
-        RecipeError: another function has the name already, or an exception to a property that does not exist.
-
-    Example:
-        >>> @register("mean_of_two", kind="completion", paper="none")
-        ... def mean_of_two(reward_n, group_n):
-        ...     '''Halve every reward.'''
-        ...     return reward_n / 2
-        >>> METHODS.pop("mean_of_two").summary
-        'Halve every reward.'
-    """
-    for property_name in exceptions or {}:
-        if property_name not in PROPERTIES:
-            raise RecipeError(f"Method '{name}': {unknown('property', property_name, PROPERTIES)}")
-
-    def decorate(estimator: Estimator) -> Estimator:
-        known = METHODS.get(name)
-        if known is not None and known.estimator is not estimator:
-            place = f"{known.estimator.__module__}.{known.estimator.__qualname__}"
-            raise RecipeError(f"There is a method '{name}' already ({place}); register yours under another name.")
-        METHODS[name] = Method(name, estimator, kind, paper, preset, dict(exceptions or {}))
-        return estimator
-
-    return decorate
+#: Every method by name.
+METHODS: Registry[Method] = Registry(
+    "method", kinds=("completion", "block", "token", "step"), group="spanwise.methods", entry=Method
+)
 
 
 def method(name: str) -> Method:
     """The method called `name`, from here or from an installed plug-in; a RecipeError with a suggestion if there is none."""
-    if name not in METHODS:
-        load_plugins()
-    if name not in METHODS:
-        raise RecipeError(unknown("method", name, METHODS))
-    return METHODS[name]
+    return METHODS.find(name)
 
 
-def load_plugins() -> None:
-    """Import what other distributions announce under `spanwise.methods`; a broken one is named, not hidden.
+def accepted(estimator: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `inputs` that the signature of an estimator has, without what a `functools.partial` has fixed.
 
-    Raises:
-        RecipeError: a plug-in that cannot be imported.
+    >>> accepted(lambda reward_n, group_n, *, length_n: reward_n, {"length_n": 1, "metric_n": 2})
+    {'length_n': 1}
     """
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            entry.load()
-        except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
-            raise RecipeError(f"The plug-in '{entry.name}' ({entry.value}) cannot be loaded: {error}.") from error
+    parameters = inspect.signature(estimator).parameters
+    fixed = getattr(estimator, "keywords", {})
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in inputs.items() if name not in fixed and (everything or name in parameters)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from spanwise.credit.checks import check_intervals
 from spanwise.credit.memory import fresh
@@ -20,7 +21,7 @@ def spread(
     credit: Credit,
     spans: Spans,
     *,
-    per: Literal["block", "completion"] | int | float = "block",
+    per: str | float | int = "block",
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
     r"""Give every trainable token the credit of its block, weighted so that a plain sum over tokens is the objective.
@@ -98,6 +99,83 @@ def to_tokens(
     advantage_nt = fresh(mask_nt.shape, dtype=dtype, device=advantage_n.device)
     nothing = torch.zeros((), dtype=dtype, device=advantage_n.device)
     return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], nothing, out=advantage_nt)
+
+
+def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
+    """Widen spans to the trainer's final token tensor and drop the completions that it left out of the loss.
+
+    A completion without any token in the mask (TRL's `mask_truncated_completions`) loses its spans; every other completion
+    must have the same tokens on both sides.
+
+    Args:
+        spans: spans of at most as many tokens.
+        mask_nt: True where a token enters the loss.
+
+    Returns:
+        Spans of the width of the mask.
+
+    Raises:
+        AlignmentError: a completion has other tokens in the loss than in its spans.
+
+    Example:
+        >>> spans = Spans(("all",), torch.tensor([[0], [0]]), torch.tensor([[2], [1]]),
+        ...               torch.tensor([[0, 0], [0, -1]], dtype=torch.int8), torch.tensor([0, 0]))
+        >>> restrict(spans, torch.tensor([[True, True, False], [False, False, False]])).block_nt.tolist()
+        [[0, 0, -1], [-1, -1, -1]]
+    """
+    spare = mask_nt.shape[1] - spans.block_nt.shape[1]
+    if spare < 0:
+        raise AlignmentError(
+            f"The spans are {spans.block_nt.shape[1]} tokens wide and the trainer's mask {mask_nt.shape[1]}; "
+            "pass the same completions to both."
+        )
+    block_nt = pad(spans.block_nt, (0, spare), value=-1)
+    kept_n = mask_nt.any(dim=1)
+    differs_n = kept_n & ((block_nt >= 0) != mask_nt).any(dim=1)
+    if bool(differs_n.any()):
+        n = int(differs_n.nonzero()[0])
+        raise AlignmentError(
+            f"Completion {n} trains on {int(mask_nt[n].sum())} tokens and its spans cover {int((block_nt[n] >= 0).sum())}; "
+            "the trainer masks tokens that the spans do not know of (a tool mask that changed after scoring?)."
+        )
+    none = torch.zeros_like(spans.start_nk)
+    return replace(
+        spans,
+        block_nt=block_nt.masked_fill(~mask_nt, -1),
+        start_nk=torch.where(kept_n[:, None], spans.start_nk, none),
+        end_nk=torch.where(kept_n[:, None], spans.end_nk, none),
+    )
+
+
+def spread_tokens(
+    adv_nt: Float[Tensor, "n t"],
+    spans: Spans,
+    *,
+    per: str | float | int = "completion",
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "n t"]:
+    r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
+
+    Args:
+        adv_nt: advantages of a method per token; at most as wide as the spans.
+        spans: the tokens of each block; every other token gets exactly 0.
+        per, dtype: see `spread`.
+
+    Example:
+        >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
+        >>> spans = Spans(("a", "b"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt, torch.tensor([0]))
+        >>> spread_tokens(torch.tensor([[3., 6., 9., 3.]]), spans)
+        tensor([[1., 2., 0., 1.]])
+    """
+    spare = spans.block_nt.shape[1] - adv_nt.shape[1]
+    if len(adv_nt) != len(spans.block_nt) or spare < 0:
+        raise AlignmentError(
+            f"Advantages are for {tuple(adv_nt.shape)} completions and tokens, spans are for {tuple(spans.block_nt.shape)}."
+        )
+    size_nk = _size(spans.length_nk, per)
+    size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
+    held_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0)
+    return (held_nt / size_nt).to(dtype)
 
 
 def _columns(block_nt: Tensor, blocks: int) -> Tensor:

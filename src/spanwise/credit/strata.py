@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
@@ -113,6 +114,10 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0.
 
+    Raises:
+        AlignmentError: sizes differ.
+        RewardError: an infinite value, in a stratum or not.
+
     Example:
         >>> m = moments(torch.tensor([1., 0., 0., 5.]), torch.tensor([7, 7, 7, 2]))
         >>> m.deviation_n, m.count_n()
@@ -122,6 +127,7 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
         raise AlignmentError(
             f"There are {len(value_n)} rewards for {len(stratum_n)} group ids; give one id to each completion."
         )
+    check_rewards(value_n)
     dense_n = torch.full_like(stratum_n, -1, dtype=torch.long)
     placed_n = stratum_n >= 0
     ids, dense_n[placed_n] = torch.unique(stratum_n[placed_n], return_inverse=True)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_mask
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
@@ -64,6 +65,7 @@ def aggregate(
     """
     if loss_nt.shape != mask_nt.shape:
         raise AlignmentError(f"loss_nt is {tuple(loss_nt.shape)} but mask_nt is {tuple(mask_nt.shape)}.")
+    check_mask(mask_nt)
     if mode not in get_args(Mode):
         raise RecipeError(unknown("way to aggregate", mode, get_args(Mode)))
     sum_n = torch.where(mask_nt, loss_nt, 0.0).sum(dim=1)

@@ -15,19 +15,19 @@ def aspo(
     adv_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
     r"""Turn the ratio of good tokens upside down, so that those which have not grown yet weigh most.
 
     Equation
-        drop where A > 0 and rho > 1 + eps_high, or A < 0 and rho < 1 - eps_low
+        drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
         A > 0: loss = -sg(min(1 / rho, cap)) A pi / sg(pi);   A < 0: loss = -A min(rho, cap)
 
     Args:
         logp_nt, logp_old_nt, adv_nt, mask_nt: as for `ppo_clip`.
-        eps_low, eps_high: of the usual ratio, from which tokens are dropped.
+        clip_low, clip_high: of the usual ratio, from which tokens are dropped.
         cap: largest weight; where A > 0 the gradient stays, where A < 0 it ends there.
 
     Edge cases:
@@ -39,12 +39,12 @@ def aspo(
         tensor([[-2.0000, -0.9091,  0.0000, -3.0000]])
 
     Reference:
-        "ASPO" 2025 (arXiv 2510.06062). The values of eps_low, eps_high and cap are not confirmed by its text.
+        "ASPO" 2025 (arXiv 2510.06062). The values of clip_low, clip_high and cap are not confirmed by its text.
     """
     logp_nt, logp_old_nt, adv_nt = read(logp_nt, logp_old_nt, adv_nt, mask_nt)
     drift_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
     ratio_nt = drift_nt.detach().exp()
-    drop_nt = torch.where(adv_nt > 0, ratio_nt > 1 + eps_high, ratio_nt < 1 - eps_low)
+    drop_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
     good_nt = weighted((-drift_nt.detach()).exp().clamp(max=cap), logp_nt)
     weight_nt = torch.where(adv_nt > 0, good_nt, drift_nt.exp().clamp(max=cap))
     return keep(-adv_nt * weight_nt, mask_nt & ~drop_nt)

@@ -14,18 +14,18 @@ def cispo(
     adv_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    weight_low: float = 0.0,
-    weight_high: float = 5.0,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
 ) -> Float[Tensor, "n t"]:
     r"""Clip the importance weight, not the gradient: every token keeps learning.
 
     Equation
-        w = sg(clip(rho, weight_low, weight_high));  loss = -w A pi / sg(pi), whose gradient is -w A grad log pi
+        w = sg(clip(rho, 1 - clip_low, 1 + clip_high));  loss = -w A pi / sg(pi), whose gradient is -w A grad log pi
 
     Args:
         logp_nt, logp_old_nt, adv_nt, mask_nt: as for `ppo_clip`.
-        weight_low, weight_high: bounds of the weight itself (TRL's epsilon_high is `weight_high`, verl's clip_ratio_high is
-            `weight_high` - 1).
+        clip_low, clip_high: the weight lies between 1 - clip_low and 1 + clip_high (verl's clip_ratio_low and clip_ratio_high;
+            TRL's epsilon_high is the upper bound itself, 1 + `clip_high`). A clip_low of 1 or more bounds nothing.
 
     Example:
         >>> import torch
@@ -37,5 +37,5 @@ def cispo(
         MiniMax 2025, "MiniMax-M1" (arXiv 2506.13585). There the loss is -w A log pi: another value, the same gradient.
     """
     logp_nt, logp_old_nt, adv_nt = read(logp_nt, logp_old_nt, adv_nt, mask_nt)
-    weight_nt = (logp_nt - logp_old_nt).detach().exp().clamp(weight_low, weight_high)
+    weight_nt = (logp_nt - logp_old_nt).detach().exp().clamp(1 - clip_low, 1 + clip_high)
     return keep(-adv_nt * weighted(weight_nt, logp_nt), mask_nt)

@@ -18,9 +18,9 @@ def dppo(
     adv_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    divergence: Literal["tv", "kl"] = "tv",
     delta_low: float = 0.2,
     delta_high: float = 0.2,
+    divergence: Literal["tv", "kl"] = "tv",
     cap: float = 20.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
@@ -35,8 +35,8 @@ def dppo(
     Args:
         logp_nt, adv_nt, mask_nt: as for `ppo_clip`.
         logp_old_nt: log-probabilities from the sampler itself; recomputed ones hide the mismatch this is to bound.
-        divergence: of the two-way distribution "this token or another".
         delta_low, delta_high: largest divergence where A < 0 and where A > 0 (verl, SkyRL .2 for tv; .05 suggested for kl).
+        divergence: of the two-way distribution "this token or another".
         cap: largest importance weight.
         eps: inside the logarithm of kl.
 

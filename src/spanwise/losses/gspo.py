@@ -14,19 +14,19 @@ def gspo(
     adv_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    eps_low: float = 3e-4,
-    eps_high: float = 4e-4,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
     max_log_ratio: float = 10.0,
 ) -> Float[Tensor, "n t"]:
     r"""PPO's clipped surrogate with one ratio per completion, the geometric mean of its tokens'.
 
     Equation
         s[i] = exp(mean_t (logp - logp_old)[i, t]);  s[i, t] = sg(s[i]) pi / sg(pi)
-        loss = max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))
+        loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))
 
     Args:
         logp_nt, logp_old_nt, adv_nt, mask_nt: as for `ppo_clip`; advantages may differ between tokens.
-        eps_low, eps_high: the ratio of a whole completion moves little, so these are small.
+        clip_low, clip_high: the ratio of a whole completion moves little, so these are small.
         max_log_ratio: the log ratio is cut here from above (verl).
 
     Edge cases:
@@ -35,7 +35,7 @@ def gspo(
     Example:
         >>> import torch
         >>> logp_nt, old_nt = torch.tensor([[-1., -2.]]), torch.tensor([[-1., -2.2]])
-        >>> gspo(logp_nt, old_nt, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), eps_high=1.0)
+        >>> gspo(logp_nt, old_nt, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), clip_high=1.0)
         tensor([[-1.1052, -1.1052]])
 
     Reference:
@@ -45,4 +45,4 @@ def gspo(
     length_n1 = mask_nt.sum(dim=1, keepdim=True).clamp(min=1)
     mean_n1 = (logp_nt - logp_old_nt).detach().sum(dim=1, keepdim=True) / length_n1
     ratio_nt = (mean_n1 + logp_nt - logp_nt.detach()).clamp(max=max_log_ratio).exp()
-    return keep(clipped(ratio_nt, adv_nt, eps_low, eps_high, None), mask_nt)
+    return keep(clipped(ratio_nt, adv_nt, clip_low, clip_high, None), mask_nt)

@@ -15,15 +15,15 @@ def ppo_clip(
     adv_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
     dual_clip: float | None = None,
     max_log_ratio: float = 20.0,
 ) -> Float[Tensor, "n t"]:
     r"""The clipped surrogate of PPO.
 
     Equation
-        rho = exp(logp - logp_old);  loss = max(-A rho, -A clip(rho, 1 - eps_low, 1 + eps_high))
+        rho = exp(logp - logp_old);  loss = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
         dual clip, where A < 0: loss = min(loss, -A dual_clip)
 
     Args:
@@ -31,7 +31,8 @@ def ppo_clip(
         logp_old_nt: log-probabilities under the policy that sampled.
         adv_nt: advantages.
         mask_nt: the trainable tokens.
-        eps_low, eps_high: how far the ratio may move and still be followed (clip-higher of DAPO: eps_high .28).
+        clip_low, clip_high: how far below and above 1 the ratio may move and still be followed (clip-higher of DAPO: clip_high
+            .28).
         dual_clip: bound on the ratio where A < 0, above 1 (verl 3.0); None: unbounded.
         max_log_ratio: |logp - logp_old| is cut here, so that the ratio stays finite.
 
@@ -52,4 +53,4 @@ def ppo_clip(
         raise RecipeError(f"dual_clip is {dual_clip:g}; it bounds a ratio from above and must be more than 1.")
     logp_nt, logp_old_nt, adv_nt = read(logp_nt, logp_old_nt, adv_nt, mask_nt)
     ratio_nt = (logp_nt - logp_old_nt).clamp(-max_log_ratio, max_log_ratio).exp()
-    return keep(clipped(ratio_nt, adv_nt, eps_low, eps_high, dual_clip), mask_nt)
+    return keep(clipped(ratio_nt, adv_nt, clip_low, clip_high, dual_clip), mask_nt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spanwise.credit.checks import check_mask
 from spanwise.errors import AlignmentError
 
 
@@ -14,8 +15,7 @@ def read(logp_nt: Tensor, logp_old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) 
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
-    if mask_nt.dtype != torch.bool:
-        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+    check_mask(mask_nt)
     return (
         torch.where(mask_nt, logp_nt, 0.0),
         torch.where(mask_nt, logp_old_nt.detach(), 0.0),
@@ -28,9 +28,9 @@ def keep(loss_nt: Tensor, mask_nt: Tensor) -> Tensor:
     return torch.where(mask_nt, loss_nt, 0.0)
 
 
-def clipped(ratio_nt: Tensor, adv_nt: Tensor, eps_low: float, eps_high: float, dual_clip: float | None) -> Tensor:
+def clipped(ratio_nt: Tensor, adv_nt: Tensor, clip_low: float, clip_high: float, dual_clip: float | None) -> Tensor:
     """PPO's clipped surrogate, as a loss."""
-    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - eps_low, 1 + eps_high))
+    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is None:
         return loss_nt
     return torch.where(adv_nt < 0, torch.minimum(loss_nt, -adv_nt * dual_clip), loss_nt)

@@ -1,15 +1,24 @@
-"""From rollouts to figures: calibration, accuracy, refusals, voting, and how much of a difference is noise."""
+"""From rollouts to figures: calibration, accuracy, refusals, voting, and how much of a difference is noise.
 
-from spanwise.measure.bins import One, Scheme
+Needs `pip install 'spanwise[measure]'`.
+"""
+
+try:
+    import scipy as _scipy  # noqa: F401  (it loads scipy.stats when that is first used)
+except ModuleNotFoundError as error:  # the core installs without it
+    raise ModuleNotFoundError(
+        "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
+    ) from error
+
+from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
 from spanwise.measure.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.measure.fixed_point import fixed_point, gradient_shares
 from spanwise.measure.fixed_point_simulated import SimulatedFixedPoint, simulated_fixed_point
-from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, wilson
+from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
 from spanwise.measure.proper_score import ScoreName, proper_score
-from spanwise.measure.quantiles import t_cdf, t_power, t_quantile
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
 from spanwise.measure.token_fidelity import TokenFidelity, monte_carlo_advantage, token_fidelity
 from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
@@ -20,6 +29,7 @@ __all__ = [
     "BASELINES",
     "FIGURES",
     "TOKEN_ESTIMATORS",
+    "BinScheme",
     "BrierParts",
     "Cell",
     "Comparison",
@@ -32,7 +42,6 @@ __all__ = [
     "Prompts",
     "Reliability",
     "Rerolls",
-    "Scheme",
     "ScoreName",
     "SimulatedFixedPoint",
     "TokenEstimator",
@@ -64,9 +73,7 @@ __all__ = [
     "sem",
     "sharpness",
     "simulated_fixed_point",
-    "t_cdf",
     "t_power",
-    "t_quantile",
     "token_fidelity",
     "voting",
     "weighted_auroc",

@@ -11,14 +11,14 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError
 
 #: Bins of equal width, or of equally many completions.
-Scheme = Literal["width", "mass"]
+BinScheme = Literal["width", "mass"]
 #: A confidence of exactly 1: in a bin of its own (the BAE paper, torchmetrics) or in the last one (scikit-learn, netcal).
 One = Literal["own", "last"]
 
 
-def bin_index(confidence_n: Tensor, bins: int, scheme: Scheme, one: One | None) -> tuple[Int[Tensor, " n"], int]:
+def bin_index(confidence_n: Tensor, *, bins: int, scheme: BinScheme, one: One | None) -> tuple[Int[Tensor, " n"], int]:
     """The bin of each completion and the number of bins."""
-    count = bin_count(bins, scheme, one)
+    count = bin_count(bins, scheme=scheme, one=one)
     q = confidence_n.cpu().double()
     if scheme == "mass":
         _, value_n, count_v = torch.unique(q, return_inverse=True, return_counts=True)
@@ -29,7 +29,7 @@ def bin_index(confidence_n: Tensor, bins: int, scheme: Scheme, one: One | None) 
     return (q * bins + nudge).floor().long().clamp(0, count - 1), count
 
 
-def bin_count(bins: int, scheme: Scheme, one: One | None) -> int:
+def bin_count(bins: int, *, scheme: BinScheme, one: One | None) -> int:
     """The number of bins, that of exactly 1 included."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")

@@ -58,6 +58,7 @@ def bootstrap(
     Reference:
         Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 and 14; by cluster as in Field and Welsh 2007.
     """
+    # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
     prompt_n = prompt_index(prompts, len(prompts))
     count = _count(prompt_n)
     value = float(figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0])

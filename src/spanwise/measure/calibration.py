@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
-from spanwise.measure.bins import One, Scheme, check_reports
+from spanwise.measure.bins import BinScheme, One, check_reports
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
 from spanwise.measure.intervals import Interval, Prompts, wilson
 from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
@@ -31,7 +31,7 @@ def ece(
     correct_n: Float[Tensor, " n"],
     *,
     bins: int = 10,
-    scheme: Scheme = "width",
+    scheme: BinScheme = "width",
     one: One | None = None,
 ) -> float:
     r"""Expected calibration error: how far accuracy is from confidence, bin by bin.
@@ -82,13 +82,12 @@ def sharpness(confidence_n: Float[Tensor, " n"], *, ddof: int = 0) -> float:
     0.125
     """
     check_reports(confidence_n, torch.zeros_like(confidence_n))
-    q = confidence_n.cpu().double()
-    return float((q - q.mean()).square().sum() / (len(q) - ddof)) if len(q) > ddof else float("nan")
+    return float(confidence_n.cpu().double().var(correction=ddof)) if len(confidence_n) > ddof else math.nan
 
 
 def figures(
-    correct_n: Float[Tensor, " n"],
     confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
     *,
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
@@ -100,20 +99,20 @@ def figures(
     A collapsed policy has a beautiful ECE: read accuracy, refusal and format rate first.
 
     Args:
-        correct_n: 1 where right, 0 where wrong; NaN where the check gave no verdict (left out).
         confidence_n: NaN where none was stated.
+        correct_n: 1 where right, 0 where wrong; NaN where the check gave no verdict (left out).
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
     """
     once = _once(correct_n)
-    weighted = _weighted(correct_n, confidence_n, well_formed_n, refusal_n)
+    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
     values = {name: None if figure is None else float(figure(once)[0]) for name, figure in weighted.items()}
     return {name: None if value is None or value != value else value for name, value in values.items()}
 
 
 def figure_intervals(
-    correct_n: Float[Tensor, " n"],
     confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
     *,
     prompts: Prompts,
     well_formed_n: Bool[Tensor, " n"],
@@ -133,11 +132,11 @@ def figure_intervals(
         over the prompts.
 
     >>> every = torch.ones(4, dtype=torch.bool)
-    >>> right_n, stated_n = torch.tensor([1., 1., 0., 1.]), torch.tensor([.9, .8, .3, .9])
-    >>> print(figure_intervals(right_n, stated_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
+    >>> stated_n, right_n = torch.tensor([.9, .8, .3, .9]), torch.tensor([1., 1., 0., 1.])
+    >>> print(figure_intervals(stated_n, right_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
     0.750 [0.500, 1.000]
     """
-    weighted = _weighted(correct_n, confidence_n, well_formed_n, refusal_n)
+    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
     intervals = {
         name: None if figure is None else bootstrap(figure, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
         for name, figure in weighted.items()
@@ -160,10 +159,10 @@ def _bounded(interval: Interval, share: bool) -> Interval:
 
 
 def _weighted(
-    correct_n: Tensor, confidence_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
+    confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, Weighted | None]:
     """Every figure as a function of weights over all completions."""
-    sizes = [len(column) for column in (correct_n, confidence_n, well_formed_n, refusal_n) if column is not None]
+    sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(sizes)) > 1:
         raise AlignmentError(
             f"The columns of an evaluation have {', '.join(map(str, sizes))} entries; give one to each completion."

@@ -306,8 +306,5 @@ def _root(top: Tensor, below: Tensor) -> Tensor:
 
 
 def _interval(draw_r: Float[Tensor, " r"], level: float) -> tuple[float, float]:
-    known_r = draw_r[~draw_r.isnan()]
-    if not len(known_r):
-        return float("nan"), float("nan")
-    low, high = torch.quantile(known_r, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    low, high = draw_r.nanquantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
     return low, high

@@ -6,16 +6,17 @@ Samples of one prompt are not independent, so what counts here is the prompt, ne
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure.quantiles import t_power, t_quantile
 
 #: The prompt of each completion: integers or any other ids, in any order, any number of completions each.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
@@ -66,6 +67,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     >>> round((high - low) / 2, 3)
     0.164
     """
+    # scipy.stats.binomtest has it for whole numbers only, and `reliability` counts effective trials.
     z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials.")
@@ -122,8 +124,26 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     value = float(value_n.cpu()[known_n].double().mean())
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
     count, error = len(torch.unique(prompt_n[known_n])), sem(value_n, prompts)
-    half = t_quantile((1 + check_level(level)) / 2, count - 1) * error if count > 1 else math.nan
+    half = float(scipy.stats.t.ppf((1 + check_level(level)) / 2, count - 1)) * error if count > 1 else math.nan
     return Interval(value, value - half, value + half, error, level, count)
+
+
+def t_power(shift: float, df: int, *, alpha: float = 0.05) -> float:
+    r"""Probability that a two-sided t test at level `alpha` rejects, when its statistic is centred at `shift` instead of 0.
+
+    Equation
+        P(|T'| > t),  T' noncentral t of `df` degrees of freedom around `shift`,  t the 1 - alpha/2 quantile of Student's t
+
+    >>> round(t_power(0.0, 9), 6), round(t_power(2.8, 1000), 2)  # no difference: alpha; 2.8 standard errors: the usual 80 %
+    (0.05, 0.8)
+    """
+    if df < 1:
+        raise RecipeError(f"Student's t needs at least 1 degree of freedom, not {df}; measure at least two things.")
+    if not 0 < alpha < 1:
+        raise RecipeError(f"A test has a level between 0 and 1, not {alpha}.")
+    limit = scipy.stats.t.ppf(1 - alpha / 2, df)
+    # The lower tail as the upper one of -shift: nct.cdf(-limit, df, shift) is NaN for large shifts.
+    return float(scipy.stats.nct.sf(limit, df, shift) + scipy.stats.nct.sf(limit, df, -shift))
 
 
 def seeds_needed(
@@ -156,7 +176,7 @@ def seeds_needed(
         (10, 17, 34)
 
     Reference:
-        Cohen 1988; the power is that of the noncentral t distribution.
+        Cohen 1988; the power is `t_power`.
     """
     if sd < 0 or not math.isfinite(sd) or not math.isfinite(difference):
         raise RecipeError(f"A difference of {difference} with standard deviation {sd} has no number of seeds.")
@@ -174,11 +194,7 @@ def seeds_needed(
         if high >= most:
             return None
         high = min(2 * high, most)
-    low = max(high // 2, 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.measure.bins import One, Scheme, bin_index, bin_sums, check_reports
+from spanwise.measure.bins import BinScheme, One, bin_index, bin_sums, check_reports
 from spanwise.measure.intervals import Prompts, prompt_index, sem, wilson
 
 
@@ -58,7 +58,7 @@ def brier_parts(
     correct_n: Float[Tensor, " n"],
     *,
     bins: int = 10,
-    scheme: Scheme = "width",
+    scheme: BinScheme = "width",
     one: One | None = None,
 ) -> BrierParts:
     r"""Split the Brier score into calibration, discrimination, and what lies in the questions.
@@ -81,7 +81,7 @@ def brier_parts(
     """
     check_reports(confidence_n, correct_n)
     q, c = confidence_n.cpu().double(), correct_n.cpu().double()
-    bin_n, bins = bin_index(confidence_n, bins, scheme, one)
+    bin_n, bins = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
     q_mean_n, c_mean_n = (bin_sums(value_n, bin_n, bins)[bin_n] / torch.bincount(bin_n)[bin_n] for value_n in (q, c))
     return BrierParts(
         brier=float((q - c).square().mean()),
@@ -99,7 +99,7 @@ def reliability(
     *,
     prompts: Prompts | None = None,
     bins: int = 10,
-    scheme: Scheme = "width",
+    scheme: BinScheme = "width",
     one: One | None = None,
     level: float = 0.95,
 ) -> Reliability:
@@ -126,7 +126,7 @@ def reliability(
     check_reports(confidence_n, correct_n)
     q, c = confidence_n.cpu().double(), correct_n.cpu().double()
     regular = bins
-    bin_n, bins = bin_index(confidence_n, bins, scheme, one)
+    bin_n, bins = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
     width = torch.arange(regular + 1, dtype=torch.float64) / regular
     count_b = torch.bincount(bin_n, minlength=bins)
     low_b, high_b = width[:bins], torch.cat([width[1:], width[-1:]])[:bins]

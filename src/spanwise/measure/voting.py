@@ -56,8 +56,8 @@ class _Pool:
 
 def voting(
     answers: Sequence[str | None],
-    correct_n: Float[Tensor, " n"],
     confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
     *,
     prompts: Prompts,
     score_n: Float[Tensor, " n"] | None = None,
@@ -79,9 +79,9 @@ def voting(
 
     Args:
         answers: compared as strings after `strip`; None and blank cast no vote.
-        correct_n: 1 where right, else 0; a sample without a verdict (NaN) takes no part, as if it had not been drawn.
         confidence_n: in [0, 1]; NaN where none was stated: it votes in `majority`, has no weight in `weighted`, and is chosen by
             `maxconf` only where no sample of the subset stated one.
+        correct_n: 1 where right, else 0; NaN where there is no verdict, see the edge cases.
         prompts: the prompt of each sample.
         score_n: what `best_of` ranks by; NaN ranks lowest.
         budgets: numbers of samples n; default 1 to 16, or to the size of the largest prompt.
@@ -104,7 +104,7 @@ def voting(
     Example:
         Two of three samples agree on a wrong answer and are less sure of it than the third.
 
-        >>> curves = voting(["4", "4 ", "7"], torch.tensor([0., 0., 1.]), torch.tensor([.3, .4, .9]), prompts=[0, 0, 0])
+        >>> curves = voting(["4", "4 ", "7"], torch.tensor([.3, .4, .9]), torch.tensor([0., 0., 1.]), prompts=[0, 0, 0])
         >>> {name: [round(float(v), 3) for v in curve.value_pb[0]] for name, curve in curves.items()}
         {'pass@1': [0.333, 0.333, 0.333],
          'pass@k': [0.333, 0.667, 1.0],
@@ -117,7 +117,7 @@ def voting(
         Pavlenko et al. 2026 (arXiv 2602.10231), which leaves ties open.
     """
     prompt_n = prompt_index(prompts, len(answers))
-    _check(answers, correct_n, confidence_n, score_n)
+    _check(answers, confidence_n, correct_n, score_n)
     ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
     largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
     chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
@@ -135,7 +135,7 @@ def voting(
         ways["maxconf"] = lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n)
     if score_n is not None:
         ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
-    pools = [_pool(prompt_n == p, answers, correct_n, confidence_n, score_n, seed * 100_003 + p) for p in sorted(ids)]
+    pools = [_pool(prompt_n == p, answers, confidence_n, correct_n, score_n, seed * 100_003 + p) for p in sorted(ids)]
     curves = {}
     for name, way in ways.items():
         rows = [[way(pool, n) if pool.judged and n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
@@ -213,7 +213,7 @@ def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
 
 
 def _pool(
-    mine_n: Tensor, answers: Sequence[str | None], correct_n: Tensor, confidence_n: Tensor, score_n: Tensor | None, seed: int
+    mine_n: Tensor, answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor | None, seed: int
 ) -> _Pool:
     def row(i: int) -> tuple[str, float, float, float]:
         score = math.nan if score_n is None else float(score_n[i])
@@ -255,7 +255,7 @@ def _curve(
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
-def _check(answers: Sequence[str | None], correct_n: Tensor, confidence_n: Tensor, score_n: Tensor | None) -> None:
+def _check(answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor | None) -> None:
     sizes = {
         "verdicts": len(correct_n),
         "confidences": len(confidence_n),

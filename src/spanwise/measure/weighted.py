@@ -1,6 +1,7 @@
 """The figures under weights: how often each completion counts, one row per resample, one value per row.
 
-The plain figures of `calibration` are the row of ones. All of it runs in float64 on the CPU.
+The plain figures of `calibration` are the row of ones. All of it runs in float64 on the CPU. scikit-learn and torchmetrics take
+one row of weights or none: a bootstrap would call them once per resample.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.measure.bins import One, Scheme, bin_count, bin_index, check_reports
+from spanwise.measure.bins import BinScheme, One, bin_count, bin_index, check_reports
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
@@ -33,7 +34,7 @@ def weighted_ece(
     weight_rn: Float[Tensor, "r n"],
     *,
     bins: int = 10,
-    scheme: Scheme = "width",
+    scheme: BinScheme = "width",
     one: One | None = None,
 ) -> Float[Tensor, " r"]:
     """`ece` under each row of weights; the bins of equal mass are those of the weighted completions."""
@@ -41,13 +42,13 @@ def weighted_ece(
     q, c = confidence_n.cpu().double(), correct_n.cpu().double()
     weight_rn = weight_rn.double()
     if scheme == "mass":
-        bin_count(bins, scheme, one)
+        bin_count(bins, scheme=scheme, one=one)
         below_rv, count_rv, gap_rv = _by_value(q, weight_rn, weight_rn * (c - q))
         total_r = count_rv.sum(dim=1, keepdim=True)
         bin_rv = (bins * (below_rv + count_rv / 2) / total_r.clamp(min=1e-300)).long().clamp(max=bins - 1)
         gap_rb = torch.zeros(len(weight_rn), bins, dtype=torch.float64).scatter_add_(1, bin_rv, gap_rv)
     else:
-        bin_n, count = bin_index(confidence_n, bins, scheme, one)
+        bin_n, count = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
         gap_rb = weight_rn @ torch.nn.functional.one_hot(bin_n, count).double().mul_((c - q).unsqueeze(1))
     return gap_rb.abs().sum(dim=1) / weight_rn.sum(dim=1)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -197,14 +199,12 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
     """
     known = {name: value_n[value_n.isfinite()].double() for name, value_n in values.items()}
     widest = max((float(value_n.abs().max()) for value_n in known.values() if len(value_n)), default=0.0) or 1.0
-    edges = torch.linspace(-widest, widest, bins + 1, dtype=torch.float64)
     rows: list[Row] = []
     for name, value_n in known.items():
         if not len(value_n):
             continue
-        bin_n = ((value_n + widest) / (2 * widest) * bins).floor().long().clamp(0, bins - 1)
-        count_b = torch.bincount(bin_n, minlength=bins).tolist()
-        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), count_b, strict=True):
+        count_b, edges = np.histogram(value_n.cpu(), bins, (-widest, widest))
+        for (low, high), count in zip(pairwise(edges.tolist()), count_b.tolist(), strict=True):
             rows.append({"series": name, "low": low, "high": high, "share": count / len(value_n), "count": count})
         rows.append({"series": name, "low": widest, "high": widest, "share": 0.0, "count": 0})
     return rows

@@ -105,7 +105,8 @@ def _not_trained(view: TokenView | None) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    name = recipe.get("baseline")
+    named = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
+    name = next((name for name in reversed(named) if name), None)
     return f"the {name} baseline" if name and name != "none" else ""
 
 
@@ -125,7 +126,7 @@ def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Head
     intervals: Mapping[str, Any] = {}
     if samples and {"prompt", "well_formed"} <= samples.keys():
         intervals = figure_intervals(
-            samples["correct"], samples["confidence"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
+            samples["confidence"], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
             refusal_n=samples.get("refusal"),
         )  # fmt: skip
     made = []

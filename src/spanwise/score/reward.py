@@ -60,6 +60,15 @@ class Reward:
                 f"OK goes with a finite number, every other status with NaN."
             )
 
+    def take(self, rows: Any) -> Reward:
+        """The rewards of some completions.
+
+        >>> Reward.of([1.0, 2.0]).take(slice(1, 2)).value_n
+        tensor([2.], dtype=torch.float64)
+        """
+        stated_n = None if self.stated_n is None else self.stated_n[rows]
+        return Reward(self.value_n[rows], self.status_n[rows], self.by_outcome_n2[rows], stated_n)
+
     @staticmethod
     def of(
         values: Sequence[float | int | None],

@@ -18,13 +18,20 @@ from spanwise.score.reward import NAN, REWARDS, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
-def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> Scores:
+def score(
+    objectives: Sequence[Objective],
+    text: Sequence[BlockText],
+    *,
+    columns: Mapping[str, Any],
+    recorded: Mapping[str, Reward] | None = None,
+) -> Scores:
     """Score every completion by every objective.
 
     Args:
         objectives: in order; an objective sees the ones before it (`given`).
         text: the blocks of each completion, as `segment` reads them.
         columns: the dataset's columns, one row per completion.
+        recorded: rewards that are known already, by objective; see `taken_as_recorded`.
 
     Raises:
         RecipeError: no objective, two of one name, or one that is given what is neither an objective before it nor an outcome.
@@ -40,7 +47,11 @@ def score(objectives: Sequence[Objective], text: Sequence[BlockText], *, columns
     _check_order(objectives)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+        known = (recorded or {}).get(objective.name)
+        if known is None:
+            scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+        else:
+            scored[objective.name] = taken_as_recorded(objective, known, text, columns=columns, scored=scored)
     return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
 
 
@@ -108,15 +119,60 @@ def score_one(
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
         raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
-    absent_n = torch.tensor(
-        [all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool
-    )
+    absent_n = _lacks_blocks(objective, text)
     return Reward(
         reward.value_n.masked_fill(absent_n, NAN),
         reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
         reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
         None if reward.stated_n is None else reward.stated_n.masked_fill(absent_n, NAN),
     )
+
+
+def taken_as_recorded(
+    objective: Objective,
+    known: Reward,
+    text: Sequence[BlockText],
+    *,
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+) -> Reward:
+    """A reward that was computed elsewhere, with what its text says beside the number.
+
+    A completion that lacks every paid block has no reward. Where the reward is a known function of an outcome (`brier`), the
+    text says what it would have been under the other one, and whether a gap is the completion's own doing.
+
+    Args:
+        objective: what the reward is of.
+        known: as it was recorded; a gap whose reason is not known has status ERROR.
+        text, columns, scored: see `score_one`.
+
+    Raises:
+        RecipeError, DataError, RewardError: see `score_one`.
+
+    Example:
+        >>> text = [{"a": {"": "4"}}, {"a": None}]
+        >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
+        tensor([1., nan], dtype=torch.float64)
+    """
+    absent_n = _lacks_blocks(objective, text)
+    status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
+    if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
+        read = score_one(objective, text, columns=columns, scored=scored)
+        by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
+        left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
+        own_n = (status_n == int(Status.ERROR)) & left_out_n  # a gap of its own doing
+        status_n = torch.where(own_n, read.status_n, status_n)
+    return Reward(
+        known.value_n.masked_fill(absent_n, NAN),
+        status_n.masked_fill(absent_n, int(Status.ABSENT)),
+        by_outcome_n2,
+        stated_n,
+    )
+
+
+def _lacks_blocks(objective: Objective, text: Sequence[BlockText]) -> Tensor:
+    """The completions that have none of the blocks an objective pays."""
+    return torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
+from spanwise.registry import register
 from spanwise.segment.parse import Parsed, TagParser
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, Spans
 
 
+@register("tags", kind="segmenter")
 def segment(
     ids_nt: Int[Tensor, "n t"], mask_nt: Shaped[Tensor, ...], *, layout: Layout, vocabulary: Vocabulary
 ) -> tuple[Spans, list[BlockText]]:

@@ -79,9 +79,31 @@ class Vocabulary:
             wrong = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
             raise AlignmentError(
                 f"Token id {wrong} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
-                f"or, if the model has more embedding rows than its tokenizer has tokens, pass their number as `size`."
+                f"or, if the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model)."
             )
         return b"".join(self._table[ids_t].tolist()), np.cumsum(self._lengths[ids_t])
+
+    @classmethod
+    def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
+        """Read the bytes of every id that a model can sample: often it has more embedding rows than its tokenizer has tokens.
+
+        Args:
+            tokenizer: see `from_tokenizer`.
+            model: a model of transformers; its configuration says how many rows it has.
+
+        Raises:
+            DataError: see `from_tokenizer`.
+
+        Example:
+            >>> from tokenizers import Tokenizer, decoders, models
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> tokenizer = Tokenizer(models.WordLevel({"<answer>": 0, "7": 1}))
+            >>> tokenizer.decoder = decoders.Fuse()
+            >>> config = LlamaConfig(vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+            >>> Vocabulary.of(tokenizer, LlamaForCausalLM(config)).pieces
+            (b'<answer>', b'7', b'', b'')
+        """
+        return cls.from_tokenizer(tokenizer, size=getattr(model.config.get_text_config(), "vocab_size", None))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, size: int | None = None) -> Vocabulary:
@@ -93,7 +115,8 @@ class Vocabulary:
 
         Args:
             tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`.
-            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"".
+            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"" (`of` asks a
+                model for it).
 
         Raises:
             DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or a probe text whose tokens do

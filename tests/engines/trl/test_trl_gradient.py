@@ -159,7 +159,7 @@ def test_plain_grpo_config_is_accepted(tmp_path):
 def test_a_constant_length_replaces_the_block_length(tmp_path):
     # per: 4 divides every block's credit by 4 tokens instead of its own number of tokens.
     said = [say("", "4", 0.9, 1.0), say("a", "3", 0.3, 0.0)] * 4
-    run = trainer(tmp_path, said=said, per="4")
+    run = trainer(tmp_path, said=said, extra={"credit": {"per": 4}})
     run.train()
     advantages_nt = run.last_rollouts.advantages_nt
     # Groups 1 0 1 0: correct is 1 - .5 or 0 - .5; equal confidences in every stratum get 0.

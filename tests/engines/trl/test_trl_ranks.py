@@ -22,7 +22,7 @@ from trl_small import (
 )
 
 pytestmark = THIRD_PARTY
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     # accelerate's own launcher starts several CPU processes only through mpirun; torchrun sets the same variables.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "launch_two_ranks.py"), str(folder), "2", "2"]
+    command += [str(TESTS / "launch_two_ranks.py"), str(folder), "2", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]

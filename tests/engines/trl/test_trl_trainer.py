@@ -265,14 +265,20 @@ def test_refusals_before_training(tmp_path):
         ({"loss_type": "dapoo"}, "Did you mean 'dapo'"),
         ({"reward_weights": [1.0, 2.0]}, "Give each objective its weight"),
         ({"importance_sampling_level": "sequence"}, "mean advantage"),
-        ({"per": "blok"}, "per is 'blok'"),
-        ({"per": "-3"}, "per is '-3'"),
-        ({"min_stratum": 1}, "min_stratum is 1"),
     ],
 )
 def test_options_that_cannot_work(tmp_path, options, match):
     with pytest.raises(RecipeError, match=match):
         trainer(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("credit", "match"),
+    [({"per": "blok"}, "per is 'blok'"), ({"per": "-3"}, "per is '-3'"), ({"min_stratum": 1}, "min_stratum is 1")],
+)
+def test_credit_that_cannot_work(tmp_path, credit, match):
+    with pytest.raises(RecipeError, match=match):
+        trainer(tmp_path, extra={"credit": credit})
 
 
 def test_options_without_effect_are_named(tmp_path):
@@ -317,27 +323,43 @@ def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
 def test_config_reads_yaml(tmp_path):
     from trl import TrlParser
 
-    text = f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nsum_first: true\nper: 512\nleave_one_out: true\n"
+    text = f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nnum_generations: 4\ncanary: false\n"
     (tmp_path / "run.yaml").write_text(text)
     (args,) = TrlParser((SpanGRPOConfig,)).parse_args_and_config(
-        ["--config", str(tmp_path / "run.yaml"), "--min_stratum", "3"]
+        ["--config", str(tmp_path / "run.yaml"), "--epsilon", "0.3"]
     )
-    assert (args.sum_first, args.per, args.leave_one_out, args.min_stratum) == (True, "512", True, 3)
+    assert (args.canary, args.num_generations, args.epsilon) == (False, 4, 0.3)
     assert (args.loss_type, args.beta) == ("dr_grpo", 0.0)
 
 
-@pytest.mark.parametrize("sum_first", [True, False])
-def test_options_of_the_credit_reach_it(tmp_path, sum_first):
-    objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
+@pytest.mark.parametrize("method", ["rlcr", "bae"])
+def test_options_of_the_credit_reach_it(tmp_path, method):
+    solution, confidence = LAYOUT.names
+    pays = [(solution,), (confidence,)] if method == "bae" else [(solution, confidence), (confidence, solution)]
+    objectives = [Objective("correct", pays=pays[0]), Objective("brier", pays=pays[1], given="correct")]
     said = [say("a", "4", q, 1.0) for q in (0.9, 0.5)] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
     same = Dataset.from_dict({"prompt": ["2+2="] * 2, "answer": ["4"] * 2})
-    extra = {"objectives": objectives, "train_dataset": same}
-    run = trainer(tmp_path, said=[*said, *said], sum_first=sum_first, leave_one_out=True, extra=extra)
+    extra = {"method": method, "objectives": objectives, "credit": {"leave_one_out": True}, "train_dataset": same}
+    run = trainer(tmp_path, said=[*said, *said], extra=extra)
     run.train()
     right, brier = [1, 1, 0, 0], [-0.01, -0.25, -0.64, -0.01]
-    if sum_first:  # every paid block gets the total
+    if method == "rlcr":  # every paid block gets the total
         right = brier = [r + b for r, b in zip(right, brier, strict=True)]
     # Left out of its own mean of four, a completion's deviation grows by 4/3.
     want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
     assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
     assert tokenizer().decode(run.last_rollouts.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
+
+
+def test_the_logged_reward_is_the_weighted_sum(tmp_path):
+    """Weights .7 and 0 on means 5/8 and 36: TRL logged 36.6 for what was trained on .4375."""
+
+    def large(blocks):
+        return [36.0 for _ in blocks]
+
+    objectives = [Objective("correct", pays="solution", weight=0.7), Objective(large, pays="solution", weight=0.0)]
+    run = trainer(tmp_path, extra={"objectives": objectives})
+    run.train()
+    logged = run.state.log_history[0]
+    assert logged["reward"] == pytest.approx(0.7 * 5 / 8)
+    assert logged["reward_std"] < 1

@@ -20,9 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from spanwise.commands.compare.side_by_side import side_by_side
+from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.files import without_nan
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
+from spanwise.commands.shared.task import make_task
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
@@ -133,8 +135,6 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
 
 def _warm_up(recipe: Recipe, console: Console) -> None:
     """Make the shared start once, before several processes would."""
-    from spanwise.commands.shared.task import make_task
-
     make_task(recipe, console)
 
 
@@ -180,8 +180,6 @@ def train_command(run: Run, *, resume: bool) -> list[str]:
 
 def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
-    from spanwise.commands.train.train import newest_checkpoint
-
     run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
     checkpoint, faults = newest_checkpoint(run.folder)
     if faults:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
-from torch import Tensor
-
-from spanwise.credit import METHODS, method
+from spanwise.credit import method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES
-from spanwise.recipe import Plan, Recipe, answer_layout, plan
+from spanwise.recipe import Recipe, answer_layout, calibration_of, scheme_of
 from spanwise.rollouts import RolloutTable
+from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
 from spanwise.tasks.hub import LAYOUTS
@@ -32,19 +31,11 @@ class Arm:
 
     Attributes:
         name: as the user wrote it: a method, or `method:baseline`.
-        plan: layout, objectives, spreading.
-        options: of `assign`.
-        estimator: a function of the summed reward, instead of the objectives' baselines.
-        per_token: a function of rewards per token, instead of all of that.
-        needs: what `per_token` is given from the file.
+        scheme: the rule of credit.
     """
 
     name: str
-    plan: Plan
-    options: Mapping[str, Any] = field(default_factory=dict)
-    estimator: Callable[..., Tensor] | None = None
-    per_token: Callable[..., Tensor] | None = None
-    needs: tuple[str, ...] = ()
+    scheme: Scheme
 
 
 def choose_arms(
@@ -84,7 +75,7 @@ def choose_arms(
             failure = error
             reasons.setdefault(str(error), []).append(name)
             continue
-        if name in USUAL or all(arm.plan != other.plan for other in arms):
+        if name in USUAL or all(arm.scheme != other.scheme for other in arms):
             arms.append(arm)
     if failure is not None and not arms:
         raise failure
@@ -135,7 +126,7 @@ def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str
         DataError: one can come from nowhere.
     """
     origin: dict[str, str] = {}
-    for objective in arm.plan.objectives:
+    for objective in arm.scheme.objectives:
         name = objective.name
         if name in taken:
             origin[name] = "the file" if taken[name] == name else f"the file's '{taken[name]}'"
@@ -156,16 +147,21 @@ def base_layout(recipe: Recipe) -> Layout:
     return answer_layout(recipe, _LAYOUTS[recipe.task])
 
 
+def provides(table: RolloutTable) -> list[str]:
+    """The fields of a `Batch` that a file fills in."""
+    return ["group_n", "ids_nt", "mask_nt", "columns", *(f"{name}_nt" for name in table.token_values)]
+
+
 def _own(recipe: Recipe, taken: Collection[str]) -> Arm:
     """The recipe as it stands, under the shortest name that means the same."""
-    filled = plan(recipe, base_layout(recipe), _longest(recipe), recorded=taken)
-    for name in (recipe.method, f"{recipe.method}:{recipe.baseline}"):
+    scheme = scheme_of(recipe, base_layout(recipe), _longest(recipe), recorded=taken)
+    for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
         try:
-            if _plan_of(name, recipe, taken) == filled:
-                return Arm(name, filled, _options(recipe, filled), _estimator(filled))
+            if _named(name, recipe, taken) == scheme:
+                return Arm(name, scheme)
         except (RecipeError, LayoutError):
             continue
-    return Arm("recipe", filled, _options(recipe, filled), _estimator(filled))
+    return Arm("recipe", scheme)
 
 
 def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTable, taken: Collection[str]) -> Arm:
@@ -174,17 +170,13 @@ def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTabl
     if isinstance(own, SpanwiseError) and name == "recipe":
         raise own
     chosen = method(name.partition(":")[0])
-    if chosen.preset is not None:
-        filled = _plan_of(name, recipe, taken)
-        return Arm(name, filled, _options(recipe, filled), _estimator(filled))
-    if ":" in name:
-        raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone.")
-    unknown_needs = [need for need in chosen.needs if need not in ("mask_nt", *_PER_TOKEN)]
-    if chosen.kind != "token" or unknown_needs:
-        needs = ", ".join(unknown_needs or chosen.needs)
+    if ":" in name and "baseline" not in chosen.inputs:
+        raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
+    lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *_PER_TOKEN)]
+    if lacking:
         raise RecipeError(
-            f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {needs}, which no format holds. Call "
-            f"spanwise.credit.{chosen.estimator.__name__} from Python."
+            f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds. "
+            f"Call spanwise.credit.{chosen.estimator.__name__} from Python."
         )
     missing = [column for need, column in _PER_TOKEN.items() if need in chosen.needs and column not in table.token_values]
     if missing:
@@ -194,40 +186,26 @@ def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTabl
             f"Method '{chosen.name}' needs {' and '.join(words[m] for m in missing)} of every token, and '{table.path}' holds "
             f"{there}. Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns values and logprobs."
         )
-    layout = base_layout(recipe)
-    objectives = tuple(replace(objective, pays=layout.names) for objective in _plan_of("grpo", recipe, taken).objectives)
-    filled = Plan(layout, objectives, True, "completion")
-    return Arm(name, filled, {}, per_token=chosen.estimator, needs=chosen.needs)
+    return Arm(name, _named(name, recipe, taken))
 
 
-def _plan_of(name: str, recipe: Recipe, taken: Collection[str]) -> Plan:
-    """The preset `method` or `method:baseline` on the blocks of the recipe."""
-    chosen, _, baseline = name.partition(":")
+def _named(name: str, recipe: Recipe, taken: Collection[str]) -> Scheme:
+    """The preset `method` or `method:baseline` on the blocks of the recipe; its options are those of its own method."""
+    wanted, _, baseline = name.partition(":")
     if baseline and baseline not in BASELINES:
         raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-    if baseline and method(chosen).preset is not None and method(chosen).name != "bae":
-        raise RecipeError(f"Method '{chosen}' takes no baseline; ask for '{chosen}' alone, or for 'bae:{baseline}'.")
-    update = {"method": method(chosen).name, "baseline": baseline or "outcome", "objectives": None, "layout": None}
-    changed = recipe.model_copy(update={**update, "prefilled": None, "sum_first": None, "per": None})
-    return plan(changed, base_layout(recipe), _longest(recipe), recorded=taken)
+    chosen, layout = method(wanted), base_layout(recipe)
+    scored = chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout)
+    return Scheme.preset(
+        wanted,
+        layout,
+        calibration=calibration_of(recipe) if scored else None,
+        baseline=cast(Any, baseline or None),
+        longest=_longest(recipe),
+        recorded=taken,
+        **(recipe.options if wanted == recipe.method else {}),
+    )
 
 
 def _longest(recipe: Recipe) -> int:
     return recipe.max_completion_length or _LONGEST.get(recipe.task, 4096)
-
-
-def _options(recipe: Recipe, filled: Plan) -> dict[str, Any]:
-    """What the trainer would hand to `assign`; `recipe.trainer` has the last word, as in training."""
-    last = recipe.trainer
-    return {
-        "sum_first": filled.sum_first,
-        "leave_one_out": last.get("leave_one_out", recipe.leave_one_out),
-        "min_stratum": last.get("min_stratum", recipe.min_stratum),
-        "ddof": last.get("ddof", 1),
-        "eps": last.get("scale_eps", 1e-6),
-        "whiten": filled.whiten,
-    }
-
-
-def _estimator(filled: Plan) -> Callable[..., Tensor] | None:
-    return None if filled.estimator is None else METHODS[filled.estimator].estimator

@@ -82,10 +82,12 @@ def credit_rollouts(
         arms, untagged = fitting(table, arms, scored, asked=bool(methods))
         notes += untagged
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
-    applied = tuple(apply_arm(table, arm, scored.scores[arm.name], scored.marked[arm.plan.layout], group_n) for arm in arms)
+    applied = tuple(
+        apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms
+    )
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
     base = base_layout(loaded)
-    marked = next((one.marked for one in applied if one.arm.plan.layout == base), shown)
+    marked = next((one.marked for one in applied if one.arm.scheme.layout == base), shown)
     note = " ".join(part for part in (table.note, *notes, *counted, _origins(table, arms, scored)) if part)
     return CreditResult(table, group_n, applied, _scores(arms, scored), marked, note)
 
@@ -239,8 +241,8 @@ def _report(result: CreditResult, folder: Path, kept: Mapping[str, Any], console
 def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
     parts: dict[str, tuple[Scores, int]] = {}
-    for arm in sorted(arms, key=lambda arm: -len(arm.plan.layout.names)):
-        scores = scored.scores[arm.name]
+    for arm in sorted(arms, key=lambda arm: -len(arm.scheme.layout.names)):
+        scores = scored.readings[arm.name].scores
         for m, name in enumerate(scores.names):
             parts.setdefault(name, (scores, m))
     return Scores(

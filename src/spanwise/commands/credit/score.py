@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.pipeline import Batch, Reading, read
 from spanwise.rollouts import RolloutTable
-from spanwise.score import REWARDS, Reward, score_one
-from spanwise.segment import segment
-from spanwise.types import BlockText, Scores, Spans, Status
+from spanwise.score import REWARDS
+from spanwise.segment import locate
+from spanwise.types import BlockText, Spans
 
 #: Places of a padded table that are worked on at a time.
 AT_A_TIME = 1_000_000
@@ -57,13 +58,13 @@ class Scored:
 
     Attributes:
         marked: layout -> its spans.
-        scores: arm -> rewards of its objectives, in order.
+        readings: arm -> what the completions say and what that is worth.
         taken: objective -> the recorded reward it is taken from.
         tagged: layout -> whether it has no tags, or any completion has a block beyond the first or anything in a tag.
     """
 
     marked: Mapping[Layout, Marked]
-    scores: Mapping[str, Scores]
+    readings: Mapping[str, Reading]
     taken: Mapping[str, str]
     tagged: Mapping[Layout, bool]
 
@@ -86,27 +87,37 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
     taken = _taken(table, arms, rewards or {})
     for arm in arms:
         sources(table, arm, taken)
-    layouts = list(dict.fromkeys(arm.plan.layout for arm in arms))
+    layouts = list(dict.fromkeys(arm.scheme.layout for arm in arms))
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
-    found: dict[str, list[list[Reward]]] = {arm.name: [] for arm in arms}
+    found: dict[str, list[Reading]] = {arm.name: [] for arm in arms}
     tagged = {layout: not layout.tags for layout in layouts}
     for first, last in table.tokens.chunks(AT_A_TIME):
         ids, filled = table.tokens.padded(first, last)
         mask = np.zeros(filled.shape, dtype=np.bool_)
         mask[filled] = table.tokens.with_values(table.trainable).slice(first, last)
-        known: dict[Any, Reward] = {}
+        rows = slice(first, last)
+        recorded = {name: table.rewards[column].take(rows) for name, column in taken.items()}
+        columns = {name: values[rows] for name, values in table.columns.items()}
+        ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
+        batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns=columns)
         for layout in layouts:
-            spans, text = segment(torch.from_numpy(ids), torch.from_numpy(mask), layout=layout, vocabulary=table.vocabulary)
+            located = locate(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
+            spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
             tagged[layout] = tagged[layout] or _any_tag(spans, text)
             for arm in arms:
-                if arm.plan.layout == layout:
-                    found[arm.name].append(_rewards(table, slice(first, last), arm, text, taken, known))
+                if arm.scheme.layout == layout:
+                    asked = replace(batch, columns={**columns, **_asked(table, rows, text, arm)})
+                    reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
+                    found[arm.name].append(reading.take(slice(None)))
     marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
-    scores = {arm.name: _scores(arm, found[arm.name], len(table)) for arm in arms}
-    return Scored(marked, scores, taken, tagged)
+    readings = {name: Reading.joined(parts) for name, parts in found.items()}
+    for name, reading in readings.items():
+        if len(reading) != len(table):
+            raise AlignmentError(f"Method '{name}' has {len(reading)} rewards for {len(table)} completions.")
+    return Scored(marked, readings, taken, tagged)
 
 
 def _small(spans: Spans) -> Spans:
@@ -127,82 +138,20 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
     )
 
 
-def _scores(arm: Arm, parts: Sequence[Sequence[Reward]], size: int) -> Scores:
-    scored = sum(len(part[0].value_n) for part in parts)
-    if scored != size:
-        raise AlignmentError(f"Method '{arm.name}' has {scored} rewards for {size} completions.")
-    columns = list(zip(*parts, strict=True))
-    return Scores(
-        tuple(objective.name for objective in arm.plan.objectives),
-        torch.stack([torch.cat([part.value_n for part in column]) for column in columns], dim=1),
-        torch.stack([torch.cat([part.status_n for part in column]) for column in columns], dim=1),
-        torch.stack([torch.cat([part.by_outcome_n2 for part in column]) for column in columns], dim=1),
-    )
-
-
-def _rewards(
-    table: RolloutTable, rows: slice, arm: Arm, text: list[BlockText], taken: Mapping[str, str], known: dict[Any, Reward]
-) -> list[Reward]:
-    """The rewards of one part of the file under one arm; `known` holds those that another arm asked for already."""
-    columns: dict[str, Sequence[Any]] | None = None
-    scored: dict[str, Reward] = {}
-    before: Any = ()  # a reward may read those before it, so it is known only together with them
-    for objective in arm.plan.objectives:
-        shape = repr((objective.reward, objective.pays, objective.given, sorted(objective.options.items())))
-        key = (arm.plan.layout, objective.name, shape, before)
-        before = key
-        if key not in known:
-            recorded = table.rewards[taken[objective.name]] if objective.name in taken else None
-            if columns is None and (recorded is None or _is_judged(objective)):
-                columns = _columns(table, rows, text, arm)
-            known[key] = _reward(objective, text, recorded, rows, columns or {}, scored)
-        scored[objective.name] = known[key]
-    return list(scored.values())
-
-
-def _reward(
-    objective: Objective,
-    text: list[BlockText],
-    recorded: Reward | None,
-    rows: slice,
-    columns: Mapping[str, Sequence[Any]],
-    scored: Mapping[str, Reward],
-) -> Reward:
-    if recorded is None:
-        return score_one(objective, text, columns=columns, scored=scored)
-    absent_n = torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text])
-    status_n, by_outcome_n2 = recorded.status_n[rows], recorded.by_outcome_n2[rows]
-    if _is_judged(objective):
-        read = score_one(objective, text, columns=columns, scored=scored)
-        by_outcome_n2 = read.by_outcome_n2
-        left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
-        status_n = torch.where(
-            (status_n == int(Status.ERROR)) & left_out_n, read.status_n, status_n
-        )  # a gap of its own doing
-    return Reward(
-        recorded.value_n[rows].masked_fill(absent_n, torch.nan),
-        status_n.masked_fill(absent_n, int(Status.ABSENT)),
-        by_outcome_n2,
-    )
-
-
-def _is_judged(objective: Objective) -> bool:
-    """Whether the reward is a known function of an outcome, which no file records."""
-    return isinstance(objective.reward, str) and REWARDS[objective.reward].judged_by is not None
-
-
-def _columns(table: RolloutTable, rows: slice, text: list[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
-    columns = {name: values[rows] for name, values in table.columns.items()}
-    if any(callable(objective.reward) for objective in arm.plan.objectives):
-        columns["prompts"] = table.prompts[rows]
-        columns["completions"] = ["".join(block[""] or "" for block in blocks.values() if block) for blocks in text]
-        columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
-    return columns
+def _asked(table: RolloutTable, rows: slice, text: list[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
+    """What a trainer would hand to reward functions beside the columns."""
+    if not any(callable(objective.reward) for objective in arm.scheme.objectives):
+        return {}
+    return {
+        "prompts": table.prompts[rows],
+        "completions": ["".join(block[""] or "" for block in blocks.values() if block) for blocks in text],
+        "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
+    }
 
 
 def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from."""
-    names = dict.fromkeys(objective.name for arm in arms for objective in arm.plan.objectives)
+    names = dict.fromkeys(objective.name for arm in arms for objective in arm.scheme.objectives)
     for objective in rewards:
         if objective not in names:
             raise RecipeError(unknown("objective", objective, names))
@@ -233,11 +182,11 @@ def fitting(table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: 
     Raises:
         RecipeError: an arm that was asked for, or every arm, has tags none of which opens anywhere in the file.
     """
-    lost = [arm for arm in arms if not scored.tagged[arm.plan.layout] and _reads_tags(arm, scored.taken)]
+    lost = [arm for arm in arms if not scored.tagged[arm.scheme.layout] and _reads_tags(arm, scored.taken)]
     if not lost:
         return list(arms), []
     seen = _tags_in(table)
-    wanted = list(dict.fromkeys(tag for arm in lost for tag in arm.plan.layout.tags))
+    wanted = list(dict.fromkeys(tag for arm in lost for tag in arm.scheme.layout.tags))
     if any(tag in seen for tag in wanted):
         return list(arms), []
     there = ", ".join(f"<{tag}>" for tag, _ in seen.most_common(6))
@@ -252,7 +201,9 @@ def fitting(table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: 
 
 
 def _reads_tags(arm: Arm, taken: Mapping[str, str]) -> bool:
-    return len(arm.plan.layout.names) > 1 or any(map(_reads_tag, (o for o in arm.plan.objectives if o.name not in taken)))
+    return len(arm.scheme.layout.names) > 1 or any(
+        map(_reads_tag, (o for o in arm.scheme.objectives if o.name not in taken))
+    )
 
 
 def _reads_tag(objective: Objective) -> bool:

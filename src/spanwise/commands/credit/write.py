@@ -18,6 +18,7 @@ from spanwise.commands.credit.apply import Applied
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.errors import DataError
 from spanwise.rollouts import RolloutTable
+from spanwise.score import judge_of
 from spanwise.types import Fault, Scores, Status
 
 if TYPE_CHECKING:
@@ -138,11 +139,11 @@ def remembered(table: RolloutTable, applied: Sequence[Applied], options: Mapping
         `outcome`, the objective that says what is right, if there is one.
     """
     folder = options.get("tokenizer") or (None if table.folder is None else table.folder / "model")
-    given = (name for one in applied for o in one.arm.plan.objectives for name in (o.options.get("of"), *o.outcomes))
+    given = (judge_of(o) or next(iter(o.outcomes), None) for one in applied for o in one.arm.scheme.objectives)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
         "tokenizer": str(Path(folder).resolve()) if table.has_ids and folder else None,
-        "outcome": outcome_of([o.name for one in applied for o in one.arm.plan.objectives], given),
+        "outcome": outcome_of([o.name for one in applied for o in one.arm.scheme.objectives], given),
     }
 
 

@@ -59,7 +59,7 @@ def evaluate(
         temperature=temperature,
         seed=seed,
     )
-    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
     columns = {
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }

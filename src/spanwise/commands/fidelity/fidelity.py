@@ -19,7 +19,7 @@ from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe
+from spanwise.recipe import Recipe, calibration_of
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task
@@ -64,7 +64,7 @@ def collect(
     limit = max_new_tokens or task.max_completion_length
     options = {"max_new_tokens": limit, "temperature": temperature}
     ids_nt, mask_nt = sample(model, tokenizer, rows["prompt"][:], samples=samples, seed=seed, **options)
-    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    vocabulary = Vocabulary.of(tokenizer, model)
     spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=vocabulary)
     columns = {name: [v for v in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"}
     outcome_n = score([Objective("correct", pays=(solution,))], text, columns=columns).reward_nm[:, 0]
@@ -131,7 +131,7 @@ def fidelity_folder(
     )
     samples = rolled.prefix_xs.shape[1]
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    return fidelity(rolled, group_sizes=group_sizes, rule=recipe.calibration, seed=sizes.get("seed", 0)), rolled
+    return fidelity(rolled, group_sizes=group_sizes, rule=calibration_of(recipe), seed=sizes.get("seed", 0)), rolled
 
 
 def show(
@@ -165,7 +165,7 @@ def show(
     for table in fidelity_tables(found):
         console.print(table)
     console.print(difference_table(found))
-    points = fixed_point_rows(rule=recipe.calibration, seed=sizes.get("seed", 0))
+    points = fixed_point_rows(rule=calibration_of(recipe), seed=sizes.get("seed", 0))
     console.print(fixed_point_table(points))
     write_fidelity(
         output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), found=found, rolled=rolled, points=points,

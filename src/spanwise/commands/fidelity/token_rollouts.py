@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -95,6 +96,11 @@ class Roller:
     temperature: float
     limit: int
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every id the model can sample."""
+        return Vocabulary.of(self.tokenizer, self.model)
+
     def blocks(self, rows: Any, *, samples: int, seed: int) -> Blocks:
         """The first blocks of `samples` completions of each dataset row."""
         with self._stopping():
@@ -111,8 +117,7 @@ class Roller:
 
     def judge(self, rows: Any, ids_nt: Tensor, mask_nt: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Rewards of whole completions, NaN where they have no first block, and the block of each token."""
-        vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
-        spans, text = segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=vocabulary)
+        spans, text = segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
         columns = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         by_row = {name: [column[x] for x in prompts] for name, column in columns.items()}
         objective = Objective("correct", pays=(self.task.layout.names[0],))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -16,7 +16,7 @@ from rich.table import Table
 from spanwise.measure import Curve, Interval
 from spanwise.measure.fixed_point import fixed_point
 from spanwise.measure.proper_score import ScoreName
-from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -121,18 +121,21 @@ def gain_table(title: str, gain: Curve) -> Table:
     return table
 
 
-def pull_note(objectives: Iterable[Objective], *, group_size: int, leave_one_out: bool = False) -> str | None:
+def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     """What the outcome baseline does to a confidence in small groups; None where it moves .70 by less than .05.
 
-    >>> report = Objective("brier", pays=("report",), given="correct", baseline="outcome")
-    >>> pull_note([report], group_size=4).split(";")[0]
+    >>> from spanwise.layout import Layout
+    >>> scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
+    >>> pull_note(scheme, group_size=4).split(";")[0]
     'In groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80'
-    >>> pull_note([report], group_size=16) is None
+    >>> pull_note(scheme, group_size=16) is None
     True
     """
-    if not any(o.baseline == "outcome" and len(o.given) == 1 and o.reward in get_args(ScoreName) for o in objectives):
+    scored = (o for o in scheme.objectives if o.reward in get_args(ScoreName))
+    if not any(o.baseline == "outcome" and len(o.given) == 1 for o in scored):
         return None
     p_b = torch.tensor([0.7], dtype=torch.float64)
+    leave_one_out = scheme.options.get("leave_one_out", False)
     point = float(fixed_point(p_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))
     if abs(point - 0.7) < 0.05:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from spanwise.credit import METHODS, load_plugins
+from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
@@ -23,7 +23,7 @@ _SAME = (
 #: What a run has at its end only.
 _ENDED = ("summary.json", "evaluation.parquet")
 #: The fields that a run's own recipe.yaml has filled in from the preset (`recipe.resolved`).
-_FILLED = ("layout", "prefilled", "objectives", "sum_first", "per")
+_FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def arm_fields(name: str) -> dict[str, Any]:
     """
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
-    load_plugins()
+    METHODS.load_plugins()
     if name in METHODS:
         return {"method": name}
     if name.endswith((".yaml", ".yml")):

@@ -55,7 +55,7 @@ class Samples:
     def figures(self) -> dict[str, float | None]:
         """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts."""
         values = figures(
-            self.correct[self.first], self.confidence_n, well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
+            self.confidence_n, self.correct[self.first], well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
         )
         later = {f"{name}_accuracy": _mean(c) for name, c in self.correct.items() if name != self.first}
         return {**values, **later}
@@ -64,10 +64,10 @@ class Samples:
         """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
         options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed}
         marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
-        found = figure_intervals(self.correct[self.first], self.confidence_n, **marks, **options)
+        found = figure_intervals(self.confidence_n, self.correct[self.first], **marks, **options)
         for name, correct_n in self.correct.items():
             if name != self.first:
-                later = figure_intervals(correct_n, self.confidence_n, **marks, **options)
+                later = figure_intervals(self.confidence_n, correct_n, **marks, **options)
                 found[f"{name}_accuracy"] = later["accuracy"]
         return found
 
@@ -78,7 +78,7 @@ class Samples:
         name = block or self.first
         prompts = self.prompt_n.tolist()
         return voting(
-            self.answers[name], self.correct[name], self.confidence_n, prompts=prompts, budgets=budgets, resamples=resamples
+            self.answers[name], self.confidence_n, self.correct[name], prompts=prompts, budgets=budgets, resamples=resamples
         )
 
     def table(self) -> pa.Table:

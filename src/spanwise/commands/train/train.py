@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import zipfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from math import gcd
@@ -14,16 +13,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
 
+from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.commands.shared.display import figure_table, pull_note
 from spanwise.commands.shared.folder import RunFolder, metrics_until, sole_writer
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Plan, Recipe, plan, resolved
+from spanwise.errors import RecipeError, unknown
+from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
+from spanwise.scheme import Scheme
 from spanwise.tasks import Task
 
 
@@ -47,16 +47,16 @@ def train(
     started = time.perf_counter()
     checkpoint = None if resume is None else find_checkpoint(recipe.output, resume, console)
     task = make_task(recipe, console)
-    filled = plan(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
+    scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
     with sole_writer(recipe.output):
         history = [] if checkpoint is None else _history(Path(checkpoint), recipe)
         folder = RunFolder(recipe.output, history=history)
-        folder.write_recipe(resolved(recipe, filled))
+        folder.write_recipe(resolved(recipe, scheme))
         recorder = Recorder(recipe, task, folder, console, title, history)
-        trainer = _trainer(recipe, task, filled, recorder)
+        trainer = _trainer(recipe, task, scheme, recorder)
         main = trainer.accelerator.is_main_process
-        note = pull_note(filled.objectives, group_size=recipe.group_size, leave_one_out=recipe.leave_one_out)
-        if note and not filled.sum_first and main:
+        note = pull_note(scheme, group_size=recipe.group_size)
+        if note and main:
             console.print(note, highlight=False, soft_wrap=True)
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -74,17 +74,14 @@ def train(
     return summary
 
 
-def _trainer(recipe: Recipe, task: Task, filled: Plan, recorder: Recorder) -> SpanGRPOTrainer:
+def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> SpanGRPOTrainer:
     """The trainer of a recipe, followed by the recorder in the place of TRL's own progress."""
     trainer = SpanGRPOTrainer(
         model=task.model,
-        args=trainer_config(recipe, task, filled),
+        args=trainer_config(recipe, task),
         train_dataset=task.train,
         processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
-        layout=filled.layout,
-        objectives=filled.objectives,
-        estimator=filled.estimator,
-        whiten=filled.whiten,
+        scheme=scheme,
         callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)
@@ -107,7 +104,7 @@ def _history(checkpoint: Path, recipe: Recipe) -> list[dict[str, Any]]:
     return metrics_until(checkpoint.resolve().parent.parent, step // recipe.mini_batches)
 
 
-def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
+def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """The TRL configuration a recipe stands for; `recipe.trainer` has the last word."""
     on_cpu = not torch.cuda.is_available()
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -139,10 +136,6 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         "save_steps": recipe.save_every * recipe.mini_batches or 1,
         "report_to": recipe.report_to,
         "disable_tqdm": True,
-        "sum_first": filled.sum_first,
-        "per": str(filled.per),
-        "leave_one_out": recipe.leave_one_out,
-        "min_stratum": recipe.min_stratum,
     }
     if recipe.report_to not in ("none", "all") and find_spec(recipe.report_to) is None:
         raise RecipeError(
@@ -152,56 +145,3 @@ def trainer_config(recipe: Recipe, task: Task, filled: Plan) -> SpanGRPOConfig:
         if name not in SpanGRPOConfig.__dataclass_fields__:
             raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
     return SpanGRPOConfig(**{**options, **recipe.trainer})
-
-
-def find_checkpoint(output: str, resume: str, console: Console | None = None) -> str:
-    """The folder to resume from; a DataError if it is not a checkpoint.
-
-    Args:
-        output: folder of the run.
-        resume: a checkpoint folder, or "last" for the newest intact one of the run.
-        console: where the damaged ones that "last" skips are named.
-    """
-    if resume != "last":
-        if fault := _checkpoint_fault(Path(resume)):
-            raise DataError(f"'{resume}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
-        return resume
-    place, faults = newest_checkpoint(output)
-    said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-    if place is None and not faults:
-        raise DataError(f"There is no checkpoint under '{output}/checkpoints'; train with --save-every 10 to write some.")
-    if place is None:
-        raise DataError(
-            f"No checkpoint under '{output}/checkpoints' is readable ({said}); leave out --resume to start anew."
-        )
-    if faults and console is not None:
-        console.print(f"Resuming from {place.name}; not readable are {said}.", highlight=False, soft_wrap=True)
-    return str(place)
-
-
-def newest_checkpoint(output: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """The newest intact checkpoint of a run, None if there is none; and what is wrong with each newer one, by name."""
-    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(output).glob("checkpoints/checkpoint-*")}
-    found = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
-    faults: dict[str, str] = {}
-    for path in found:
-        fault = _checkpoint_fault(path)
-        if fault is None:
-            return path, faults
-        faults[path.name] = fault
-    return None, faults
-
-
-def _checkpoint_fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint folder, found before a model is loaded."""
-    try:
-        json.loads((place / "trainer_state.json").read_text())
-        for file in place.glob("*.safetensors"):
-            with safe_open(file, framework="pt") as weights:
-                weights.keys()
-    except FileNotFoundError:
-        return "it holds no trainer_state.json"
-    except (OSError, ValueError, SafetensorError) as error:
-        return f"a file in it is damaged ({str(error).splitlines()[0]})"
-    damaged = [file.name for file in (*place.glob("*.pt"), *place.glob("*.pth")) if not zipfile.is_zipfile(file)]
-    return f"{damaged[0]} is damaged" if damaged else None

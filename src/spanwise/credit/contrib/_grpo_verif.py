@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.methods._dcpo import dcpo
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
+from spanwise.registry import register
 
 
 @register(
     "grpo_verif",
     kind="block",
     paper="GRPO-Verif, arXiv 2511.15137",
-    preset=Preset(baseline="group", scale="std", weight=0.2),
+    source="notes; neither the full paper nor code was read",
+    preset=Preset(),
 )
 def grpo_verif(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
     *,
     weight: float = 0.2,
+    if_missing_k: Sequence[float | None] | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
@@ -31,14 +36,15 @@ def grpo_verif(
         A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
         A[i, k] = weight (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)    for the blocks after the first
 
-    A preset of objectives: each reward pays its block with `baseline: group` and `scale: std`, the second with `weight: 0.2`.
-    The recipe's preset puts the confidence and its score in the place of the verification.
+    The same as `dcpo` with less weight on the blocks after the first. The preset puts the confidence and its score in the place
+    of the verification.
 
     Args:
         reward_nk: rewards of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output); NaN
             where the block is absent (takes no part, gets 0).
         group_n: prompt ids, in any order, of any sizes.
         weight: of the blocks after the first (alpha in the paper).
+        if_missing_k: per block, what an absent reward stands for, see `bae`.
         ddof: of the standard deviations.
         eps: added to them.
         min_stratum: smaller groups get 0.
@@ -59,7 +65,7 @@ def grpo_verif(
         "GRPO-Verif" (arXiv 2511.15137). Its alpha stands in the loss, here in the advantage, which is the same for clipped
         losses. ddof and eps are not verified.
     """
-    advantage_nk = dcpo(reward_nk, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    advantage_nk = dcpo(reward_nk, group_n, if_missing_k=if_missing_k, ddof=ddof, eps=eps, min_stratum=min_stratum)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
     return advantage_nk * weight_k

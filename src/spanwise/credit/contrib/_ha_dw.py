@@ -9,17 +9,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.assign import accepted
 from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import register
+from spanwise.credit.registry import accepted
 from spanwise.credit.strata import group_index, moments
 from spanwise.errors import RecipeError
+from spanwise.registry import register
 
 
 @register(
     "ha_dw",
     kind="completion",
     paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
+    source="notes; neither the full paper nor code was read",
     exceptions={"shift": "the mean reward is compared with a rate of success"},
 )
 def ha_dw(

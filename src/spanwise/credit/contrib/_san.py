@@ -6,11 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
 from spanwise.credit.strata import centred, group_index, refine
+from spanwise.registry import register
 
 
-@register("san", kind="completion", paper="Stratified GRPO, arXiv 2510.06214")
+@register(
+    "san",
+    kind="completion",
+    paper="Stratified GRPO, arXiv 2510.06214",
+    source="notes; the defaults are those of re-implementations",
+)
 def san(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],

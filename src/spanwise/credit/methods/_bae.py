@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import advantage
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError
-from spanwise.objective import BaselineName
+from spanwise.objective import BaselineName, ScaleName
+from spanwise.registry import register
+
+_STRATA = ("batch", "group", "outcome")
 
 
-@register("bae", kind="block", paper="Blockwise Advantage Estimation, arXiv 2602.10231", preset=Preset())
+@register(
+    "bae",
+    kind="block",
+    paper="Blockwise Advantage Estimation, arXiv 2602.10231",
+    preset=Preset(),
+    only_with={
+        "leave_one_out": ("baseline", _STRATA),
+        "min_stratum": ("baseline", _STRATA),
+        "ddof": ("scale_k", ("std",)),
+        "eps": ("scale_k", ("std",)),
+    },
+)
 def bae(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
     *,
-    outcome_nk: Float[Tensor, "n k"] | None = None,
-    baseline: BaselineName = "outcome",
+    outcome_no: Float[Tensor, "n o"] | None = None,
+    given_k: Sequence[Sequence[int]] | None = None,
+    baseline: BaselineName | Sequence[BaselineName] = "outcome",
+    scale_k: Sequence[ScaleName] | None = None,
+    back_off_k: Sequence[bool | None] | None = None,
     by_outcome_nk2: Float[Tensor, "n k 2"] | None = None,
+    judged_k: Sequence[int | None] | None = None,
+    if_missing_k: Sequence[float | None] | None = None,
     leave_one_out: bool = False,
     min_stratum: int = 2,
+    ddof: int = 1,
+    eps: float = 1e-6,
 ) -> Float[Tensor, "n k"]:
-    r"""Give each block its own advantage: the first against its group, the others against their baseline.
+    r"""Give each block its own advantage: its reward minus what completions with the same outcomes so far earn there.
 
     Equation
-        A[i, 0] = r[i, 0] - mean_g r[:, 0]
-        A[i, k] = r[i, k] - b_k[i],  b_k = mean of r[:, k] over the group's completions with i's outcome (baseline "outcome")
+        A[i, k] = r[i, k] - b_k[i],  b_k the mean of r[:, k] over the completions that share with i:
+        nothing (batch), the prompt (group), the prompt and the outcomes that block k is given (outcome)
 
     Args:
-        reward_nk: one reward per completion and block; NaN where the block is absent (joins no baseline, gets 0).
+        reward_nk: one reward per completion and block; NaN where the block is absent (joins no baseline, gets 0). There may be
+            several columns for one block: a column is one objective.
         group_n: prompt ids, in any order, of any sizes.
-        outcome_nk: the outcome of the prefix of each block; column 0 is not read. None: the first block's reward.
-        baseline: of the blocks after the first: none, batch, group, outcome or blended.
+        outcome_no: O discrete outcomes of each completion; NaN where unknown. None: the first block's reward.
+        given_k: per column, which outcomes its baseline is given, from coarse to fine. None: the first column none, every other
+            one all there are.
+        baseline: per column; one name is that of the columns after the first, whose baseline then is the group.
+        scale_k: per column, "std" divides by the standard deviation of the stratum. None: no column.
+        back_off_k: per column, whether strata that are too small use fewer outcomes, then the group; see `advantage`.
         by_outcome_nk2: the rewards under outcome 0 and 1, for `blended`.
+        judged_k: per column, which of its given outcomes that is about; None: the only one.
+        if_missing_k: per column, what an absent reward stands for: it gets that minus its baseline. None: absent gets 0.
         leave_one_out: leave the completion out of its own means.
         min_stratum: smaller strata give 0.
+        ddof, eps: of the standard deviation.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0 (`blended` borrows from other prompts instead).
@@ -55,17 +87,28 @@ def bae(
     """
     if len(reward_nk) != len(group_n):
         raise AlignmentError(f"There are {len(reward_nk)} rows of rewards for {len(group_n)} group ids.")
-    columns = []
-    for k in range(reward_nk.shape[1]):
-        outcome_n = reward_nk[:, 0] if outcome_nk is None else outcome_nk[:, k]
+    columns = reward_nk.shape[1]
+    named: Sequence[Any] = ["group", *[baseline] * (columns - 1)] if isinstance(baseline, str) else baseline
+    outcome_no = reward_nk[:, :1] if outcome_no is None else outcome_no
+    everything = range(outcome_no.shape[1])
+    found = []
+    for k in range(columns):
+        given = (() if k == 0 else everything) if given_k is None else given_k[k]
+        missing = None if if_missing_k is None else if_missing_k[k]
         result = advantage(
             reward_nk[:, k],
             group_n,
-            baseline="group" if k == 0 else baseline,
-            outcome_no=None if k == 0 else outcome_n,
+            baseline=named[k],
+            outcome_no=outcome_no[:, list(given)] if len(given) else None,
             by_outcome_n2=None if by_outcome_nk2 is None else by_outcome_nk2[:, k],
+            judged=None if judged_k is None else judged_k[k],
+            back_off=None if back_off_k is None else back_off_k[k],
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,
+            scale="none" if scale_k is None else scale_k[k],
+            ddof=ddof,
+            eps=eps,
+            if_missing=missing,
         )
-        columns.append(result.advantage_n)
-    return torch.stack(columns, dim=1)
+        found.append(result.advantage_n + result.missing_n)
+    return torch.stack(found, dim=1) if found else torch.zeros_like(reward_nk, dtype=torch.float64)

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.strata import group_index, moments, weighted_mean
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
-@register("canon", kind="completion", paper="CANON, arXiv 2509.23962")
+@register("canon", kind="completion", paper="CANON, arXiv 2509.23962", source="the authors' code; the paper through notes")
 def canon(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
@@ -62,6 +63,7 @@ def canon(
     stratum_n = group_index(group_n)
     if len(metric_n) != len(reward_n):
         raise AlignmentError(f"There are {len(metric_n)} metrics for {len(reward_n)} rewards; give one to each completion.")
+    check_rewards(reward_n)
     metric_n = metric_n.double()
     reward_n = torch.where(metric_n.isnan(), torch.nan, reward_n.double())
     high_n = _high(metric_n, torch.where(reward_n.isnan(), -1, stratum_n), ties)

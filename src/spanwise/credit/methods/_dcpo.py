@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.methods._bae import bae
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import group_index, moments
 from spanwise.errors import RecipeError, unknown
+from spanwise.objective import BaselineName, ScaleName
+from spanwise.registry import register
 
 
 @register(
     "dcpo",
     kind="block",
     paper="DCPO, arXiv 2603.09117",
-    preset=Preset(baseline="group", scale="std"),
+    source="the authors' code; the paper through notes",
+    preset=Preset(),
 )
 def dcpo(
-    reward_nk: Float[Tensor, "n k"], group_n: Int[Tensor, " n"], *, ddof: int = 1, eps: float = 1e-6, min_stratum: int = 2
+    reward_nk: Float[Tensor, "n k"],
+    group_n: Int[Tensor, " n"],
+    *,
+    if_missing_k: Sequence[float | None] | None = None,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
 ) -> Float[Tensor, "n k"]:
     r"""Standardise the reward of each block over the group, whatever the outcome of the blocks before it.
 
@@ -29,12 +39,13 @@ def dcpo(
         A[i, k] = (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)
         r[i, 0] = c[i], 1 if the answer is right; r[i, 1] = `smoothed_calibration` of the confidence
 
-    A preset of objectives: correctness pays the solution and a calibration score the confidence, both with `baseline: group`
-    and `scale: std`. The preset scores the confidence by the rule of the recipe (Brier), which is the target without smoothing.
+    The same as `bae` with the group as baseline of every block, in units of its standard deviation. The preset scores the
+    confidence by the rule of the recipe (Brier), which is the target without smoothing.
 
     Args:
         reward_nk: one reward per completion and block; NaN where the block is absent (takes no part, gets 0).
         group_n: prompt ids, in any order, of any sizes.
+        if_missing_k: per block, what an absent reward stands for, see `bae`.
         ddof: of the standard deviations.
         eps: added to them.
         min_stratum: smaller groups get 0.
@@ -54,10 +65,12 @@ def dcpo(
     Reference:
         "DCPO" (arXiv 2603.09117) and its code, which takes the tokens before the confidence for the first block.
     """
-    columns = [
-        grpo(reward_nk[:, k], group_n, ddof=ddof, eps=eps, min_stratum=min_stratum) for k in range(reward_nk.shape[1])
-    ]
-    return torch.stack(columns, dim=1)
+    baselines: list[BaselineName] = ["group"] * reward_nk.shape[1]
+    scales: list[ScaleName] = ["std"] * reward_nk.shape[1]
+    return bae(
+        reward_nk, group_n, given_k=[()] * reward_nk.shape[1], baseline=baselines, scale_k=scales, if_missing_k=if_missing_k,
+        ddof=ddof, eps=eps, min_stratum=min_stratum,
+    )  # fmt: skip
 
 
 def smoothed_calibration(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
+from spanwise.registry import register
 
 
 @register(
     "dr_grpo",
     kind="completion",
     paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="the paper and the code of verl and TRL",
+    preset=Preset(whole=True, per="length", calibrated=False),
 )
 def dr_grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, leave_one_out: bool = False, min_stratum: int = 2

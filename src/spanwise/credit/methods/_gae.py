@@ -7,11 +7,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.recursion import lambda_advantage
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import standardised_tokens
+from spanwise.registry import register
 
 
-@register("gae", kind="token", paper="High-dimensional continuous control using GAE, arXiv 1506.02438")
+@register(
+    "gae",
+    kind="token",
+    paper="High-dimensional continuous control using GAE, arXiv 1506.02438",
+    source="the paper and verl's code",
+    preset=Preset(per="completion", calibrated=False),
+    only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,))},
+)
 def gae(
     reward_nt: Float[Tensor, "n t"],
     value_nt: Float[Tensor, "n t"],

@@ -7,16 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import EpsAt, standardised
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
 @register(
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    preset=Preset(whole=True, per="completion", baseline="group", scale="std", whiten=True),
+    source="the code of four implementations, the authors' among them; the paper through notes",
+    preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )
 def gdpo(
@@ -60,7 +62,7 @@ def gdpo(
 
     Reference:
         Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
-        "normalize_then_sum"` in TRL. The same as objectives with `scale: std` and `assign(..., whiten=True)`.
+        "normalize_then_sum"` in TRL.
     """
     m = reward_nm.shape[1]
     weight_m = torch.ones(m, dtype=torch.float64) if weight_m is None else weight_m.double()

@@ -8,13 +8,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, moments
 from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
 from spanwise.credit.trajectories.step_returns import OutcomeName, refuse_unknown, step_returns, trajectory_outcomes
+from spanwise.registry import register
 
 
-@register("gigpo", kind="step", paper="Group-in-Group Policy Optimization, arXiv 2505.10978")
+@register(
+    "gigpo",
+    kind="step",
+    paper="Group-in-Group Policy Optimization, arXiv 2505.10978",
+    source="the authors' code, from two forks",
+    preset=Preset(per="completion", calibrated=False),
+    only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",))},
+)
 def gigpo(
     reward_s: Float[Tensor, " s"],
     group_s: Int[Tensor, " s"],

@@ -5,15 +5,17 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
+from spanwise.registry import register
 
 
 @register(
     "grpo",
     kind="completion",
     paper="DeepSeekMath, arXiv 2402.03300",
-    preset=Preset(whole=True, sum_first=True, per="completion", calibrated=False, scale="std"),
+    source="the paper, which leaves ddof open, and the code of verl, TRL, SkyRL and OpenRLHF",
+    preset=Preset(whole=True, per="completion", calibrated=False),
 )
 def grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, ddof: int = 1, eps: float = 1e-6, min_stratum: int = 2

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import register
+from spanwise.credit.checks import check_mask, check_rewards
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.registry import register
 
 
-@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826")
+@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826", source="the authors' code; the paper through notes")
 def ktae(
     adv_nt: Float[Tensor, "n t"],
     ids_nt: Int[Tensor, "n t"],
@@ -75,6 +76,8 @@ def ktae(
             f"adv_nt is {tuple(adv_nt.shape)}, ids_nt {tuple(ids_nt.shape)}, mask_nt {tuple(mask_nt.shape)}, with "
             f"{len(correct_n)} outcomes and {len(group_n)} group ids."
         )
+    check_mask(mask_nt)
+    check_rewards(correct_n)
     if form not in ("paper", "code"):
         raise RecipeError(unknown("form of KTAE", form, ("paper", "code")))
     reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)

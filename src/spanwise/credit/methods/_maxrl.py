@@ -6,16 +6,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.checks import check_rewards
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
 from spanwise.errors import RewardError
+from spanwise.registry import register
 
 
 @register(
     "maxrl",
     kind="completion",
     paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="the code of SkyRL and prime-rl; the paper through notes",
+    preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "negative": "the mean reward is a divisor, and 0 means failure",
         "shift": "the reward is divided by the mean reward",
@@ -51,6 +54,7 @@ def maxrl(
         "Maximum Likelihood Reinforcement Learning" (arXiv 2602.02710), after its implementations. With K successes in G samples
         the paper's weight of a completion is (r - K/G) / K, which is A/G; the mean over the batch supplies the 1/G.
     """
+    check_rewards(reward_n)
     negative_n = reward_n < 0
     if bool(negative_n.any()):
         i = int(torch.nonzero(negative_n)[0])

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.credit.registry import register
+from spanwise.credit.checks import check_mask
 from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.registry import register
 
 
-@register("oar", kind="token", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408")
+@register("oar", kind="token", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408", source="the authors' code")
 def oar(
     adv_nt: Float[Tensor, "n t"],
     importance_nt: Float[Tensor, "n t"],
@@ -57,6 +58,7 @@ def oar(
         raise AlignmentError(
             f"adv_nt is {tuple(adv_nt.shape)}, importance_nt {tuple(importance_nt.shape)}, mask_nt {tuple(mask_nt.shape)}."
         )
+    check_mask(mask_nt)
     if not 0 <= quantile <= 1:
         raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens that shrink, between 0 and 1.")
     reshaped_nt = torch.zeros_like(adv_nt)

@@ -6,15 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import group_index, moments, weighted_mean
+from spanwise.registry import register
 
 
 @register(
     "opo",
     kind="completion",
     paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="verl's code",
+    preset=Preset(whole=True, per="length", calibrated=False),
 )
 def opo(
     reward_n: Float[Tensor, " n"],

@@ -6,14 +6,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit.recursion import discounted_returns
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import EpsAt, standardised_tokens
+from spanwise.registry import register
 
 
 @register(
     "reinforce++",
     kind="token",
     paper="REINFORCE++, arXiv 2501.03262",
+    source="the code of verl and OpenRLHF",
+    preset=Preset(per="length", calibrated=False),
+    only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "eps_at": ("whiten", (True,))},
     exceptions={"split": "standardised over the tokens of the batch"},
 )
 def reinforce_plus_plus(

@@ -6,15 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import EpsAt, centred, group_index, moments, standardised
+from spanwise.registry import register
 
 
 @register(
     "reinforce++-baseline",
     kind="completion",
     paper="REINFORCE++, arXiv 2501.03262",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="the code of verl and OpenRLHF",
+    preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "split": "standardised over the tokens of the batch",
         "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups",

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.methods._dr_grpo import dr_grpo
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
+from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
 @register(
     "rlcr",
     kind="completion",
     paper="Beyond Binary Rewards, arXiv 2507.16806",
-    preset=Preset(sum_first=True, baseline="group"),
+    source="the authors' code; the paper through notes",
+    preset=Preset(),
 )
 def rlcr(
-    correct_n: Float[Tensor, " n"],
-    calibration_n: Float[Tensor, " n"],
+    reward_nm: Float[Tensor, "n m"],
     group_n: Int[Tensor, " n"],
     *,
-    calibration_weight: float = 1.0,
+    weight_m: Float[Tensor, " m"] | None = None,
+    leave_one_out: bool = False,
     min_stratum: int = 2,
 ) -> Float[Tensor, " n"]:
     r"""Compare the sum of correctness and calibration score with the group: one number for the whole completion.
@@ -29,10 +34,11 @@ def rlcr(
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R
 
     Args:
-        correct_n: 1 if the answer is right, else 0.
-        calibration_n: the score of the confidence (Brier or log score); NaN in either makes the sum absent.
+        reward_nm: a column of 1 (the answer is right) and 0, and one of the scores of the confidence (Brier or log score), or any
+            others; NaN in one of them makes the sum absent.
         group_n: prompt ids.
-        calibration_weight: w.
+        weight_m: of each column; None: 1 each.
+        leave_one_out: leave the completion out of its own mean.
         min_stratum: smaller groups get 0.
 
     Edge cases:
@@ -40,8 +46,7 @@ def rlcr(
         answers while fewer than about two thirds of them are right, and training can collapse.
 
     Example:
-        >>> import torch
-        >>> rlcr(torch.tensor([1., 0.]), torch.tensor([-.01, -.81]), torch.tensor([0, 0]))  # R = .99, -.81
+        >>> rlcr(torch.tensor([[1., -.01], [0., -.81]]), torch.tensor([0, 0]))  # R = .99, -.81
         tensor([ 0.9000, -0.9000], dtype=torch.float64)
 
     Reference:
@@ -49,5 +54,10 @@ def rlcr(
         one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that the two differ
         in the credit alone; `per: completion` weighs all tokens alike.
     """
-    total_n = correct_n.double() + calibration_weight * calibration_n.double()
-    return dr_grpo(total_n, group_n, min_stratum=min_stratum)
+    if weight_m is not None and len(weight_m) != reward_nm.shape[1]:
+        raise AlignmentError(f"There are {len(weight_m)} weights for {reward_nm.shape[1]} rewards; give one to each reward.")
+    for m in range(reward_nm.shape[1]):  # two infinite ones that cancel would read as absent
+        check_rewards(reward_nm[:, m])
+    weight_m = torch.ones(reward_nm.shape[1], dtype=torch.float64) if weight_m is None else weight_m.double()
+    total_n = (reward_nm.double() * weight_m.to(reward_nm.device)).sum(dim=1)
+    return dr_grpo(total_n, group_n, leave_one_out=leave_one_out, min_stratum=min_stratum)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.registry import Preset, register
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index
+from spanwise.registry import register
 
 
 @register(
     "rloo",
     kind="completion",
     paper="Back to Basics, arXiv 2402.14740",
-    preset=Preset(whole=True, sum_first=True, per="length", calibrated=False),
+    source="the code of verl, SkyRL and OpenRLHF",
+    preset=Preset(whole=True, per="length", calibrated=False),
 )
 def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_stratum: int = 2) -> Float[Tensor, " n"]:
     r"""Compare a completion with the mean of the other completions of its group.

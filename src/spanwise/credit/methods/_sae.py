@@ -9,24 +9,32 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from spanwise.credit.checks import check_mask
 from spanwise.credit.recursion import lambda_advantage
-from spanwise.credit.registry import register
+from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.registry import register
 
 _ROWS = 64
 
 
-@register("sae", kind="token", paper="Segmental Advantage Estimation, arXiv 2601.07320")
+@register(
+    "sae",
+    kind="token",
+    paper="Segmental Advantage Estimation, arXiv 2601.07320",
+    source="notes and reviews; the paper's full text was not read and there is no public code",
+    preset=Preset(per="completion", calibrated=False),
+)
 def sae(
     reward_nt: Float[Tensor, "n t"],
     value_nt: Float[Tensor, "n t"],
     logp_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
-    threshold: float = 0.2,
-    lam: float | Float[Tensor, " n"] = 0.95,
-    boundary: Literal["start", "end"] = "start",
     gamma: float = 1.0,
+    lam: float | Float[Tensor, " n"] = 0.95,
+    threshold: float = 0.2,
+    boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
     r"""Trust the critic only where the policy was surprised: bootstrap from the first token of each segment.
@@ -40,8 +48,8 @@ def sae(
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
-        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
         lam: the weight at a boundary; one number, or one per completion.
+        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
     Returns:
@@ -63,6 +71,7 @@ def sae(
     """
     if logp_nt.shape != reward_nt.shape:
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    check_mask(mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
     if boundary == "end":
         unlikely_nt = _after(unlikely_nt, mask_nt)

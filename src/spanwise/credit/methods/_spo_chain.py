@@ -9,11 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.methods._vineppo import vineppo
-from spanwise.credit.registry import register
 from spanwise.errors import AlignmentError, RecipeError
+from spanwise.registry import register
 
 
-@register("spo_chain", kind="token", paper="Segment Policy Optimization, arXiv 2505.23564")
+@register(
+    "spo_chain",
+    kind="token",
+    paper="Segment Policy Optimization, arXiv 2505.23564",
+    source="the paper and the authors' code",
+)
 def spo_chain(
     value_nk: Float[Tensor, "n k"],
     reward_n: Float[Tensor, " n"],

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_block_numbers
-from spanwise.credit.registry import register
+from spanwise.credit.checks import check_block_numbers, check_rewards
 from spanwise.errors import AlignmentError
+from spanwise.registry import register
 
 
-@register("vineppo", kind="token", paper="VinePPO, arXiv 2410.01679")
+@register("vineppo", kind="token", paper="VinePPO, arXiv 2410.01679", source="the authors' code")
 def vineppo(
     value_nk: Float[Tensor, "n k"], reward_n: Float[Tensor, " n"], block_nt: Int[Tensor, "n t"]
 ) -> Float[Tensor, "n t"]:
@@ -47,6 +47,7 @@ def vineppo(
         )
     k = value_nk.shape[1]
     check_block_numbers(block_nt, k)
+    check_rewards(reward_n)
     absent_n = reward_n.isnan()
     after_n = torch.where(absent_n, 0.0, reward_n.to(torch.promote_types(value_nk.dtype, reward_n.dtype)))
     # Column 0 serves the tokens of no span (block -1).

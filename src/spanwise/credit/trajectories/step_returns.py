@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
@@ -108,6 +109,7 @@ def step_returns(
         raise AlignmentError(
             f"There are {len(reward_s)} rewards for {len(trajectory_s)} trajectory ids; give one of each to every row."
         )
+    check_rewards(reward_s, row="row")
     return timeline(trajectory_s, step_s).backward_sum(reward_s, decay=gamma)
 
 
@@ -147,6 +149,7 @@ def trajectory_outcomes(
 
     Raises:
         AlignmentError: sizes differ, a trajectory with two prompts or with one step twice.
+        RewardError: an infinite reward, at the last step or not.
 
     Example:
         >>> steps = torch.tensor([1., 5., 2.]), torch.tensor([0, 0, 0]), torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])
@@ -159,6 +162,7 @@ def trajectory_outcomes(
             f"give one of each to every row."
         )
     refuse_unknown("trajectory reward", reward, ("last", "sum"))
+    check_rewards(reward_s, row="row")
     line = timeline(trajectory_s, step_s)
     last_j = torch.nonzero(line.left_s == 0).squeeze(1)
     last_j = last_j[line.index_s[last_j].argsort()]

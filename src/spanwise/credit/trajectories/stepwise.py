@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from spanwise.credit.checks import check_rewards
 from spanwise.credit.registry import METHODS, Method, method
 from spanwise.credit.spread import to_tokens
 from spanwise.credit.strata import group_index
@@ -169,6 +170,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """
     if reward_st.shape != mask_st.shape:
         raise AlignmentError(f"Token rewards are {tuple(reward_st.shape)}, the mask is {tuple(mask_st.shape)}.")
+    check_rewards(reward_st, row="row")
     kept_st = mask_st.bool()
     counts_st = (kept_st.cumsum(dim=1) > 0) & (kept_st | ~reward_st.isnan())
     return torch.where(counts_st, reward_st.double(), 0.0).sum(dim=1)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from packaging.version import Version
-from torch import Tensor, nn
+from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
 
-from spanwise.credit import method
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
@@ -208,26 +207,3 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     raise RecipeError(
         f"The prompt already opens <{opened}>, so no completion will hold that tag. Write Layout(..., prefilled='{opened}')."
     )
-
-
-def check_estimator(estimator: str | Callable[..., Tensor] | None, *, sum_first: bool) -> Callable[..., Tensor] | None:
-    """The function that turns summed rewards into advantages, if one was asked for.
-
-    Raises:
-        RecipeError: an unknown name, one that needs what the trainer does not have, or rewards that are not summed.
-    """
-    if estimator is None:
-        return None
-    if isinstance(estimator, str):
-        known = method(estimator)
-        missing = [name for name in known.needs if name != "length_n"]
-        if known.kind != "completion" or missing:
-            needs = f"needs {', '.join(missing)}" if missing else f"credits {known.kind}s"
-            raise RecipeError(
-                f"Method '{estimator}' {needs}, which this trainer does not have. Use a method that credits completions from "
-                "rewards alone (grpo, dr_grpo, rloo, maxrl, opo), or objectives with baselines (bae)."
-            )
-        estimator = known.estimator
-    if not sum_first:
-        raise RecipeError("An estimator takes one reward per completion: set sum_first=True in the config.")
-    return estimator

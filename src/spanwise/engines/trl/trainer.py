@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,40 +15,37 @@ from torch.nn.functional import pad
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.credit import assign, spread
+from spanwise.credit import restrict
 from spanwise.engines.trl import checks
-from spanwise.engines.trl.batch import LocalBatch, Rollouts, loss_mask, pack, pad_tokens, restrict, rows, unpack
+from spanwise.engines.trl.batch import Rollouts, loss_mask
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
-from spanwise.engines.trl.config import SpanGRPOConfig, credit_options, parse_per
+from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor
-from spanwise.engines.trl.metrics import MetricBuffer, credit_metrics, has_signal
-from spanwise.layout import Layout
-from spanwise.objective import Objective
-from spanwise.score import check_objectives, score_one
-from spanwise.segment import Vocabulary, segment
-from spanwise.types import Credit, Scores, Spans
+from spanwise.engines.trl.metrics import MetricBuffer
+from spanwise.pipeline import Batch, Reading, advantages, credit, metrics, read
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+from spanwise.types import Credit, Spans
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
+#: The fields of `Batch` that TRL's batches fill in.
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns")
 
 
 class SpanGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
-    Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. Rewards come from
-    `objectives`, each of which names the blocks it pays; blocks come from `layout`. The loss of every `loss_type` in
-    `LOSS_TYPES` becomes the mean over completions of the sum over tokens of advantage times surrogate.
+    Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
+    compared is the `scheme`. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over
+    tokens of advantage times surrogate.
 
     Args:
         model: as in `GRPOTrainer`.
-        reward_funcs: must stay empty: the reward functions are built from the objectives.
+        reward_funcs: must stay empty: the reward functions are built from the scheme's objectives.
         args: a `SpanGRPOConfig`, or a plain `GRPOConfig`.
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
-        layout: the blocks of a completion and the tags each is made of.
-        objectives: the rewards, the blocks each pays and its baseline, in an order in which `given` looks back.
-        estimator: with `sum_first`, what turns the sum of the rewards into one advantage per completion: a function (reward_n,
-            group_n, ...) or the name of a registered one; it may ask for `length_n`. None: the objectives' baseline.
-        whiten: scale the credit of each block to a standard deviation of 1 over the batch (GDPO).
+        scheme: the complete rule of credit.
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
@@ -77,31 +75,25 @@ class SpanGRPOTrainer(GRPOTrainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         *,
-        layout: Layout,
-        objectives: Sequence[Objective],
-        estimator: str | Callable[..., Tensor] | None = None,
-        whiten: bool = False,
+        scheme: Scheme,
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
-        check_objectives(objectives, layout)
-        checks.check_callables(objectives, reward_funcs)
+        scheme.check(PROVIDES)
+        checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
             args = SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
         checks.check_config(args, trl_version=trl.__version__)
-        checks.check_columns(objectives, getattr(train_dataset, "column_names", None))
+        checks.check_columns(scheme.objectives, getattr(train_dataset, "column_names", None))
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
-        self.layout = layout
-        self.objectives = tuple(objectives)
-        self.estimator = checks.check_estimator(estimator, sum_first=getattr(args, "sum_first", False))
-        self.whiten = whiten
+        self.scheme = scheme
         self.last_rollouts: Rollouts | None = None
         self.zero_batches = 0
-        self._credit_options = credit_options(args)
-        self._per: Any = parse_per(getattr(args, "per", "block"))
-        self._batch: LocalBatch | None = None
+        self._batch: Batch | None = None
+        self._reading: Reading | None = None
+        self._seconds = 0.0
         self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
         self._prompts_checked = False
@@ -111,17 +103,17 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._canary_logps: Tensor | None = None
         super().__init__(
             model=model,
-            reward_funcs=[self._reward_function(objective) for objective in objectives],
+            reward_funcs=[self._reward_function(m, name) for m, name in enumerate(scheme.names)],
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             **options,
         )
-        checks.check_environment_rewards(self.reward_func_names, objectives)
-        # Models often have more embedding rows than their tokenizer has tokens, and can sample them.
-        size = getattr(self.model.config.get_text_config(), "vocab_size", None)
-        self.vocabulary = Vocabulary.from_tokenizer(self._text_tokenizer, size=size)
+        checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
+        # The reward that TRL logs is the weighted sum, as what is trained is.
+        self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
+        self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
 
     @property
     def _text_tokenizer(self) -> Any:
@@ -130,19 +122,20 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ rewards
 
-    def _reward_function(self, objective: Objective) -> Callable[..., list[float | None]]:
-        """The function TRL calls, gathers and logs under the objective's name."""
+    def _reward_function(self, m: int, name: str) -> Callable[..., list[float | None]]:
+        """The function TRL calls, gathers and logs under the objective's name; the first one called reads for all."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float | None]:
-            batch = self._batch
-            assert batch is not None, "TRL asked for a reward outside _calculate_rewards"
-            given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **columns}
-            result = score_one(objective, batch.text, columns=given, scored=batch.rewards)
-            batch.rewards[objective.name] = result
-            values = torch.as_tensor(result.value_n, dtype=torch.float64)
-            return [None if value != value else value for value in values.tolist()]
+            if self._reading is None:
+                extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
+                columns |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+                alone_n = torch.arange(len(completion_ids))  # whom each is compared with is known after the gather
+                self._batch = Batch.jagged(completion_ids, alone_n, sampled=self._tool_mask, columns=columns, extras=extras)
+                self._reading = read(self._batch, self.scheme, self.vocabulary)
+            values = self._reading.scores.reward_nm[:, m].tolist()
+            return [None if value != value else value for value in values]
 
-        reward.__name__ = objective.name
+        reward.__name__ = name
         return reward
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,18 +144,15 @@ class SpanGRPOTrainer(GRPOTrainer):
         if not self._prompts_checked:
             for ids in generated[0]:
                 end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
-                checks.check_prefilled(end, self.layout)
+                checks.check_prefilled(end, self.scheme.layout)
             self._prompts_checked = True
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         started = time.perf_counter()
-        ids_nt, mask_nt = pad_tokens(completion_ids_list, self._tool_mask)
-        spans, text = segment(ids_nt, mask_nt, layout=self.layout, vocabulary=self.vocabulary)
-        columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in ("prompt", *_TRL_KWARGS)}
-        self._batch = LocalBatch(prompts, completions, columns, ids_nt, mask_nt, spans, text)
+        self._batch = self._reading = None
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._batch.seconds += time.perf_counter() - started
+        self._seconds = time.perf_counter() - started
         return rewards
 
     # ------------------------------------------------------------------ credit
@@ -170,68 +160,68 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         started = time.perf_counter()
-        batch, self._batch = self._batch, None
+        batch, reading = self._batch, self._reading
+        self._batch = self._reading = None
         assert batch is not None, "TRL scored no completions"
+        assert reading is not None, "TRL scored no completions"
+        assert reading.spans is not None, "what this process read has spans"
         mode = "train" if self.model.training else "eval"
-        table = self._gather(pack([batch.rewards[o.name] for o in self.objectives], batch.spans))
-        names = [o.name for o in self.objectives]
-        scores, length_nk, fault_n = unpack(table, names, len(self.layout.names))
-        present_nk = length_nk > 0
-        group_size = self.num_generations if mode == "train" else self.num_generations_eval
-        credit = assign(
-            scores,
-            torch.arange(len(table)) // group_size,
-            present_nk,
-            objectives=self.objectives,
-            block_names=self.layout.names,
-            estimator=self.estimator,
-            inputs={"length_n": length_nk.sum(dim=1)},
-            whiten=self.whiten,
-            **self._credit_options,
-        )
-        first = self.accelerator.process_index * len(batch.text)
-        local_credit, local_scores = rows(credit, scores, slice(first, first + len(batch.text)))
-        spans = restrict(batch.spans, loss_mask(output).bool().cpu())
-        advantages_nt = spread(local_credit, spans, per=self._per)
+        everyone, whole = self._gathered(batch, reading, mode)
+        found = credit(everyone, whole, self.scheme)
+        first = self.accelerator.process_index * len(reading)
+        own = found.take(slice(first, first + len(reading)))
+        mask_nt = loss_mask(output).bool().cpu()
+        advantages_nt = advantages(own, reading.spans, self.scheme, mask_nt=mask_nt)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
-        self._keep(mode, batch, spans, local_scores, local_credit, advantages_nt)
-        metrics = credit_metrics(credit, present_nk, fault_n, block_names=self.layout.names, objective_names=names)
-        metrics["spanwise/seconds"] = batch.seconds + time.perf_counter() - started
-        self._span_metrics.add(mode, metrics)
-        if mode == "train" and not has_signal(credit):
+        self._keep(mode, batch, reading, restrict(reading.spans, mask_nt), own, advantages_nt)
+        shown = metrics(found, everyone, self.scheme)
+        shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
+        self._span_metrics.add(mode, shown)
+        if mode == "train" and not found.has_signal:
             self._no_signal()
         return output
 
-    def _gather(self, table_nc: Tensor) -> Tensor:
-        """The table of all ranks, in rank order, as TRL orders completions."""
+    def _gathered(self, batch: Batch, reading: Reading, mode: str) -> tuple[Reading, Batch]:
+        """The readings of all processes, in their order, as TRL orders completions; TRL puts a prompt's completions together."""
+        size = self.num_generations if mode == "train" else self.num_generations_eval
         if self.accelerator.num_processes == 1:
-            return table_nc
+            return reading, replace(batch, group_n=torch.arange(len(reading)) // size)
+        everyone = Reading.unpack(self._gather(reading.pack()), self.scheme)
+        group_n = torch.arange(len(everyone)) // size
+        if "mask_nt" not in self.scheme.needs:
+            return everyone, Batch(group_n)
+        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+        wide: Any = self.accelerator.pad_across_processes(batch.mask_nt.long().to(self.accelerator.device), dim=1)
+        return everyone, Batch(group_n, mask_nt=self._gather(wide).bool())
+
+    def _gather(self, table_nc: Tensor) -> Tensor:
         gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
         return gathered.cpu()
 
-    def _keep(
-        self, mode: str, batch: LocalBatch, spans: Spans, scores: Scores, credit: Credit, advantages_nt: Tensor
-    ) -> None:
+    def _keep(self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, advantages_nt: Tensor) -> None:
+        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
+        told = ("prompts", "completions", "completion_ids")
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
-            prompts=list(batch.prompts),
-            completions=list(batch.completions),
-            columns=batch.columns,
+            prompts=list(batch.columns["prompts"]),
+            completions=list(batch.columns["completions"]),
+            columns={name: list(values) for name, values in batch.columns.items() if name not in told},
             ids_nt=pad(batch.ids_nt, spare),
             mask_nt=pad(batch.mask_nt, spare),
-            text=batch.text,
+            text=reading.text or [],
             spans=spans,
-            scores=scores,
-            credit=credit,
+            scores=reading.scores,
+            credit=own,
             advantages_nt=advantages_nt,
         )
 
     def _no_signal(self) -> None:
         self.zero_batches += 1
         if self.zero_batches == 1 and self.accelerator.is_main_process:
-            names = ", ".join(f"'{o.name}'" for o in self.objectives)
+            names = ", ".join(f"'{name}'" for name in self.scheme.names)
             warnings.warn(
                 f"Every advantage of the batch at step {self.state.global_step} is zero: under no objective ({names}) did a "
                 "completion differ from what it is compared with, so nothing is learned from it. If this lasts (see "

@@ -1,0 +1,291 @@
+"""`Scheme`: the complete rule of credit, the only place where layout, objectives, method and options meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spanwise.credit import METHODS, Method, Preset, method, preset_layout, preset_objectives, states_confidence
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import BaselineName, Objective, function_name
+from spanwise.score import check_objectives, judge_of
+
+#: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
+_MADE = ("length_n", "block_nt")
+#: Inputs of methods that are one field of a `Batch`.
+_FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps"}
+_WORDS = {
+    "value_nt": "values of a critic (value_nt)",
+    "logp_nt": "log-probabilities (logp_nt)",
+    "steps": "steps of trajectories (steps)",
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The complete rule of credit: what is read, what is rewarded, how it is compared and how it is spread.
+
+    Attributes:
+        method: name of a registered method.
+        layout: the blocks of a completion and what finds them.
+        objectives: the rewards, the blocks each pays and its baseline, in an order in which `given` looks back.
+        per: what a token's share is counted in: "block", "completion" or a number of tokens; see `spread`.
+        options: of the method, those that differ from its defaults (`spanwise methods NAME` lists them).
+        recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
+
+    Raises:
+        RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
+            not fit the layout. Nothing is dropped without a word.
+
+    Example:
+        >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+        >>> scheme = Scheme.preset("bae", layout, baseline="blended")
+        >>> [(o.name, o.pays, o.baseline) for o in scheme.objectives]
+        [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'blended')]
+        >>> Scheme.preset("grpo", layout, leave_one_out=True)
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: Method 'grpo' has no option 'leave_one_out'; it has ddof, eps, min_stratum.
+    """
+
+    method: str
+    layout: Layout
+    objectives: Sequence[Objective]
+    per: str | float | int = "block"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recorded: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "objectives", tuple(self.objectives))
+        object.__setattr__(self, "per", _per(self.per))
+        object.__setattr__(self, "options", dict(self.options))
+        object.__setattr__(self, "recorded", frozenset(self.recorded))
+        check_objectives(self.objectives, self.layout, recorded=self.recorded)
+        _check_objectives_used(self)
+        _check_options_used(self)
+
+    @staticmethod
+    def preset(
+        name: str,
+        layout: Layout,
+        *,
+        objectives: Sequence[Objective] | None = None,
+        calibration: str | None = None,
+        baseline: BaselineName | None = None,
+        per: str | float | int | None = None,
+        longest: int | None = None,
+        recorded: Collection[str] = (),
+        **options: Any,
+    ) -> Scheme:
+        """A method as it is meant to be run, with changes.
+
+        Args:
+            name: of the method.
+            layout: the blocks of the task; a method that credits whole completions takes its tags as one block, unless
+                `objectives` are given.
+            objectives: instead of those of the preset.
+            calibration: how the preset scores a confidence, `brier` (default) or `log_score`.
+            baseline: what the preset compares its second objective with; `outcome` by default.
+            per: instead of the preset's.
+            longest: tokens of the longest completion there may be, for presets that divide by it.
+            recorded: see `Scheme`.
+            **options: of the method.
+
+        Raises:
+            RecipeError: a change that would change nothing; see `Scheme`.
+        """
+        chosen = method(name)
+        if chosen.preset is None:
+            raise RecipeError(
+                f"Method '{name}' is a function to call from Python (spanwise.credit.{chosen.estimator.__name__}): no engine here "
+                f"has what it needs ({', '.join(chosen.needs)}). Use 'bae' or another method of `spanwise methods`."
+            )
+        if objectives is not None:
+            _refuse_void(calibration=calibration, baseline=baseline)
+        else:
+            layout = preset_layout(chosen.preset, layout)
+            _check_preset_changes(chosen, layout, calibration, baseline)
+            objectives = preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
+        share = chosen.preset.per if per is None else per
+        if share == "length":
+            if longest is None:
+                raise RecipeError(
+                    f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
+                )
+            share = longest
+        return Scheme(name, layout, tuple(objectives), share, options, frozenset(recorded))
+
+    @property
+    def entry(self) -> Method:
+        """The registered method."""
+        return method(self.method)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The objectives' names, in order."""
+        return tuple(objective.name for objective in self.objectives)
+
+    @property
+    def outcome_names(self) -> tuple[str, ...]:
+        """The outcomes that baselines are given and that are no objectives, in the order in which `score` finds them."""
+        found = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields of a `Batch` that the method cannot do without, beside token ids, mask and groups."""
+        return frozenset(_FIELDS.get(name, name) for name in self.entry.needs if name not in _MADE)
+
+    def check(self, provides: Collection[str]) -> None:
+        """Refuse to run where the batches lack what the method needs.
+
+        Args:
+            provides: the fields of `Batch` that an engine fills in.
+
+        Raises:
+            RecipeError: what is missing, and methods that do without it.
+        """
+        missing = [_WORDS.get(name, name) for name in sorted(self.needs - set(provides) - {"mask_nt"})]
+        if missing:
+            there = [name for name, known in sorted(METHODS.items()) if known.preset and not _lacks(known, provides)]
+            raise RecipeError(
+                f"Method '{self.method}' needs {' and '.join(missing)}, which is not there. Methods that can be run: "
+                f"{', '.join(there)}."
+            )
+
+    def change(self, **fields: Any) -> Scheme:
+        """The same with other fields, checked anew."""
+        return replace(self, **fields)
+
+    def plain(self) -> dict[str, Any]:
+        """The scheme as plain data, ready for YAML; a recipe with these fields is the same scheme."""
+        return {
+            "method": self.method,
+            "layout": {name: list(tags) for name, tags in self.layout.blocks},
+            "prefilled": self.layout.prefilled,
+            "segmenter": self.layout.segmenter,
+            "objectives": [_plain(objective) for objective in self.objectives],
+            "per": self.per,
+            "options": dict(self.options),
+        }
+
+
+def _plain(objective: Objective) -> dict[str, Any]:
+    reward = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
+    given = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
+    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": given}
+    entry["options"] = dict(objective.options)
+    return {key: value for key, value in entry.items() if value is not None and value not in ({}, [])}
+
+
+def _per(per: Any) -> str | float:
+    """A share as the two words or a positive number of tokens."""
+    if per in ("block", "completion"):
+        return str(per)
+    try:
+        number = float("nan") if isinstance(per, bool) else float(per)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise RecipeError(f"per is '{per}'; write 'block', 'completion' or a positive number of tokens, for example 512.")
+    return number
+
+
+def _lacks(known: Method, provides: Collection[str]) -> bool:
+    needed = {_FIELDS.get(name, name) for name in known.needs if name not in _MADE}
+    return bool(needed - set(provides) - {"mask_nt"})
+
+
+def _refuse_void(**changes: Any) -> None:
+    for name, value in changes.items():
+        if value is not None:
+            raise RecipeError(
+                f"{name} is '{value}', but the objectives are given, so it would change nothing; say it in the objectives."
+            )
+
+
+def _check_preset_changes(chosen: Method, layout: Layout, calibration: str | None, baseline: str | None) -> None:
+    """Refuse a calibration or a baseline that the preset's objectives do not have."""
+    second = (chosen.preset or Preset()).calibrated
+    if calibration is not None and not (second and states_confidence(layout)):
+        why = "rewards correctness alone" if not second else "finds no confidence in the last block"
+        raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")
+    if baseline is not None and not (second and "baseline" in chosen.inputs):
+        raise RecipeError(
+            f"baseline is '{baseline}', but method '{chosen.name}' has its own, so it would change nothing. Leave it out, or use "
+            f"method 'bae'."
+        )
+
+
+def _check_objectives_used(scheme: Scheme) -> None:
+    """Refuse what an objective says and the method would not hear."""
+    chosen, objectives = scheme.entry, scheme.objectives
+    facts: Mapping[str, tuple[str, Callable[[Objective], bool]]] = {
+        "baseline": ("baseline", lambda o: o.baseline is not None),
+        "scale_k": ("scale", lambda o: o.scale is not None),
+        "back_off_k": ("back_off", lambda o: o.back_off is not None),
+    }
+    for fact, (name, said) in facts.items():
+        found = next((o for o in objectives if said(o)), None)
+        if found is not None and fact not in chosen.inputs:
+            raise RecipeError(
+                f"Objective '{found.name}' has the {name} '{getattr(found, name)}', but method '{chosen.name}' has its own way of "
+                f"comparing, so it would change nothing. Leave it out, or use method 'bae'."
+            )
+    for objective in objectives:
+        conditions = objective.baseline in ("outcome", "blended")
+        idle = [name for name in objective.outcomes if name != judge_of(objective)]
+        if idle and not conditions:
+            raise RecipeError(
+                f"Objective '{objective.name}' is given '{idle[0]}', but neither its reward nor its baseline looks at it. Use "
+                f"baseline 'outcome' or 'blended', or leave it out."
+            )
+    if chosen.kind != "block":
+        first = objectives[0]
+        other = next((o for o in objectives if set(o.pays) != set(first.pays)), None)
+        if other is not None:
+            raise RecipeError(
+                f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
+                f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
+            )
+    weighs = chosen.kind == "block" or "reward_nm" not in chosen.inputs or "weight_m" in chosen.inputs
+    heavy = next((o for o in objectives if o.weight != 1.0), None)
+    if heavy is not None and not weighs:
+        raise RecipeError(
+            f"Objective '{heavy.name}' has the weight {heavy.weight}, but method '{chosen.name}' takes no weights (weight_m)."
+        )
+
+
+def _check_options_used(scheme: Scheme) -> None:
+    """Refuse options that the method does not have, or would not look at."""
+    chosen = scheme.entry
+    for name, value in scheme.options.items():
+        if name not in chosen.options:
+            hint = " Objectives say it." if name in ("baseline", "scale", "back_off") and "baseline" in chosen.inputs else ""
+            raise RecipeError(
+                f"Method '{chosen.name}' has no option '{name}'; it has {', '.join(sorted(chosen.options)) or 'none'}.{hint}"
+            )
+        if name == "min_stratum" and (isinstance(value, bool) or not isinstance(value, int) or value < 2):
+            raise RecipeError(f"min_stratum is {value!r}; a baseline needs at least 2 completions.")
+        if name == "ddof" and (isinstance(value, bool) or value not in (0, 1)):
+            raise RecipeError(f"ddof is {value!r}; write 0 (population) or 1 (sample).")
+        if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            raise RecipeError(f"eps is {value!r}; it must be a number that is not negative.")
+        if name in chosen.only_with and value != chosen.options[name]:
+            other, values = chosen.only_with[name]
+            if not any(found in values for found in _said(scheme, other)):
+                says = " or ".join(map(str, values))
+                raise RecipeError(
+                    f"Option '{name}' of method '{chosen.name}' does something only where {other.removesuffix('_k')} is {says}; "
+                    f"here it would change nothing."
+                )
+
+
+def _said(scheme: Scheme, name: str) -> list[Any]:
+    """What an option is set to, or what the objectives say."""
+    if name == "baseline":
+        return [objective.baseline or "group" for objective in scheme.objectives]
+    if name == "scale_k":
+        return [objective.scale or "none" for objective in scheme.objectives]
+    return [scheme.options.get(name, scheme.entry.options[name])]

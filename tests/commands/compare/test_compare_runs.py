@@ -1,0 +1,374 @@
+"""`spanwise compare` with real trainings of a step or two, and what it leaves behind."""
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from scipy import stats
+
+from spanwise.commands.compare import compare as room
+from spanwise.commands.compare.compare import compare
+from spanwise.commands.shared.checkpoints import newest_checkpoint
+from spanwise.commands.shared.folder import sole_writer
+from spanwise.commands.shared.runs import arm_fields, planned
+from spanwise.commands.shared.samples import Samples, read_samples
+from spanwise.commands.train.train import train
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+
+SMALL = {
+    "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
+    "keep_rollouts": 0,
+}  # fmt: skip
+
+
+def run(output, capsys, *, arms=("group", "rlcr"), seeds=(0, 1), **options):
+    found = compare(
+        arms=arms, seeds=seeds, output=str(output), choices={**SMALL, **options.pop("choices", {})},
+        console=Console(width=160), **options,
+    )  # fmt: skip
+    return found, capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("SPANWISE_CACHE")
+    os.environ["SPANWISE_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("SPANWISE_CACHE")
+    if before is not None:
+        os.environ["SPANWISE_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def finished(cache, tmp_path_factory):
+    """Two arms with two seeds, trained once."""
+    output = tmp_path_factory.mktemp("compare") / "out"
+    compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
+    return output
+
+
+def test_every_arm_and_seed_is_a_run_folder(finished):
+    folders = sorted(path.name for path in finished.iterdir() if path.is_dir())
+    assert folders == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
+    recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
+    assert (recipe["method"], recipe["seed"], recipe["baseline"]) == ("rlcr", 1, None)
+    group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
+    assert [objective["baseline"] for objective in group["objectives"]] == ["group", "group"]
+
+
+RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
+
+
+def test_the_table_is_student_t_over_seeds(finished, cache, capsys, tmp_path):
+    # The evaluations are replaced by ones of four samples of one prompt, of which so many are right and all say .8.
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    for name, right in RIGHT.items():
+        correct = torch.tensor([1.0] * right + [0.0] * (4 - right), dtype=torch.float64)
+        answers = ["7" if c else "3" for c in correct]
+        said = torch.full((4,), 0.8, dtype=torch.float64)
+        every = torch.ones(4, dtype=torch.bool)
+        Samples(torch.zeros(4).long(), {"solution": answers}, {"solution": correct}, said, every).write(output / name)
+    found, said = run(output, capsys)
+    summary = json.loads((output / "summary.json").read_text())
+    for arm, values in {"group": (0.75, 0.5), "rlcr": (0.25, 1.0)}.items():
+        cell = summary["figures"][arm]["accuracy"]
+        assert cell["mean"] == pytest.approx(sum(values) / 2)
+        low, high = stats.t.interval(0.95, 1, loc=sum(values) / 2, scale=abs(values[0] - values[1]) / 2)
+        assert (cell["low"], cell["high"]) == pytest.approx((low, high))
+        brier = [0.04 * p + 0.64 * (1 - p) for p in values]
+        assert summary["figures"][arm]["brier"]["mean"] == pytest.approx(sum(brier) / 2)
+        votes = {0.25: 0.0, 0.5: 0.5, 0.75: 1.0, 1.0: 1.0}
+        assert summary["figures"][arm]["majority@4"]["mean"] == pytest.approx(sum(votes[p] for p in values) / 2)
+    difference = next(entry for entry in summary["differences"] if entry["figure"] == "accuracy")
+    assert difference["interval"]["mean"] == pytest.approx((0.5 - 0.5) / 2)
+    assert difference["verdict"] == "noise"
+    assert found.figures == (
+        "accuracy",
+        "auroc",
+        "ece",
+        "brier",
+        "coverage",
+        "format_rate",
+        "majority@4",
+        "weighted@4",
+    )  # refusals: unknown
+    assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # where all are right there is none
+    assert summary["seeds"] == [0, 1]
+    assert summary["recipe"]["steps"] == 1
+    assert "method" not in summary["recipe"]
+    assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
+    assert "do not order the methods" in said
+
+
+def test_the_evaluation_can_be_worked_out_again(finished):
+    table = pq.read_table(finished / "group-0" / "evaluation.parquet").to_pylist()
+    assert len(table) == 16
+    assert sorted({row["prompt"] for row in table}) == [0, 1, 2, 3]
+    final = json.loads((finished / "group-0" / "summary.json").read_text())["final"]
+    assert final["accuracy"] == pytest.approx(sum(row["correct/solution"] for row in table) / 16)
+    assert final["coverage"] == pytest.approx(sum(row["confidence"] is not None for row in table) / 16)
+    samples = read_samples(finished / "group-0")
+    intervals = samples.intervals(resamples=50)
+    for name, value in samples.figures().items():
+        assert (intervals[name] is None) == (value is None)
+        assert value is None or intervals[name].value == pytest.approx(value)
+    alone = samples.votes(budgets=(1,))["majority"].intervals[0].value
+    assert alone == pytest.approx(final["accuracy"])
+
+
+def test_evaluations_of_different_sizes_are_not_compared(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    whole = read_samples(tmp_path / "out" / "group-0")
+    part = Samples(
+        whole.prompt_n[:8], {k: v[:8] for k, v in whole.answers.items()}, {k: v[:8] for k, v in whole.correct.items()},
+        whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8],
+    )  # fmt: skip
+    part.write(tmp_path / "out" / "group-0")  # as spanwise eval --prompts 2 leaves it
+    with pytest.raises(DataError, match=r"group-0' has 2 prompts x 4 samples and that of .* has 4 prompts x 4 samples"):
+        run(tmp_path / "out", capsys)
+
+
+def test_a_share_without_verdicts_shows_in_the_table(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    samples = read_samples(tmp_path / "out" / "group-0")
+    samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
+    samples.write(tmp_path / "out" / "group-0")
+    found, _ = run(tmp_path / "out", capsys)
+    assert found.cells["group", "verdict_rate"].interval.value == pytest.approx((0.75 + 1) / 2)
+    assert found.cells["group", "majority@4"].interval.count == 2
+
+
+def test_where_nothing_could_be_judged_there_is_no_vote(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    for folder in (tmp_path / "out").glob("*-?"):
+        samples = read_samples(folder)
+        samples.correct["solution"][:] = math.nan
+        samples.write(folder)
+    found, _ = run(tmp_path / "out", capsys)
+    assert "accuracy" not in found.figures
+    assert not [name for name in found.figures if "@" in name]
+
+
+def test_a_later_attempt_without_any_verdict_has_no_accuracy():
+    nothing = torch.full((2,), math.nan, dtype=torch.float64)
+    answers = {"first": ["1", "2"], "second": ["1", "2"]}
+    correct = {"first": torch.ones(2, dtype=torch.float64), "second": nothing}
+    samples = Samples(torch.arange(2), answers, correct, nothing, torch.ones(2, dtype=torch.bool))
+    assert samples.figures()["second_accuracy"] is None
+
+
+def test_what_is_there_is_not_trained_again(finished, cache, capsys, tmp_path):
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    for file in output.glob("*.yaml"):
+        asked = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**asked, "output": "somewhere else"}))
+    before = {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")}
+    _, said = run(output, capsys)
+    assert "runs are there" not in said
+    assert {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")} == before
+
+    (output / "rlcr-1" / "evaluation.parquet").unlink()  # as an interruption before the end leaves it
+    found, said = run(output, capsys, reference="group")
+    assert "3 of 4 runs are there" in said
+    after = {path: path.stat().st_mtime_ns for path in output.glob("*/summary.json")}
+    assert [path.parent.name for path in after if after[path] != before[path]] == ["rlcr-1"]
+    assert {(d.a, d.b) for d in found.differences} == {("rlcr", "group")}
+
+    with pytest.raises(DataError, match=r"of another recipe \(steps was 1 and is 2 now\). Give another --output, or delete"):
+        run(output, capsys, choices={"steps": 2})
+
+
+def test_a_run_that_fails_is_named_and_the_others_stay(finished, cache, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("trainer: {epsilon_hihg: 1}\n")
+    with pytest.raises(DataError, match=r"1 of 1 runs failed, the first was bad-0: Error: .*epsilon_hihg.*bad-0.log"):
+        run(tmp_path / "out", capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
+    assert (tmp_path / "out" / "group-0" / "summary.json").is_file()
+    # Nothing was trained, so the recipe can be put right.
+    bad.write_text("trainer: {epsilon_high: 0.3}\n")
+    assert not planned((str(bad),), (0,), SMALL, str(tmp_path / "out"))[0].finished()
+
+
+def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    other = planned(("group",), (0,), {**SMALL, "learning_rate": 1e-3}, str(tmp_path / "out"))[0]
+    assert planned(("group",), (0,), SMALL, str(tmp_path / "out"))[0].finished()
+    # As a training under another recipe would leave it that failed before it wrote anything.
+    other.file.write_text(yaml.safe_dump(other.asked()))
+    with pytest.raises(DataError, match=r"of another recipe \(learning_rate was 0.0004 and is 0.001 now\)"):
+        other.finished()
+    # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
+    other.file.unlink()
+    with pytest.raises(
+        DataError, match=r"group-0' holds a run, and '.*group-0.yaml' is not there to say which: give another"
+    ):
+        other.finished()
+    shutil.rmtree(other.folder)
+    assert not other.finished()
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about a batch that teaches nothing
+def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path):
+    folder = tmp_path / "group-0"
+    for options, error, left in (
+        ({"trainer": {"epsilon_hihg": 1}}, RecipeError, set()),  # before the first step
+        ({}, FileExistsError, {"evaluation.parquet"}),  # at the end: a file lies where the model belongs
+    ):
+        shutil.copytree(finished / "group-0", folder)
+        (folder / "report.html").write_text("of the old run")
+        shutil.rmtree(folder / "model")
+        (folder / "model").write_text("")
+        with pytest.raises(error):
+            train(load(None, {**SMALL, **options, "report": False, "output": str(folder)}), console=Console(quiet=True))
+        assert {name for name in ("summary.json", "evaluation.parquet", "report.html") if (folder / name).exists()} == left
+        shutil.rmtree(folder)
+
+
+def test_a_second_training_in_a_folder_is_refused(finished, cache, tmp_path):
+    folder = tmp_path / "group-0"
+    shutil.copytree(finished / "group-0", folder)
+    before = (folder / "metrics.jsonl").read_text()
+    with sole_writer(folder), pytest.raises(DataError, match="Another process is training into"):
+        train(load(None, {**SMALL, "output": str(folder)}), console=Console(quiet=True))
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert (folder / "summary.json").is_file()
+
+
+def checkpoint(output, step, state='{"global_step": 1}'):
+    place = output / "checkpoints" / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    if state is not None:
+        (place / "trainer_state.json").write_text(state)
+    return place
+
+
+def test_the_newest_intact_checkpoint_is_the_last(tmp_path):
+    assert newest_checkpoint(tmp_path) == (None, {})
+    whole = checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, "best")
+    checkpoint(tmp_path, 20, None)
+    checkpoint(tmp_path, 100, "{")
+    place, faults = newest_checkpoint(tmp_path)
+    assert place == whole
+    assert list(faults) == ["checkpoint-100", "checkpoint-20"]
+    assert faults["checkpoint-20"] == "it holds no trainer_state.json"
+    assert faults["checkpoint-100"].startswith("a file in it is damaged")
+
+
+def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def command(run, *, resume):
+        asked.append(resume)
+        return [sys.executable, "-c", "print('one attempt')"]
+
+    monkeypatch.setattr(room, "train_command", command)
+    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    checkpoint(one.folder, 20, None)
+    assert room._start(one, Console(width=160)).wait() == 0
+    checkpoint(one.folder, 10)
+    assert room._start(one, Console(width=160)).wait() == 0
+    assert asked == [False, True]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "group-0 starts anew; not readable are checkpoint-20: it holds no trainer_state.json."
+    assert second == "group-0 goes on from checkpoint-10; not readable are checkpoint-20: it holds no trainer_state.json."
+    assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
+
+
+def test_what_ended_a_training_without_a_word_is_said(tmp_path):
+    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
+    assert room._why(one, -9).startswith("it was ended by signal 9 (Killed) (all of it: ")
+    assert room._why(one, 2).startswith("train 10/120  left 60 s (all of it: ")
+
+
+def test_arms_that_cannot_be_compared_are_refused(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    for written, field, here, there in (
+        ("start: hard", "start", "easy", "hard"),
+        ("task: digits_twice", "task", "digits", "digits_twice"),
+        ("start_seed: 1", "start_seed", "0", "1"),
+        ("start_steps: 5", "start_steps", "None", "5"),
+        ("temperature: 0.5", "temperature", "1.0", "0.5"),
+        ("eval_prompts: 64", "eval_prompts", "512", "64"),
+        ("eval_samples: 8", "eval_samples", "16", "8"),  # a comparison takes 16
+        ("{model: small, dataset: sums.jsonl}", "task", "digits", "confidence"),
+    ):
+        mine.write_text(written + "\n")
+        with pytest.raises(RecipeError) as error:
+            planned(("group", str(mine)), (0, 1), {}, "out")
+        assert f"Arm 'group' has the {field} {here} and arm 'mine' {there}, so that their figures cannot" in str(error.value)
+    shared = tmp_path / "shared.yaml"
+    shared.write_text("{task: confidence, model: small, dataset: sums.jsonl}\n")
+    mine.write_text("{task: confidence, model: large, dataset: sums.jsonl}\n")
+    with pytest.raises(RecipeError, match="Arm 'group' has the model small and arm 'mine' large"):
+        planned(("group", str(mine)), (0,), {}, "out", shared=shared)
+    mine.write_text("{start: hard, learning_rate: 0.001, steps: 7}\n")
+    runs = planned(("group", str(mine)), (0,), {"start": "hard"}, "out")
+    assert [(run.recipe.start, run.recipe.steps) for run in runs] == [("hard", 120), ("hard", 7)]
+
+
+def test_arms_and_seeds_that_cannot_be():
+    with pytest.raises(RecipeError, match=r"no arm .* 'blendd'. Did you mean 'blended'"):
+        arm_fields("blendd")
+    for arms, seeds, match in (((), (0,), "each arm once, and at least one; got none"), (("group",), (1, 1), "got 1, 1")):
+        with pytest.raises(RecipeError, match=match):
+            planned(arms, seeds, {}, "out")
+    with pytest.raises(
+        RecipeError, match=r"Arm 'group' has the baseline group, and --set baseline=outcome would make it another"
+    ):
+        planned(("group", "bae"), (0,), {"baseline": "outcome"}, "out")
+    assert (
+        planned(("bae",), (0,), {"baseline": "batch"}, "out")[0].recipe.baseline == "batch"
+    )  # the arm says the method only
+    with pytest.raises(RecipeError, match="Did you mean 'group'"):
+        compare(arms=("group",), seeds=(0,), output="out", reference="grup")
+
+
+def test_an_arm_wins_over_the_shared_recipe(tmp_path):
+    """The recipe of the experiment itself names a method and a baseline, as ours under recipes/ do."""
+    shared = Path(__file__).parents[3] / "recipes" / "confidence.yaml"
+    runs = planned(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
+    assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
+    assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]
+    assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
+    own = tmp_path / "mine.yaml"
+    own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
+    with pytest.raises(RecipeError, match="its own objectives, so changing baseline to group"):
+        planned(("group",), (0,), {}, "out", shared=own)
+    assert planned(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
+
+
+def test_absent_figures_stay_absent(tmp_path):
+    with pytest.raises(DataError, match=r"does not exist; write it with: spanwise eval"):
+        read_samples(tmp_path)
+    (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="cannot be read as an evaluation"):
+        read_samples(tmp_path)
+
+
+def test_a_missing_value_is_null_in_the_file(finished, tmp_path):
+    samples = read_samples(finished / "group-0")
+    samples.confidence_n[0] = math.nan
+    samples.correct["solution"][1] = math.nan
+    samples.write(tmp_path)
+    row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
+    assert row["confidence"] is None
+    assert other["correct/solution"] is None
+    again = read_samples(tmp_path)
+    assert again.figures()["coverage"] == pytest.approx(samples.figures()["coverage"])
+    assert again.confidence_n.isnan().sum() >= 1

@@ -1,0 +1,99 @@
+"""Trainings side by side: stopped together, each once, errors end what runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spanwise.commands.compare.side_by_side import side_by_side
+
+SLEEP = "import time; time.sleep(60)"
+
+#: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
+COMPARE = """
+import sys
+from spanwise.cli import main
+from spanwise.commands.compare import compare
+stub = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+compare.train_command = lambda run, *, resume: [sys.executable, "-c", stub, f"{run.folder}.pid"]
+compare._warm_up = lambda recipe, console: None
+sys.argv = ["spanwise", "compare", "--arms", "group,outcome,rlcr", "--seeds", "0,1", "--processes", "2", "--output", sys.argv[1]]
+main()
+"""
+
+
+def until(condition, seconds=60.0):
+    """Wait for what another process does."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+    return found
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("stop", "whole_group", "status"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
+def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, status, tmp_path):
+    """Ctrl-C reaches every process of the terminal, a kill only the one it names."""
+    output = tmp_path / "out"
+    command = [sys.executable, "-c", COMPARE, str(output)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or parent.poll() is not None)
+        (os.killpg if whole_group else os.kill)(parent.pid, stop)
+        said, errors = parent.communicate(timeout=20)
+        assert parent.returncode == status, errors
+        assert "0 of 6 runs are there; 2 side by side." in said
+        assert "Stopped. The same command goes on with what is missing." in said
+        assert "Traceback" not in errors
+        started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
+        assert set(started) == {"group-0", "outcome-0"}
+        assert not any(is_alive(pid) for pid in started.values())
+    finally:
+        if parent.poll() is None:
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.communicate()
+
+
+def test_an_error_ends_what_runs_and_starts_nothing_more():
+    started = {}
+
+    def start(name):
+        started[name] = subprocess.Popen([sys.executable, "-c", "" if name == "short" else SLEEP])
+        return started[name]
+
+    def ended(name, status):
+        raise RuntimeError(f"{name} {status}")
+
+    with pytest.raises(RuntimeError, match="short 0"):
+        side_by_side(["long", "short", "never"], 2, start=start, ended=ended)
+    assert {name: process.returncode for name, process in started.items()} == {"long": -signal.SIGTERM, "short": 0}
+
+
+def test_each_item_once_and_so_many_at_a_time():
+    running, most, found = set(), [], []
+
+    def start(number):
+        running.add(number)
+        most.append(len(running))
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({number})"])
+
+    def ended(number, status):
+        running.remove(number)
+        found.append((number, status))
+
+    before = signal.getsignal(signal.SIGTERM)
+    side_by_side([3, 0, 5, 4], 2, start=start, ended=ended)
+    assert sorted(found) == [(0, 0), (3, 3), (4, 4), (5, 5)]
+    assert max(most) == 2
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,318 @@
+"""`spanwise credit` on files: formats, methods per token, what is left behind, bad input."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trl_small
+from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
+from spanwise.commands.credit.credit import credit, credit_rollouts, figures
+from spanwise.commands.credit.groups import split_groups
+from spanwise.commands.credit.write import choose_rows
+from spanwise.errors import DataError, RecipeError
+from spanwise.types import Status
+
+pytestmark = [
+    *trl_small.THIRD_PARTY,
+    pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning"),
+]
+
+
+def test_a_dump_of_verl(tmp_path):
+    rows = verl_rows()
+    for step in (9, 10):
+        write_lines(tmp_path / f"{step}.jsonl", [row for row in rows if row["step"] == step])
+    result = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
+    assert result.table.group_n.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # one prompt, two steps
+    assert result.table.step_n.tolist() == [9] * 4 + [10] * 4  # 9.jsonl comes before 10.jsonl
+    grpo, rlcr, bae = (one.credit.block_nk[:4] for one in result.applied)
+    # By hand: rewards 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
+    torch.testing.assert_close(grpo[:, 0], torch.tensor([1.0, 1.0, -1.0, -1.0]).double() * 0.8660, atol=1e-4, rtol=0)
+    # Brier -.01 -.09 -.64 -.01; the sum with correctness is .99 .91 -.64 -.01, its mean .3125.
+    torch.testing.assert_close(rlcr[:, 0], torch.tensor([0.6775, 0.5975, -0.9525, -0.3225], dtype=torch.float64))
+    # Outcome strata: (-.01, -.09) has mean -.05, (-.64, -.01) has -.325.
+    torch.testing.assert_close(bae[:, 1], torch.tensor([0.04, -0.04, -0.315, 0.315], dtype=torch.float64))
+    taken = credit_rollouts(tmp_path, methods=["grpo"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
+    torch.testing.assert_close(taken.applied[0].credit.block_nk[:4], grpo, atol=1e-12, rtol=0)
+    assert "correct from the file's 'acc'" in taken.note
+
+
+def test_traces_of_verifiers(tmp_path):
+    won, lost = {"exact": {"score": 1.0, "weight": 0.5}}, {"exact": {"score": 0.0, "weight": 0.5}}
+    lines = [
+        episode(trace(said("4", "0.9"), "4", won)),
+        episode(trace(said("5", "0.2"), "4", lost)),
+        episode(trace(said("4", "0.6"), "4", {"exact": None}, errors=[{"type": "E", "message": "m"}])),
+        episode(trace(said("4", "0.6"), "4", {}, errors=[{"type": "E", "message": "m"}])),
+        episode(trace(said("7", "0.6"), "7", won), group="h"),
+    ]
+    judge = trace("fine", "4", {})
+    lines[0]["traces"].append({**judge, "agent": {"config": {}, "name": "judge", "trainable": False}})
+    result = credit_rollouts(
+        write_lines(tmp_path / "traces.jsonl", lines).parent, methods=["bae"], reward={"correct": "exact"},
+        overrides={"layout": LAYOUT},
+    )  # fmt: skip
+    table = result.table
+    assert (table.source, table.prompts[0], table.step_n.tolist()) == ("verifiers", "[user] 2+2=", [3] * 5)
+    assert table.group_n.tolist() == [0, 0, 0, 0, 1]
+    assert table.columns["answer"] == ["4", "4", "4", "4", "7"]
+    assert table.rewards["reward"].value_n[:2].tolist() == [0.5, 0.0]  # the weighted sum, as verifiers trains with
+    # Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing.
+    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.ERROR), int(Status.ERROR), 0]
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
+    assert table.note == (
+        "The file holds no token ids; credit is shown per word. 2 of 5 recorded values of 'exact' and 2 of 5 recorded values of "
+        "'reward' are missing or not finite; where the block is there, they count as failed checks."
+    )
+
+
+def own_file(path, *, values=False):
+    """spanwise's own columns, as `rollout_table` names them, for the words of a small tokenizer beside it."""
+    tokenizer = trl_small.tokenizer()
+    (path / "rollouts").mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(path / "model")
+    (path / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\nprompts: 1\ngroup_size: 4\n")
+    pieces = [one.pieces for one in trl_small.SAID[:4]]
+    ids = [tokenizer.convert_tokens_to_ids(row) for row in pieces]
+    right = [one.right for one in trl_small.SAID[:4]]
+    columns = {
+        "step": [1] * 4, "prompt": ["2+2="] * 4, "completion_ids": ids, "trainable": [[True] * len(row) for row in ids],
+        "text": ["".join(row) for row in pieces], "reward/correct": right, "status/correct": ["ok"] * 4,
+    }  # fmt: skip
+    if values:
+        columns |= {"values": [[0.5] * len(row) for row in ids], "logprobs": [[-0.1] * len(row) for row in ids]}
+    pq.write_table(pa.table(columns), path / "rollouts" / "step_000001.parquet")
+    return path
+
+
+def test_methods_per_token_where_the_file_has_values(tmp_path):
+    result = credit_rollouts(own_file(tmp_path, values=True), methods=["gae", "sae", "bae"])
+    lengths = result.table.tokens.lengths
+    # By hand: values are .5 everywhere, no token is unlikely, so SAE credits each token with return - .5; GAE discounts it by
+    # .95 for every token to come. Both are shared out over the tokens of the completion.
+    for n, (length, one) in enumerate(zip(lengths, trl_small.SAID[:4], strict=True)):
+        surprise = one.right - 0.5
+        np.testing.assert_allclose(result.applied[1].advantages(result.table, n, n + 1), surprise / length, rtol=1e-5)
+        decayed = surprise * 0.95 ** np.arange(length - 1, -1, -1) / length
+        np.testing.assert_allclose(result.applied[0].advantages(result.table, n, n + 1), decayed, rtol=1e-4)
+    present_nk = result.applied[1].marked.length_nk > 0
+    expected_nk = torch.tensor([[one.right - 0.5] * 2 for one in trl_small.SAID[:4]]).double()
+    torch.testing.assert_close(result.applied[1].credit.block_nk, expected_nk * present_nk, atol=1e-6, rtol=0)
+
+
+def test_methods_per_token_without_values_say_what_is_missing(tmp_path):
+    folder = own_file(tmp_path)
+    with pytest.raises(RecipeError, match=r"'gae' needs values of a critic of every token, and .* holds none of them"):
+        credit_rollouts(folder, methods=["gae"])
+    with pytest.raises(RecipeError, match="'sae' needs values of a critic and log-probabilities of every token"):
+        credit_rollouts(folder, methods=["sae"])
+    with pytest.raises(RecipeError, match="'gigpo' cannot be applied to a rollout file: it needs trajectory_s, step_s"):
+        credit_rollouts(folder, methods=["gigpo"])
+
+
+def test_the_parquet_holds_what_was_worked_out(tmp_path):
+    folder = own_file(tmp_path / "run")
+    result = credit(folder, output=tmp_path / "out", console=quiet(), methods=["grpo", "bae"])
+    table = pq.read_table(tmp_path / "out" / "credit.parquet")
+    rows = table.to_pylist()
+    assert [row["row"] for row in rows] == [0, 1, 2, 3]
+    for n, (row, one) in enumerate(zip(rows, trl_small.SAID[:4], strict=True)):
+        assert len(row["completion_ids"]) == len(row["advantages/grpo"]) == len(row["advantages/bae"]) == len(one.pieces)
+        solution, confidence, stop = trl_small.credit(trl_small.SAID[:4])[n]  # loops over the definitions
+        assert row["credit/bae/solution"] == pytest.approx(solution)
+        assert row["credit/bae/confidence"] == pytest.approx(confidence)
+        by_block = [sum(a for a, block in zip(row["advantages/bae"], one.blocks, strict=True) if block == k) for k in (0, 1)]
+        assert by_block == pytest.approx([solution, confidence + stop], abs=1e-6)
+        start, end = row["start/confidence"], row["end/confidence"]
+        assert [block == 1 for block in one.blocks] == [start <= t < end for t in range(len(one.blocks))]
+        assert row["reward/brier"] == pytest.approx(-((one.confidence - one.right) ** 2))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["statuses"]["brier"] == {"ok": 4}
+    assert summary["methods"]["bae"]["dead_strata"] == {"correct": 0.0, "brier": 0.0}
+    assert result.applied[1].silent_n.tolist() == [False] * 4
+
+
+def test_chunks_change_nothing(tmp_path, monkeypatch):
+    for step in (1, 2):
+        write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
+    whole = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
+    for module in ("score", "apply", "write"):
+        monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
+    parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
+    assert len(list(whole.table.tokens.chunks(25))) > 2
+    for one, other in zip(whole.applied, parts.applied, strict=True):
+        assert torch.equal(one.credit.block_nk, other.credit.block_nk)
+        column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.arm.name}"].to_pylist()
+        np.testing.assert_array_equal(np.concatenate(column), one.advantages(whole.table, 0, 8))
+
+
+def test_dead_strata_and_silent_completions_are_counted(tmp_path):
+    """Prompt a: all right, confidences differ. Prompt b: right and wrong, nobody shares an outcome, no confidence."""
+    rows = [
+        {"input": "a", "output": said("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
+    ] + [{"input": "b", "output": said(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
+    result = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), methods=["grpo", "bae"], overrides={"layout": LAYOUT})
+    grpo, bae = result.applied
+    assert grpo.dead == {"correct": 0.5}
+    assert bae.dead == {"correct": 0.5, "brier": 0.0}  # one stratum has rewards at all, and it has a signal
+    assert grpo.silent_n.tolist() == [True, True, False, False]
+    assert figures(bae)["confidence"] == {"completions": 2.0, "mean_abs": pytest.approx(0.12), "zero_share": 0.0}
+
+
+def test_groups_larger_than_the_run_says_are_cut():
+    assert split_groups(torch.tensor([0, 1, 0, 1, 0, 0]), 2).tolist() == [0, 2, 0, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("size", "count"), [(10, 4), (7, 7), (100, 12), (3, 1), (30, 11)])
+def test_rows_of_the_report_keep_groups_together(size, count):
+    group_n = torch.arange(size) // 4
+    chosen = choose_rows(group_n, count)
+    assert len(chosen) <= count
+    assert chosen == sorted(set(chosen))
+    if count >= 4:
+        kept = set(group_n[chosen].tolist())
+        assert chosen == [n for n in range(size) if int(group_n[n]) in kept]
+        assert count >= size or len(chosen) > count - 8
+
+
+def parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def truncated(folder):
+    file = next((own_file(folder / "run") / "rollouts").glob("*"))
+    file.write_bytes(file.read_bytes()[:-40])
+    return file
+
+
+def damaged(folder):
+    file = next((own_file(folder / "run") / "rollouts").glob("*"))
+    data = bytearray(file.read_bytes())
+    data[4:400] = bytes(396)
+    file.write_bytes(bytes(data))
+    return file
+
+
+def uneven(folder):
+    return parquet(folder / "a.parquet", prompt=["q"], completion_ids=[[1, 2, 3]], trainable=[[True, True]], text=["abc"])
+
+
+def touched(path, content=""):
+    path.write_text(content)
+    return path
+
+
+BAD = {
+    "truncated": (truncated, DataError, "is not readable as parquet; it is damaged or cut off"),
+    "damaged": (damaged, DataError, "is not readable as parquet; it is damaged or cut off"),
+    "no bytes": (lambda f: touched(f / "a.parquet"), DataError, "a.parquet' is empty."),
+    "no rows": (
+        lambda f: parquet(f / "a.parquet", prompt=pa.array([], pa.string()), completion=pa.array([], pa.string())),
+        DataError, "holds no completions.",
+    ),
+    "foreign": (
+        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]), DataError,
+        "has the columns question, chosen, which is no rollout format known here: spanwise's rollouts",
+    ),
+    "foreign lines": (lambda f: touched(f / "a.jsonl", '{"a": 1}\n'), DataError, "has the columns a, which is no rollout"),
+    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), DataError, "holds no completions."),
+    "not json": (
+        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), DataError,
+        "Line 2 of",
+    ),
+    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), DataError, "Line 1 of"),
+    "a field less": (
+        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), DataError, "has no 'output'",
+    ),
+    "uneven": (uneven, DataError, "Completion 0 of"),
+    "nothing there": (lambda f: f / "none.parquet", DataError, "There is no file or folder"),
+    "no rollouts": (lambda f: f, DataError, "holds no rollouts"),
+    "foreign tags": (
+        lambda f: write_lines(f / "1.jsonl", [{**verl_rows()[0], "output": "<think>x</think> 4"}]), RecipeError,
+        "The recipe's tags (<reasoning>, <answer>, <analysis>, <confidence>) occur in none of the 1 completions",
+    ),
+    "no answers": (
+        lambda f: write_lines(f / "1.jsonl", [{**verl_rows()[0], "gts": None}]), DataError,
+        "Reward 'correct' needs the right answers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_one_sentence(case, tmp_path):
+    make, kind, sentence = BAD[case]
+    with pytest.raises(kind) as error:
+        credit_rollouts(make(tmp_path))
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_helps_is_in_the_sentence(tmp_path):
+    file = write_lines(tmp_path / "1.jsonl", [{**verl_rows()[0], "gts": None}])
+    with pytest.raises(DataError, match="It records score, acc: take one with --reward correct=score, or add the column"):
+        credit_rollouts(file)
+    file = write_lines(tmp_path / "1.jsonl", [{**verl_rows()[0], "output": "<think>x</think> 4"}])
+    with pytest.raises(RecipeError, match="these do: <think>"):
+        credit_rollouts(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"methods": ["bea"]}, "There is no method 'bea'. Did you mean 'bae'?"),
+        ({"methods": ["bae:bach"]}, "Baseline 'bach' of 'bae:bach' is none of none, batch, group, outcome, blended."),
+        ({"methods": ["grpo:batch"]}, "Method 'grpo' takes no baseline"),
+        ({"reward": {"correct": "ac"}}, "Did you mean 'acc'?"),
+        ({"reward": {"corect": "acc"}}, "There is no objective 'corect'. Did you mean 'correct'?"),
+        ({"tokenizer": "nowhere"}, "'nowhere' holds no tokenizer.json"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options, sentence, tmp_path):
+    file = write_lines(tmp_path / "1.jsonl", verl_rows())
+    with pytest.raises((RecipeError, DataError)) as error:
+        credit_rollouts(file, **{"overrides": {"layout": LAYOUT}, **options})
+    assert sentence in str(error.value)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    folder = own_file(tmp_path / "run")
+    other = trl_small.tokenizer()
+    backend = json.loads(other.backend_tokenizer.to_str())
+    words = list(backend["model"]["vocab"])
+    backend["model"]["vocab"] = {word: i for i, word in enumerate(reversed(words))}
+    for token in backend["added_tokens"]:
+        token["id"] = backend["model"]["vocab"][token["content"]]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(DataError, match=r"spells 4 of the first 4 completions of .* otherwise than the file does"):
+        credit_rollouts(folder, tokenizer=tmp_path / "other")
+
+
+def test_our_file_without_a_tokenizer_is_shown_per_word(tmp_path):
+    (tmp_path / "moved").mkdir()
+    file = next((own_file(tmp_path / "run") / "rollouts").glob("*"))
+    alone = file.rename(tmp_path / "moved" / "alone.parquet")
+    result = credit_rollouts(alone, methods=["bae"], overrides={"layout": LAYOUT})
+    assert not result.table.has_ids
+    assert result.note.startswith("There is no tokenizer beside the file; credit is shown per word.")
+    solution = [credit[0] for credit in trl_small.credit(trl_small.SAID[:4])]
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(solution)
+
+
+def test_a_check_that_failed_stays_failed(tmp_path):
+    """A timeout is not a missing answer: it joins no baseline and costs nothing."""
+    file = next((own_file(tmp_path) / "rollouts").glob("*"))
+    table = pq.read_table(file)
+    right, said_of = [1.0, None, 0.0, None], ["ok", "timeout", "ok", "absent"]
+    for name, values in (("reward/correct", right), ("status/correct", said_of)):
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    pq.write_table(table, file)
+    result = credit_rollouts(tmp_path, methods=["bae"])
+    assert result.scores.status_nm[:, 0].tolist() == [0, int(Status.TIMEOUT), 0, int(Status.ABSENT)]
+    # Present: 1 and 0, mean .5. Absent stands for 0, so it is credited with 0 - .5; the timeout with exactly 0.
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, 0.0, -0.5, -0.5]

@@ -1,0 +1,204 @@
+"""`spanwise credit` on files as they really come: gaps, bad cells, no tags, equal prompts."""
+
+import json
+import re
+import shlex
+from io import StringIO
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+
+from rollout_files import ERROR, LAYOUT, OK, UNPARSABLE, WELL_FORMED, own_run, said, trl_file, verifiers_file, verl_file
+from spanwise.cli import app
+from spanwise.commands.credit.arms import choose_arms
+from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
+from spanwise.commands.credit.score import score_file
+from spanwise.errors import AlignmentError, DataError, RecipeError
+from spanwise.recipe import load
+from spanwise.rollouts import read_rollouts
+
+pytestmark = pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")
+
+WRITERS = {
+    "TRL": lambda folder, outputs, **columns: trl_file(folder / "a.parquet", outputs, **columns),
+    "verl": lambda folder, outputs, **columns: verl_file(folder / "1.jsonl", outputs, **columns),
+    "verifiers": lambda folder, outputs, **columns: verifiers_file(folder / "traces.jsonl", outputs, **columns),
+}
+
+TAGLESS = [rf"The answer is \boxed{{{x}}}" for x in (4, 4, 3, 5)]
+
+
+def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
+    """Two chunks with other rewards in each: the second must not get those of the first."""
+    monkeypatch.setattr("spanwise.commands.credit.score.AT_A_TIME", 25)
+    outputs = [*[said("4", "0.5")] * 4, *[said("4", "0.5")] * 4]
+    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
+    result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
+    assert [one.arm.name for one in result.applied] == ["bae"]
+    assert len(list(result.table.tokens.chunks(25))) > 1
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
+
+
+def test_two_arms_of_one_name_do_not_go_unnoticed(tmp_path):
+    table = read_rollouts(verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[1, 1, 1, 0]))
+    arms, _ = choose_arms(load(None, {"layout": LAYOUT}), ["bae"], table)
+    with pytest.raises(AlignmentError, match="Method 'bae' has 8 rewards for 4 completions"):
+        score_file(table, [*arms, *arms])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
+    file = WRITERS[kind](tmp_path, WELL_FORMED, acc=[1.0, gap, 1.0, 0.0])
+    result = credit_rollouts(file, methods=["bae"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
+    assert result.scores.status_nm.T.tolist() == [[OK, ERROR, OK, OK]] * 2  # brier's outcome is not known either
+    assert re.search("1 of 4 recorded values of 'acc' (and .*)?are missing", result.table.note)
+    block_nk = result.applied[0].credit.block_nk
+    # By hand: 1, 1 and 0 have mean 2/3. Brier -.01 and -.09 of the right ones have mean -.05; the wrong one is alone.
+    torch.testing.assert_close(block_nk[:, 0], torch.tensor([1 / 3, 0, 1 / 3, -2 / 3], dtype=torch.float64))
+    torch.testing.assert_close(block_nk[:, 1], torch.tensor([0.04, 0, -0.04, 0], dtype=torch.float64))
+    assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4
+
+
+def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
+    """A recorded Brier score is missing where the confidence cannot be read (charged), and where it was not scored (free)."""
+    outputs = [said("4", "0.9"), said("4", "high"), said("4", "0.7"), said("4", "0.5")]
+    file = trl_file(tmp_path / "a.parquet", outputs, correct=[1.0] * 4, brier=[-0.01, None, -0.09, None])
+    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
+    assert result.scores.status_nm[:, 1].tolist() == [OK, UNPARSABLE, OK, ERROR]
+    expected = torch.tensor([0.04, -0.95, -0.04, 0.0], dtype=torch.float64)  # mean -.05; -1 stands for the unreadable one
+    torch.testing.assert_close(result.applied[0].credit.block_nk[:, 1], expected)
+
+
+@pytest.mark.parametrize("cell", [float("inf"), "1.0", 10**400])
+def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[0.0, cell, 1.0, 1.0], gts=["4"] * 4)
+    result = credit_rollouts(file, methods=["grpo"], overrides={"layout": LAYOUT})
+    assert result.scores.status_nm[:, 0].tolist() == [OK, ERROR, OK, OK]
+    assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
+    assert "correct from the file" in result.note
+    assert "1 of 4 recorded values of 'correct' are missing or not finite" in result.note
+
+
+def test_a_column_without_numbers_is_no_reward(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=["good", "bad", 1, "good"], none=[None] * 4, score=["1"] * 4)
+    assert list(read_rollouts(file).rewards) == []
+    with pytest.raises(RecipeError, match=r"--reward correct=acc: that column of .* holds no numbers; it has 'good'"):
+        credit_rollouts(file, reward={"correct": "acc"}, overrides={"layout": LAYOUT})
+    with pytest.raises(RecipeError, match=r"--reward correct=none: that column of .* is empty"):
+        credit_rollouts(file, reward={"correct": "none"}, overrides={"layout": LAYOUT})
+
+
+def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe(tmp_path):
+    run = own_run(tmp_path / "run", rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
+    other = tmp_path / "other.yaml"
+    other.write_text(f"layout: {json.dumps(LAYOUT)}\nmethod: rlcr\n")
+    for recipe in (None, run / "recipe.yaml", other):
+        result = credit_rollouts(run, methods=["dr_grpo"], recipe=recipe)
+        assert result.group_n.tolist() == [0, 0, 1, 1]
+        assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
+    chosen = credit_rollouts(run, methods=["dr_grpo"], recipe=other, overrides={"group_size": 4})
+    assert chosen.group_n.tolist() == [0] * 4
+
+
+def test_a_foreign_file_is_cut_by_the_group_size_that_is_given(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, score=[1, 0, 1, 1])
+    options = {"methods": ["dr_grpo"], "reward": {"correct": "score"}}
+    assert credit_rollouts(file, **options, overrides={"layout": LAYOUT}).group_n.tolist() == [0] * 4
+    result = credit_rollouts(file, **options, overrides={"layout": LAYOUT, "group_size": 2})
+    assert result.group_n.tolist() == [0, 0, 1, 1]
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"layout: {json.dumps(LAYOUT)}\ngroup_size: 2\n")
+    assert credit_rollouts(file, **options, recipe=recipe).group_n.tolist() == [0, 0, 1, 1]
+    three = credit_rollouts(file, **options, overrides={"layout": LAYOUT, "group_size": 3})
+    assert three.group_n.tolist() == [0, 0, 0, 1]
+    assert "1 groups have fewer than 3 completions" in three.note
+
+
+def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):
+    outputs, prompts = [said("4", "0.5")] * 8, [*"aaaabbcc"]
+    options = {"methods": ["grpo"], "reward": {"correct": "score"}}
+    columns = {"score": [1, 0] * 4, "prompts": prompts}
+    uneven = credit_rollouts(verl_file(tmp_path / "1.jsonl", outputs, **columns), **options, overrides={"layout": LAYOUT})
+    assert "Groups hold 2 to 4 completions; a prompt drawn twice in a step is one group here" in uneven.note
+    advice = re.search(r"--set group_size=(\d+)", uneven.note)
+    cut = {"layout": LAYOUT, "group_size": int(advice[1])}
+    split = credit_rollouts(tmp_path / "1.jsonl", **options, overrides=cut)
+    assert split.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert "drawn twice" not in split.note
+    keys = {"uid": [*"aaaabbcc"]}
+    keyed = credit_rollouts(
+        verl_file(tmp_path / "2.jsonl", outputs, **columns, **keys), **options, overrides={"layout": LAYOUT}
+    )
+    assert "drawn twice" not in keyed.note
+    even = verl_file(tmp_path / "3.jsonl", outputs, score=[1, 0] * 4, prompts=[*"aaaabbbb"])
+    assert "drawn twice" not in credit_rollouts(even, **options, overrides={"layout": LAYOUT}).note
+
+
+def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
+    for layout in (None, {"all": []}, {"solution": ["answer"]}):
+        overrides = {} if layout is None else {"layout": layout}
+        for methods in ([], ["grpo"]):
+            result = credit_rollouts(file, methods=methods, reward={"correct": "score"}, overrides=overrides)
+            names = [one.arm.name for one in result.applied]
+            assert names == ["grpo"]
+            # By hand: 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
+            expected = 0.5 / (1 / 3) ** 0.5
+            assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(
+                [expected, expected, -expected, -expected], rel=1e-5
+            )
+            assert ("rlcr and bae are left out" in result.note or "bae is left out" in result.note) == (not methods)
+
+
+def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
+    with pytest.raises(RecipeError, match="occur in none of the 4 completions"):
+        credit_rollouts(file, methods=["grpo", "bae"], reward={"correct": "score"})
+    with pytest.raises(RecipeError, match="'brier' reads the tag 'confidence'"):
+        credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})
+
+
+@pytest.mark.parametrize("scores", [{"score": [1.0, 1.0, 0.0, 0.0]}, {}])
+@pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
+def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None], **scores)
+    with pytest.raises(RecipeError, match="occur in none of the 4 completions") as error:
+        credit_rollouts(file)
+    remedy = re.search(r"whole completions with (--methods .*)", str(error.value))
+    command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
+    app(command, exit_on_error=False, result_action="return_value")
+    rewards = [row["reward/correct"] for row in pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()]
+    assert rewards == scores.get("score", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
+
+
+def test_usual_methods_without_a_source_are_left_out(tmp_path):
+    """No right answers, correctness recorded: the second attempt cannot be judged, the rest can."""
+    layout = {"first": ["answer"], "second": ["answer"]}
+    file = verl_file(tmp_path / "1.jsonl", ["<answer>3</answer><answer>4</answer>"] * 4, score=[1, 1, 0, 0])
+    result = credit_rollouts(file, reward={"correct": "score"}, overrides={"layout": layout})
+    assert [one.arm.name for one in result.applied] == ["grpo"]
+    assert "rlcr and bae are left out: Reward 'second_attempt' needs the right answers" in result.note
+    with pytest.raises(DataError, match="Reward 'second_attempt' needs the right answers"):
+        credit_rollouts(file, methods=["bae"], reward={"correct": "score"}, overrides={"layout": layout})
+
+
+def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", ["", *WELL_FORMED[:3]], correct=[0, 1, 1, 0])
+    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
+    assert result.table.tokens.lengths[0] == 0
+    assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4  # it leaves out both blocks, and no token could carry it
+    assert summary(result)["methods"]["bae"]["stop_mean_abs"] == 0.0
+
+
+def test_brackets_in_a_path_are_shown(tmp_path):
+    folder = tmp_path / "[bold]" / "a[red]b"
+    folder.mkdir(parents=True)
+    file = verl_file(folder / "1.jsonl", WELL_FORMED, correct=[0, 1, 1, 0])
+    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
+    console = Console(file=StringIO(), width=400)
+    console.print(figures_table(result))
+    assert str(file) in console.file.getvalue().replace("\n", "")

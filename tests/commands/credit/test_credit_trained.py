@@ -1,0 +1,228 @@
+"""`spanwise credit` on runs: the advantages they were trained with, ours and TRL's."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+import trl_small
+from rollout_files import LAYOUT, quiet, said
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.report.report import last_rollouts
+from spanwise.commands.shared.folder import RunFolder
+from spanwise.commands.train.train import train
+from spanwise.layout import Layout
+from spanwise.recipe import load, resolved, scheme_of
+
+pytestmark = [
+    *trl_small.THIRD_PARTY,
+    pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning"),
+]
+
+
+def written(folder, column):
+    """A per-token column as the trainer wrote it, steps in order, end to end."""
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    return np.concatenate([np.concatenate([np.array(row) for row in pq.read_table(f)[column].to_pylist()]) for f in files])
+
+
+def assert_the_trainers_own(folder, result):
+    expected = written(folder, "advantages")
+    advantages = result.applied[0].advantages(result.table, 0, len(result.table))
+    assert np.abs(expected).max() > 0  # else this shows nothing
+    np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps from a warm start that is just long enough for tags, as `spanwise train` leaves it."""
+    folder = tmp_path_factory.mktemp("run")
+    choices = {
+        "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
+        "output": str(folder),
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("SPANWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        train(load(None, choices), console=quiet())
+    return folder
+
+
+def test_a_run_of_ours_gets_the_advantages_it_was_trained_with(run):
+    assert_the_trainers_own(run, credit_rollouts(run, methods=["recipe"]))
+
+
+def test_a_file_of_a_run_is_known_by_its_folder(run):
+    file = run / "rollouts" / "step_000001.parquet"
+    for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
+        result = credit_rollouts(place, overrides={"objectives": OWN_OBJECTIVES})
+        assert len(result.table) == rows
+        assert [one.arm.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae:group"]
+        assert result.table.has_ids
+    joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
+    assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()
+
+
+OWN_OBJECTIVES = [
+    {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
+    {"reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "group", "if_missing": -1.0},
+]
+VARIANTS = {
+    "blended": ({"baseline": "blended"}, {}),
+    "rlcr": ({"method": "rlcr"}, {}),
+    "tools": ({}, {}),
+    "truncated": ({"baseline": "batch"}, {"mask_truncated_completions": True}),
+    "gdpo": ({"method": "gdpo"}, {}),
+}
+
+
+def script(*, tools=False, truncated=False):
+    """What the policy says to four prompts, the first two of them equal: both outcomes in each, one confidence missing."""
+    spoken = [
+        trl_small.say("ab"[: k % 3], "4333"[(k + k // 4) % 4] if k % 3 else "4", None if k == 6 else (7 * k + 3) % 10 / 10, 0.0,
+                      tool="7" * (k % 3) if tools else "")
+        for k in range(16)
+    ]  # fmt: skip
+    if truncated:  # it stopped before its end-of-sequence token
+        spoken[1] = replace(spoken[1], pieces=spoken[1].pieces[:-1], blocks=spoken[1].blocks[:-1])
+    return spoken
+
+
+def scripted_run(variant, folder_path):
+    """A run of two steps of the real trainer: one prompt for two groups, tool output, completions left out of the loss."""
+    choices, options = VARIANTS[variant]
+    recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder_path), **choices})
+    filled = scheme_of(recipe, Layout(LAYOUT), 16)
+    folder = RunFolder(folder_path)
+    said = script(tools=variant == "tools", truncated=variant == "truncated")
+    for step, spoken in ((1, said), (2, said[::-1])):
+        extra = {
+            "scheme": filled,
+            "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
+        }  # fmt: skip
+        options = {"per_device_train_batch_size": 16, **options}
+        trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
+        trainer.train()
+        folder.write_rollouts(trainer.last_rollouts, step=step)
+    folder.write_recipe(resolved(recipe, filled))
+    trl_small.tokenizer().save_pretrained(folder.model)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_path):
+    scripted_run(variant, tmp_path)
+    result = credit_rollouts(tmp_path, methods=["recipe"])
+    assert_the_trainers_own(tmp_path, result)
+    assert (result.table.trainable == written(tmp_path, "trainable")).all()
+    if variant == "truncated":
+        assert int((~result.table.learned_n).sum()) == 2
+
+
+@pytest.mark.parametrize(("variant", "trained", "other"), [("blended", "bae", "rlcr"), ("rlcr", "rlcr", "bae")])
+def test_the_report_of_a_run_shows_another_method_beside_its_own(variant, trained, other, tmp_path):
+    scripted_run(variant, tmp_path)
+    view, credit = last_rollouts(tmp_path, {"method": trained})
+    rows = pq.read_table(tmp_path / "rollouts" / "step_000002.parquet").to_pylist()
+    assert view.methods == (trained, other)
+    assert [row.tokens for row in view.completions] == [
+        trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
+    ]
+    assert list(credit) == [trained, other]
+    checked = 0
+    for first in range(0, 16, 4):  # groups of four, in file order
+        group, shown = rows[first : first + 4], view.completions[first : first + 4]
+        for n, (row, seen) in enumerate(zip(group, shown, strict=True)):
+            np.testing.assert_array_equal(seen.advantages[trained], row["advantages"])
+            for block in ("solution", "confidence"):
+                here = row[f"end/{block}"] > 0
+                held = float(credit[trained][block][first + n])
+                assert held == row[f"credit/{block}"] if here else np.isnan(held)
+        totals = [row["reward/correct"] + (-1.0 if row["reward/brier"] is None else row["reward/brier"]) for row in group]
+        right = [row["reward/correct"] for row in group]
+        for row, seen, total in zip(group, shown, totals, strict=True):
+            if other == "rlcr":  # one number: the sum of the rewards against the group's mean
+                expected = np.sign(round(total - np.mean(totals), 9))
+            else:  # bae: the first block against the group's mean of its own reward
+                expected = np.sign(round(row["reward/correct"] - np.mean(right), 9))
+            assert np.sign(round(seen.advantages[other][row["start/solution"]], 9)) == expected
+            checked += expected != 0
+    assert checked > 8
+
+
+def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(tmp_path):
+    scripted_run("blended", tmp_path)
+    for file in (tmp_path / "model").glob("*"):
+        file.unlink()
+    view, credit = last_rollouts(tmp_path, {"method": "bae"})
+    assert view.methods == ("bae",)
+    assert list(credit) == ["bae"]
+
+
+def right(completions, answer, **kwargs):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(texts, answer, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
+def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
+    run = trl_small.trainer(tmp_path, log_completions=True)
+    run.train()
+    result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
+    assert result.table.source == "TRL"
+    assert result.table.note == (  # the confidence that was left out
+        "The file holds no token ids; credit is shown per word. 1 of 8 recorded values of 'brier' are missing or not finite; "
+        "where the block is there, they count as failed checks."
+    )
+    torch.testing.assert_close(result.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
+    torch.testing.assert_close(result.applied[0].credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
+    assert torch.equal(result.scores.reward_nm.isnan(), run.last_rollouts.scores.reward_nm.isnan())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_plain_trl_run_has_the_advantages_of_dr_grpo(tmp_path):
+    """Two optimiser steps on one generation batch: TRL writes it twice, and it counts once."""
+    options = {
+        "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 16, "max_steps": 2, "use_cpu": True,
+        "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "report_to": "none",
+        "disable_tqdm": True, "log_completions": True, "scale_rewards": "none", "steps_per_generation": 2,
+        "shuffle_dataset": False,
+    }  # fmt: skip
+    run = GRPOTrainer(
+        model=trl_small.policy(), reward_funcs=[right], args=GRPOConfig(str(tmp_path), **options),
+        train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(),
+    )  # fmt: skip
+    run.train()
+    files = sorted((tmp_path / "completions").glob("*.parquet"))
+    assert len(files) == 2
+    result = credit_rollouts(tmp_path, methods=["dr_grpo"], reward={"correct": "right"}, overrides={"layout": LAYOUT})
+    assert "1 of 2 files repeat the batch before them" in result.note
+    logged = pq.read_table(files[0])["advantage"].to_numpy()
+    np.testing.assert_allclose(result.applied[0].credit.block_nk[:, 0].numpy(), logged, atol=1e-6)
+
+
+def test_conversations_of_trl(tmp_path):
+    turns = [
+        {"role": "assistant", "content": "let me see"},
+        {"role": "tool", "content": "<answer>9</answer>"},
+        {"role": "assistant", "content": said("4", "0.5", thought="")},
+    ]
+    rows = {
+        "step": [1, 1], "prompt": [[{"role": "user", "content": "2+2"}]] * 2,
+        "completion": [turns, [{"role": "assistant", "content": said("5", "0.5")}]],
+        "answer": ["4", "4"], "advantage": [0.0, 0.0],
+    }  # fmt: skip
+    (tmp_path / "completions").mkdir()
+    pq.write_table(pa.table(rows), tmp_path / "completions" / "completions_00001.parquet")
+    result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
+    assert result.table.prompts[0] == "[user] 2+2"
+    assert result.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]  # the tool's answer is not the model's
+    advantages = result.applied[0].advantages(result.table, 0, 1)
+    sampled = result.table.tokens.with_values(result.table.trainable).slice(0, 1)
+    assert sampled[:8].tolist() == [True] * 3 + [False] * 3 + [True] * 2  # let, me, see; the tool's tags; the answer's
+    assert (advantages[~sampled] == 0).all()
+    assert (advantages[sampled] != 0).any()

@@ -1,0 +1,132 @@
+"""`spanwise fidelity`: what is re-rolled, what is refused, the tables."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from measure_small import rolled
+from spanwise.commands.fidelity import fidelity as room
+from spanwise.errors import DataError, RecipeError
+from spanwise.measure import fidelity
+from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = build_tokenizer()
+    return build_model(tokenizer, 0).eval(), tokenizer
+
+
+def solved(digit, confidence):
+    return (
+        f"<reasoning>{digit}</reasoning><answer>{digit}</answer><analysis></analysis><confidence>{confidence}</confidence>"
+    )
+
+
+@pytest.fixture
+def scripted(monkeypatch, tiny):
+    """A model that says what it is told: first four completions of two prompts, then one confidence per re-roll."""
+    _, tokenizer = tiny
+    heads = []
+
+    def rows(texts):
+        ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+        width = max(map(len, ids))
+        ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
+        return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
+
+    def first(model, tokenizer, prompts, *, samples, **rest):
+        assert list(prompts) == ["1+1_____=", "2+2_____="]
+        assert samples == 4
+        return rows([
+            solved(2, 0.5), solved(2, 0.6), solved(3, 0.7), "<reasoning>2</reasoning><answer>2</answer>",
+            solved(4, 0.8), solved(4, "high"), solved(5, 0.9), "no tags",
+        ])  # fmt: skip
+
+    def again(model, tokenizer, prefixes, *, samples, max_new_tokens, **rest):
+        heads.extend(tokenizer.decode(prefix) for prefix in prefixes)
+        texts = [
+            f"<analysis></analysis><confidence>0.{k}</confidence>" if k else "<analysis>"
+            for _ in prefixes
+            for k in range(samples)
+        ]
+        return rows(texts)
+
+    monkeypatch.setattr(room, "sample", first)
+    monkeypatch.setattr(room, "continue_ids", again)
+    return heads
+
+
+def test_prefixes_are_re_rolled_once_each(tiny, scripted):
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
+    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=32)
+    found = room.collect(*tiny, task, samples=4, rerolls=3)
+    block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
+    assert scripted == [
+        f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
+    ]  # fmt: skip
+    assert found.prefix_xs.tolist() == [[0, 0, 1, -1], [2, 2, 3, -1]]
+    assert found.outcome_xs[:, :3].tolist() == [[1, 1, 0], [1, 1, 0]]
+    nan_to = found.confidence_xs.nan_to_num(nan=-1.0).tolist()
+    assert nan_to == [[0.5, 0.6, 0.7, -1], [0.8, -1, 0.9, -1]]
+    assert found.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
+
+
+def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
+    # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
+    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=12)
+    assert bool(room.collect(*tiny, task, samples=4, rerolls=3).again_dm.isnan().all())
+
+
+def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
+    from datasets import Dataset
+
+    from spanwise.layout import Layout
+
+    rows = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["2"]})
+    task = Task("two", "nowhere", rows, rows, Layout({"first": ["answer"], "second": ["answer"]}), max_completion_length=8)
+    with pytest.raises(RecipeError, match="last block 'second' has no tag 'confidence'"):
+        room.collect(*tiny, task)
+    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=8)
+    ids_nt = torch.full((3, 4), 20)
+    monkeypatch.setattr(room, "sample", lambda *_, **__: (ids_nt, ids_nt > 0))
+    with pytest.raises(DataError, match="None of 3 completions has the block 'confidence'"):
+        room.collect(*tiny, task, samples=3)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(DataError, match="holds no readable model"):
+        room.load_model(tmp_path)
+
+
+def test_tables_hold_every_baseline():
+    found = fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
+    console = Console(width=80, record=True, file=io.StringIO())
+    tables = [
+        *room.fidelity_tables(found),
+        room.difference_table(found),
+        room.fixed_point_table(room.fixed_point_rows(group_sizes=(4,), batches=40)),
+    ]
+    for table in tables:
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text
+    for words in ("outcome (LOO)", f"{found.value('blended', 8, 'correlation'):.3f}", "0.087", "standard error at most"):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_model_and_tokenizer_come_from_the_folder(tmp_path, tiny):
+    model, tokenizer = tiny
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, _ = room.load_model(tmp_path)
+    assert type(loaded) is type(AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -1,0 +1,329 @@
+"""A report written again is the same page, and the command on it does the same again."""
+
+import base64
+import json
+import re
+import shlex
+import zlib
+from html import unescape
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import spanwise.commands.credit.credit as credit_module
+import spanwise.commands.fidelity.fidelity as fidelity_module
+import trl_small
+from rollout_files import LAYOUT, quiet
+from spanwise import cli
+from spanwise.commands.compare.compare import planned
+from spanwise.commands.credit.credit import credit
+from spanwise.commands.credit.write import outcome_of
+from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.again import assignments, compare_command, credit_command, fidelity_command
+from spanwise.layout import Layout
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.rollouts import read_rollouts
+from tokenizers_small import byte_level
+
+#: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
+SAID = [
+    trl_small.say("ab", "4", 0.9, 1.0), trl_small.say("b", "3", None, 0.0),
+    trl_small.say("", "3", 0.5, 1.0), trl_small.say("a", "3", None, 1.0),
+]  # fmt: skip
+
+
+def rollouts(path, **extra):
+    """spanwise's own columns; the tokenizer lies elsewhere."""
+    tokenizer = trl_small.tokenizer()
+    ids = [tokenizer.convert_tokens_to_ids(one.pieces) for one in SAID]
+    columns = {
+        "step": [1] * 4, "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
+        "completion_ids": ids, "trainable": [[True] * len(row) for row in ids], "text": ["".join(one.pieces) for one in SAID],
+        "reward/correct": [one.right for one in SAID], "status/correct": ["ok"] * 4,
+        "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids], **extra,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    tokenizer.save_pretrained(path.parent / "elsewhere")
+    return path
+
+
+def data_of(html):
+    packed = re.search(r'class="token-data">(.*?)</script>', html, re.S)[1]
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(packed)["deflate"])))
+
+
+def command_of(html):
+    return unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
+
+
+def cells(html):
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
+    return [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)] for row in rows]
+
+
+def run_command(monkeypatch, module, name, command):
+    """Parse a printed command as the command line does; what it would call `module.name` with."""
+    called = {}
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: called.update({"args": args, **kwargs}))
+    words = shlex.split(command)
+    assert words[0] == "spanwise"
+    cli.app(words[1:], exit_on_error=False)
+    return called
+
+
+def exported(tmp_path, monkeypatch=None, **options):
+    file = rollouts(tmp_path / "data" / "some.parquet")
+    options = {
+        "methods": ["grpo", "bae"],
+        "tokenizer": tmp_path / "data" / "elsewhere",
+        "overrides": {"layout": LAYOUT},
+        **options,
+    }
+    credit(file, output=tmp_path / "out", console=quiet(), **options)
+    return (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_credit_report_written_again_is_the_same_page(tmp_path):
+    first = exported(tmp_path)
+    again = report_folder(tmp_path / "out").read_text()
+    assert again == first
+    row = next(row for row in cells(again) if row and row[0] == "bae: confidence")
+    assert row[1] == "2"  # two of the four have none: absent, not credit 0
+    assert data_of(again)["tokens"]["words"]  # and texts, not ids
+    assert "⟨" not in "".join(data_of(again)["tokens"]["words"])
+    assert data_of(again)["probabilities"] is not None
+
+
+def test_an_absent_block_is_null_and_the_export_can_be_read_as_rollouts(tmp_path):
+    exported(tmp_path)
+    table = pq.read_table(tmp_path / "out" / "credit.parquet")
+    assert [value is None for value in table["credit/bae/confidence"].to_pylist()] == [False, True, False, True]
+    assert table["credit/bae/solution"].null_count == 0
+    read = read_rollouts(tmp_path / "out" / "credit.parquet", tokenizer=tmp_path / "data" / "elsewhere")
+    assert read.tokens.lengths.tolist() == [len(one.pieces) for one in SAID]
+    assert read.learned_n.tolist() == [True] * 4
+
+
+def test_stop_credit_of_an_export(tmp_path):
+    objectives = [
+        {"reward": "correct", "pays": ["solution"]},
+        {"reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "none", "if_missing": -1.0},
+    ]
+    html = exported(tmp_path, methods=["recipe"], overrides={"layout": LAYOUT, "objectives": objectives})
+    row = next(row for row in cells(html) if row and row[0] == "recipe: stop")
+    assert row[1:] == ["2", "1", "0", "-1", "-1"]  # both are charged -1 - 0: no baseline
+    assert data_of(html)["stops"] == [None, [-1], None, [-1]]
+
+
+def test_another_model_folder_is_never_taken_for_the_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    html = exported(tmp_path)
+    byte_level().save_pretrained(tmp_path / "model")  # of something else, and it could spell these ids
+    assert data_of(report_folder("out").read_text()) == data_of(html)
+    (tmp_path / "data" / "elsewhere").rename(tmp_path / "gone")
+    words = data_of(report_folder("out").read_text())["tokens"]["words"]
+    assert all(re.fullmatch(r"⟨\d+⟩", word) for word in words)
+
+
+def test_texts_that_a_tokenizer_cuts_inside_characters_survive(tmp_path):
+    byte_level().save_pretrained(tmp_path / "model")
+    row = {"input": "q", "output": "<answer>日本語</answer>", "gts": "日本語", "score": 1.0, "step": 1}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    options = {"methods": ["grpo"], "tokenizer": tmp_path / "model", "overrides": {"layout": LAYOUT}}
+    credit(tmp_path / "1.jsonl", output=tmp_path / "out", console=quiet(), **options)
+    first = (tmp_path / "out" / "report.html").read_text()
+    assert report_folder(tmp_path / "out").read_text() == first
+    assert "\udcaa" in data_of(first)["tokens"]["words"]  # a byte of 語
+
+
+def test_completions_left_out_of_the_loss_stay_untrained(tmp_path):
+    """As `mask_truncated_completions` records them: tokens, and no block."""
+    marks = {"start/solution": [0] * 4, "end/solution": [5, 0, 4, 4]}
+    file = rollouts(tmp_path / "data" / "some.parquet", **marks)
+    options = {"methods": ["bae"], "tokenizer": tmp_path / "data" / "elsewhere", "overrides": {"layout": LAYOUT}}
+    credit(file, output=tmp_path / "out", console=quiet(), **options)
+    first = (tmp_path / "out" / "report.html").read_text()
+    assert report_folder(tmp_path / "out").read_text() == first
+    advantages = pq.read_table(tmp_path / "out" / "credit.parquet")["advantages/bae"].to_pylist()
+    assert set(advantages[1]) == {None}
+    assert None not in advantages[0]
+
+
+def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch):
+    (tmp_path / "a recipe.yaml").write_text(json.dumps({"layout": LAYOUT}))
+    asked = {
+        "recipe": tmp_path / "a recipe.yaml", "methods": ["bae:group", "grpo"], "reward": {"brier": "text"}, "rows": 2,
+        "overrides": {"learning_rate": 1e-6, "prefilled": None, "calibration": "brier"},
+    }  # fmt: skip
+    html = exported(tmp_path, **asked)
+    assert "2 of 4 completions are shown" in html
+    assert report_folder(tmp_path / "out").read_text() == html
+    called = run_command(monkeypatch, credit_module, "credit", command_of(html))
+    assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
+    assert called.pop("console")
+    assert called == {**asked, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
+
+
+def test_options_that_were_not_given_are_not_printed(tmp_path):
+    assert credit_command(tmp_path, "x y", {"rows": 500}) == f"spanwise credit 'x y' --output {tmp_path}-again"
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "outcome"),
+    [
+        (["correct", "brier"], [None, "correct"], "correct"),
+        (["format", "solved", "brier"], [None, None, "solved"], "solved"),
+        (["format", "correct"], [None, None], "correct"),
+        (["format"], [None], None),
+        (["correct"], ["elsewhere"], "correct"),
+    ],
+)
+def test_the_outcome_is_what_others_are_judged_by(names, given, outcome):
+    assert outcome_of(names, given) == outcome
+
+
+@pytest.mark.parametrize(("objective", "place"), [("given", 1), ("of", 1), (None, None)])
+def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tmp_path):
+    judged = {"given": {"given": "solved"}, "of": {"options": {"of": "solved"}}}.get(objective)
+    objectives = [
+        {"reward": "format", "pays": ["solution"]},
+        {"reward": "correct", "name": "solved", "pays": ["solution"], "options": {"verify": "exact"}},
+        *([{"reward": "brier", "pays": ["confidence"], **judged}] if judged else []),
+    ]
+    options = {
+        "methods": ["recipe"],
+        "reward": {"solved": "correct"},
+        "overrides": {"layout": LAYOUT, "objectives": objectives},
+    }
+    html = exported(tmp_path, **options)
+    assert data_of(html)["objectives"][:2] == ["format", "solved"]
+    assert data_of(html)["outcome"] == place
+    assert report_folder(tmp_path / "out").read_text() == html
+
+
+def trained(folder, *, ids, size, **fields):
+    """A run folder with one kept completion of a real byte-level tokenizer; the config says how many ids the model has."""
+    (folder / "rollouts").mkdir(parents=True)
+    byte_level().save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
+    recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump(resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32)), sort_keys=False)
+    )
+    (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
+    columns = {
+        "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
+        "start/solution": [0], "end/solution": [len(ids)], "credit/solution": [0.5], "credit/stop": [-0.25],
+        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"],
+        "advantages": [[0.5] * len(ids)],
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), folder / "rollouts" / "step_000002.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(("beyond", "padded", "shown"), [(3, 8, "text"), (3, 0, "ids"), (9, 8, "ids")])
+def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, shown, tmp_path):
+    """Qwen has more embedding rows than tokens, and such an id can be sampled."""
+    tokenizer = byte_level()
+    text = tokenizer.encode("ok", add_special_tokens=False)
+    ids = [*text, len(tokenizer) + beyond]
+    html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
+    data = data_of(html)
+    found = [data["tokens"]["words"][ord(code) - 32] for code in data["tokens"]["codes"][0]]
+    assert found == ([*tokenizer.convert_ids_to_tokens(text), ""] if shown == "text" else [f"⟨{index}⟩" for index in ids])
+
+
+def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
+    objectives = [
+        {"reward": "format", "pays": ["solution"]},
+        {"reward": "correct", "pays": ["solution"]},
+    ]
+    ids = byte_level().encode("ok", add_special_tokens=False)
+    folder = trained(tmp_path / "run", ids=ids, size=400, method="bae", objectives=objectives)
+    data = data_of(report_folder(folder).read_text())
+    assert data["objectives"] == ["format", "correct"]
+    assert data["outcome"] == 1
+    assert data["stops"][0][0] == -0.25
+
+
+def test_fields_of_a_recipe_survive_the_command_line():
+    fields = {
+        "learning_rate": 1e-06, "prefilled": None, "layout": {"c": [], "a b": ["x"]},
+        "trainer": {"beta": 1e-07, "x": "1e-7", "y": "no"},
+        "objectives": [{"reward": "correct", "pays": ["a"], "if_missing": -4.605170185988091}] * 9, "output": "a 'quoted' = é",
+        "entropy_target": 0.2, "options": {"leave_one_out": True},
+    }  # fmt: skip
+    words = assignments(fields)
+    assert words[::2] == ["--set"] * len(fields)
+    read = cli._assignments(words[1::2])
+    assert read == fields
+    assert list(read["layout"]) == ["c", "a b"]  # blocks have an order
+
+
+def compared(folder, arms, *, shared=None, choices=None, reference=None):
+    """A comparison as `compare` leaves it, without the training: recipes beside the run folders and the summary."""
+    runs = planned(arms, [3, 4], choices or {}, str(folder), shared=shared)
+    folder.mkdir(exist_ok=True)
+    for run in runs:
+        run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
+    fields = [run.asked() for run in runs]
+    common = {k: v for k, v in fields[0].items() if k not in ("seed", "output") and all(f[k] == v for f in fields)}
+    names = list(dict.fromkeys(run.arm for run in runs))
+    return runs, {"arms": names, "seeds": [3, 4], "reference": reference, "recipe": common}
+
+
+@pytest.mark.parametrize("case", ["plain", "shared", "choices", "files", "a name that says less", "hub"])
+def test_the_command_of_a_comparison_plans_the_same_runs(case, tmp_path, monkeypatch):
+    mine, shared = tmp_path / "mine.yaml", tmp_path / "shared.yaml"
+    mine.write_text(yaml.safe_dump({"method": "rlcr", "entropy": 0.5}))
+    shared.write_text(yaml.safe_dump({"start": "hard", "steps": 7, "eval_every": 10, "report": True, "baseline": "group"}))
+    hub = {"task": "confidence", "model": "m", "dataset": "d e", "learning_rate": 4e-4, "trainer": {"beta": 1e-6}}
+    (tmp_path / "rloo.yaml").write_text(yaml.safe_dump({"method": "bae", "baseline": "none"}))
+    arms, options = {
+        "plain": (["blended", "rlcr"], {}),
+        "shared": (["outcome", "rlcr"], {"shared": shared}),
+        "choices": (["outcome", "blended"], {"choices": {"entropy_target": None, "layout": LAYOUT, "micro_batch": 4}}),
+        "files": ([str(mine), "grpo"], {"reference": "mine"}),
+        "a name that says less": ([str(tmp_path / "rloo.yaml"), "outcome"], {}),
+        "hub": (["outcome", "grpo"], {"choices": hub}),
+    }[case]
+    runs, summary = compared(tmp_path / "out", arms, **options)
+    import spanwise.commands.compare.compare as compare_module
+
+    called = run_command(monkeypatch, compare_module, "compare", compare_command(tmp_path / "out", summary))
+    assert called["output"] == f"{tmp_path}/out-again"
+    again = planned(called["arms"], called["seeds"], called["choices"], called["output"], shared=called["shared"])
+    for one, other in zip(runs, again, strict=True):
+        assert {**one.asked(), "output": ""} == {**other.asked(), "output": ""}
+    assert called["reference"] == {"files": "mine-3"}.get(case)
+    if case == "plain":
+        assert compare_command(tmp_path / "out", summary) == (
+            f"spanwise compare --arms blended,rlcr --seeds 3,4 --output {tmp_path}/out-again"
+        )
+
+
+@pytest.mark.parametrize("place", ["run", "run/model", "alone"])
+def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, monkeypatch):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "alone").mkdir()
+    recipe = load(None, {"start": "hard", "baseline": "blended", "entropy": 1e-6})
+    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
+    given = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8}
+    asked = cli._run_or_model(tmp_path / place, None, {"temperature": 0.5})
+    found = {"source": str(asked[0]), "recipe": asked[1].model_dump(mode="json"), "options": given}
+    command = fidelity_command(tmp_path / "out", found)
+    called = run_command(monkeypatch, fidelity_module, "show", command)
+    model, loaded = called["args"]
+    assert (model, loaded) == asked
+    assert {name: called[name] for name in given} == given
+    assert called["output"] == tmp_path / "out-again"
+    assert command.startswith(f"spanwise fidelity {tmp_path / ('alone' if place == 'alone' else 'run')}")
+    if place == "run":
+        assert command == (
+            f"spanwise fidelity {tmp_path}/run --prompts 5 --samples 6 --rerolls 7 --seed 8 --set temperature=0.5"
+            f" --output {tmp_path}/out-again"
+        )

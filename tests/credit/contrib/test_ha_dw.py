@@ -1,0 +1,78 @@
+"""HA-DW: worked weights, and a history that moves, settles and is resumed."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from helpers import NAN, assert_close
+from spanwise.credit import HistoryWeight, dr_grpo, history_weighted, moments
+from spanwise.errors import RecipeError
+
+
+def test_ha_dw_weights():
+    reward_n = torch.tensor([1.0, 0, 0, 0])
+    adv_n = history_weighted(dr_grpo(reward_n, torch.zeros(4).long()), reward_n, torch.zeros(4).long(), anchor=0.5)
+    assert_close(adv_n, [1.251925, -0.253110, -0.253110, -0.253110])
+    assert_close(adv_n[:2] / torch.tensor([0.75, -0.25]).double(), [1.669233, 1.012441])
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.1, 0.175583), (0.01, 0.129441), (0.5, 0.5), (0.9, 0.824417)])
+def test_ha_dw_mean_reward_of_mixed_groups_is_biased(p, expected):
+    # All mixed groups of 8 with k right ones, weighted by their probability under p: what `mean_n` says on average.
+    size = 8
+    reward_n = torch.tensor([float(i < k) for k in range(1, size) for i in range(size)])
+    mean_k = moments(reward_n, torch.arange(1, size).repeat_interleave(size)).mean_n()[::size]
+    weight_k = torch.tensor([math.comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)]).double()
+    assert float((weight_k * mean_k).sum() / weight_k.sum()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_history_weight_moves_its_anchor():
+    weigh = HistoryWeight(eta=0.02)
+    weigh(torch.tensor([1.0, 0, 1, 0, 1]), torch.zeros(5, dtype=torch.long))  # .5 -> .502 for a rate of .6
+    assert weigh.anchor == pytest.approx(0.502, abs=1e-12)
+    weigh(torch.tensor([NAN, NAN]), torch.tensor([0, 0]))
+    assert weigh.anchor == pytest.approx(0.502, abs=1e-12)
+
+
+def test_history_weight_slows_down_as_its_anchor_settles():
+    weigh = HistoryWeight(eta=0.5, window=3, start=0.0)
+    ones, group_n = torch.ones(2), torch.zeros(2, dtype=torch.long)
+    anchors = [0.0]
+    for batch in range(4):
+        weigh(ones, group_n)
+        known = torch.tensor(anchors[-3:], dtype=torch.float64)
+        eta = 0.5 * float(known.std()) if batch >= 2 else 0.5
+        anchors.append((1 - eta) * anchors[-1] + eta)
+        assert weigh.anchor == pytest.approx(anchors[-1], abs=1e-12)
+    assert anchors[:3] == [0.0, 0.5, 0.75]
+
+
+def test_history_weight_with_a_moving_average():
+    weigh = HistoryWeight(history=2)
+    group_n = torch.zeros(2, dtype=torch.long)
+    seen = []
+    for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0]):
+        weigh(torch.tensor(rewards), group_n)
+        seen.append(weigh.anchor)
+    assert seen == [0.5, 0.75, 0.75]
+
+
+@pytest.mark.parametrize("history", [None, 3])
+def test_history_weight_continues_after_a_resume(history):
+    torch.manual_seed(0)
+    completion_batches = [(torch.rand(6) < 0.4).float() for _ in range(8)]
+    group_n = torch.tensor([0, 0, 0, 1, 1, 1])
+    whole = HistoryWeight(window=3, history=history)
+    expected = [whole(reward_n, group_n) for reward_n in completion_batches]
+    first = HistoryWeight(window=3, history=history)
+    for reward_n in completion_batches[:4]:
+        first(reward_n, group_n)
+    second = HistoryWeight(window=3, history=history)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for reward_n, adv_n in zip(completion_batches[4:], expected[4:], strict=True):
+        torch.testing.assert_close(second(reward_n, group_n), adv_n, atol=0, rtol=0)
+    assert whole.state_dict() == second.state_dict()
+    with pytest.raises(RecipeError, match="holds 'anchors' and 'rates'; got anchor"):
+        second.load_state_dict({"anchor": [0.5]})

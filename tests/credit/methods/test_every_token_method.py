@@ -1,0 +1,34 @@
+"""What holds for every per-token method: empty batches, and the sentences of those that reshape."""
+
+import pytest
+import torch
+
+from credit_batches import all_of
+from spanwise.credit.methods._gae import gae
+from spanwise.credit.methods._ktae import ktae
+from spanwise.credit.methods._oar import oar
+from spanwise.credit.methods._sae import sae
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_nothing_in_nothing_out(shape):
+    empty, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    assert gae(empty, empty, mask, whiten=True).shape == shape
+    assert sae(empty, empty, empty, mask, boundary="end").shape == shape
+    assert oar(empty, empty, mask).shape == shape
+    assert ktae(empty, empty.long(), mask, torch.zeros(shape[0]), torch.zeros(shape[0]).long()).shape == shape
+
+
+def test_errors_of_the_reshapers(unchecked_shapes):
+    adv, mask = torch.ones(1, 2), all_of(1, 2)
+    with pytest.raises(RewardError, match="importance of completion 0 is -1"):
+        oar(adv, -adv, mask)
+    with pytest.raises(RecipeError, match="quantile is 25"):
+        oar(adv, adv, mask, quantile=25)
+    with pytest.raises(AlignmentError, match="importance_nt"):
+        oar(adv, torch.ones(1, 3), mask)
+    with pytest.raises(AlignmentError, match="2 outcomes"):
+        ktae(adv, adv.long(), mask, torch.ones(2), torch.zeros(1).long())
+    with pytest.raises(RecipeError, match="no form of KTAE 'papr'"):
+        ktae(adv, adv.long(), mask, torch.ones(1), torch.zeros(1).long(), form="papr")

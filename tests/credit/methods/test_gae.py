@@ -1,0 +1,103 @@
+"""GAE: worked numbers, a slow oracle that deletes masked tokens, whitening, dtypes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, all_of, fast, token_batches
+from helpers import NAN, assert_close, double
+from oracles import slow_recursion
+from spanwise.credit.methods._gae import gae, length_adaptive_lambda, value_target
+
+
+@pytest.mark.parametrize("poison", [9.0, 1e9, NAN, math.inf, -1e30])
+def test_gae_skips_masked_tokens(poison):
+    value = torch.where(GAE_MASK, GAE_VALUE, poison)
+    adv = gae(GAE_REWARD, value, GAE_MASK, lam=0.95)
+    assert_close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
+    assert adv[~GAE_MASK].tolist() == [0.0, 0.0]
+    assert_close(value_target(GAE_REWARD, value, GAE_MASK, lam=0.95), [[0.937963, 0.955750, 0, 0.985, 1.0, 0]], 1e-6)
+    assert_close(gae(GAE_REWARD, value, GAE_MASK, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam", "expected"), [(1.0, 1.0, [6, 5, 3]), (0.5, 1.0, [2.75, 3.5, 3]), (1.0, 0.5, [3.625, 4.25, 3])]
+)
+def test_value_targets_of_three_tokens(gamma, lam, expected):
+    assert_close(
+        value_target(double([[1, 2, 3]]), double([[0.5, 1, 1.5]]), all_of(1, 3), gamma=gamma, lam=lam), [expected], 1e-12
+    )
+
+
+def test_whitening_says_ddof_and_eps():
+    value = double([[0.5, 0.25]])  # advantages .5 and .75 with lam = 1: mean 5/8, squares 2/64
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, eps=0.0), [[-(0.5**0.5), 0.5**0.5]], 1e-12)
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=0.0), [[-1, 1]], 1e-12)
+    assert_close(gae(double([[0, 1]]), value, all_of(1, 2), lam=1.0, whiten=True, ddof=0, eps=3 / 64), [[-0.5, 0.5]], 1e-12)
+
+
+def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part():
+    assert gae(double([[0, 0.7]]), double([[0, 0]]), all_of(1, 2), lam=1.0, whiten=True).tolist() == [[0.0, 0.0]]
+    reward, value = double([[0, 1], [0, NAN], [0, 1]]), double([[0.5, 0.25], [3, 4], [9, 9]])
+    for unknown in ({}, {"bootstrap_n": double([0, 0, NAN])}):
+        rows = [0] if unknown else [0, 2]
+        alone = gae(reward[rows], value[rows], all_of(len(rows), 2), whiten=True)
+        adv = gae(reward, value, all_of(3, 2), whiten=True, **unknown)
+        assert_close(adv[rows], alone, 1e-12)
+        assert adv[1].tolist() == [0.0, 0.0]
+
+
+def test_length_adaptive_lambda():
+    assert_close(length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 1000])), [0, 0, 0, 0.8, 0.98], 1e-12)
+    assert_close(length_adaptive_lambda(torch.tensor([1000]), alpha=0.4), [0.9975], 1e-12)
+
+
+@given(
+    batch=token_batches(), gamma=st.sampled_from([1.0, 0.9, 0.0]), lam=st.sampled_from([0.95, 1.0, 0.0, "per completion"])
+)
+@fast
+def test_gae_equals_the_slow_oracle(blocks, batch, gamma, lam):
+    reward, value, _, mask, end = batch
+    lam = torch.linspace(0, 1, len(reward)).double() if lam == "per completion" else lam
+    expected = slow_recursion(
+        reward, value, mask, gamma=gamma, bootstrap=end,
+        lam_after=lambda i, *_: float(lam[i]) if isinstance(lam, torch.Tensor) else lam,
+    )  # fmt: skip
+    adv = gae(reward, value, mask, gamma=gamma, lam=lam, bootstrap_n=end)
+    torch.testing.assert_close(adv, expected, atol=1e-10, rtol=0)
+    assert not bool(adv[~mask].any())
+
+
+def test_a_bootstrap_is_a_last_token_without_surprise():
+    reward, value = double([[0, 0.5, 0.8]]), double([[0.3, 0.4, 0.8]])
+    whole = gae(reward, value, all_of(1, 3), lam=0.7)
+    cut = gae(reward[:, :2], value[:, :2], all_of(1, 2), lam=0.7, bootstrap_n=double([0.8]))
+    assert_close(cut, whole[:, :2], 1e-12)
+
+
+def test_absent_completions_get_zero_and_their_own_values_as_targets():
+    reward, value = double([[0, NAN], [0, 1]]), double([[0.2, 0.3], [0.5, 0.5]])
+    assert_close(gae(reward, value, all_of(2, 2), lam=1.0), [[0, 0], [0.5, 0.5]], 1e-12)
+    assert_close(value_target(reward, value, all_of(2, 2)), [[0.2, 0.3], [1, 1]], 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_token_results_keep_the_dtype(dtype):
+    adv = gae(GAE_REWARD.to(dtype), GAE_VALUE.to(dtype), GAE_MASK, lam=0.95)
+    assert adv.dtype == dtype
+    assert_close(adv.double(), [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 0.01 if dtype.itemsize == 2 else 1e-6)
+    assert gae(GAE_REWARD.float(), GAE_VALUE, GAE_MASK).dtype == torch.float64
+
+
+def test_masked_zeros_are_not_negative():
+    assert not bool(gae(-GAE_REWARD, GAE_VALUE, GAE_MASK)[~GAE_MASK].signbit().any())
+
+
+def test_gradients_do_not_enter_and_inputs_stay():
+    value = GAE_VALUE.clone().requires_grad_()
+    adv = gae(GAE_REWARD, value, GAE_MASK)
+    assert not adv.requires_grad
+    assert torch.equal(value.detach(), GAE_VALUE)

@@ -1,0 +1,106 @@
+"""KTAE: worked numbers, SciPy's exact tests, a slow oracle."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import fisher_exact, hypergeom
+
+from helpers import NAN, assert_close, double
+from oracles import sigmoid, slow_ktae
+from spanwise.credit.methods._ktae import _direction, _evidence, _tables, _Words, ktae
+
+# Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
+IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])
+
+
+def ktae_example():
+    # rows 4 and 5 become one completion of four tokens, so that b = 1; two wrong ones have no token to spare
+    ids = torch.zeros(8, 4, dtype=torch.long)
+    ids[:4, :2], ids[4] = IDS[:4], 1
+    ids[5, :2], ids[6, 0], ids[7, 0] = torch.tensor([6, 7]), 8, 9
+    length = torch.tensor([2, 2, 2, 2, 4, 2, 1, 1])
+    mask = torch.arange(4) < length[:, None]
+    correct = double([1, 1, 1, 1, 0, 0, 0, 0])
+    return torch.zeros(8, 4, dtype=torch.float64), torch.where(mask, ids, 151643), mask, correct, torch.zeros(8).long()
+
+
+def test_ktae_worked_numbers():
+    fisher, gain = _tables(4, 4, True)
+    assert fisher[4, 1].item() == pytest.approx(0.751477, abs=1e-6)  # exp(-2 * .142857)
+    assert gain[4, 1].item() == pytest.approx(0.548795, abs=1e-6)
+    inputs = ktae_example()
+    held = inputs[1] == 1
+    code = ktae(*inputs, form="code")
+    assert_close(code[held], [0.327844] * 8)
+    assert_close(ktae(*inputs, form="code", top=0.5)[held], [0.163922] * 8)
+    # the paper's: p of the table itself is 4/56, and no division by h1 + h2; D is 60 degrees
+    expected = sigmoid((math.exp(-2 * 4 / 56) + 0.548795) * math.pi / 3) - 0.5
+    assert_close(ktae(*inputs)[held], [expected] * 8)
+    assert not bool(code[~inputs[2]].any())
+
+
+def test_ktae_with_unequal_term_frequencies():
+    one = torch.ones(1, dtype=torch.long)
+    words = _Words(torch.zeros(0).long(), 4, 4, 4 * one, one, double([0.035573]), double([0.012802]))
+    direction = _direction(words, 1.0, 1e-5).item()
+    key = _evidence(words, "code", 1.0, 1.0).item() * direction
+    assert direction == pytest.approx(3.463900, abs=2e-4)
+    assert key == pytest.approx(2.252006, abs=2e-4)
+    assert 2 * (sigmoid(key) - 0.5) == pytest.approx(0.809647, abs=1e-4)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(4, 4), (1, 7), (5, 3), (8, 8), (3, 1), (3, 7), (2, 12)])
+def test_fisher_and_information_gain(right, wrong):
+    two_sided, gain = _tables(right, wrong, True)
+    point, _ = _tables(right, wrong, False)
+
+    def entropy(*counts):
+        return -sum(c / sum(counts) * math.log2(c / sum(counts)) for c in counts if c)
+
+    for a in range(right + 1):
+        for b in range(wrong + 1):
+            p = fisher_exact([[a, b], [right - a, wrong - b]]).pvalue
+            assert two_sided[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
+            p = hypergeom.pmf(a, right + wrong, right, a + b)
+            assert point[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
+            held, total = a + b, right + wrong
+            rest = held / total * entropy(a, b) if held else 0.0
+            rest += (total - held) / total * entropy(right - a, wrong - b) if total > held else 0.0
+            assert gain[a, b].item() == pytest.approx(entropy(right, wrong) - rest, abs=1e-9)
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
+@settings(max_examples=25, deadline=None)
+def test_ktae_equals_the_slow_oracle(form, seed, n):
+    g = torch.Generator().manual_seed(seed)
+    adv = torch.randn(n, 6, generator=g).double()
+    ids = torch.randint(0, 5, (n, 6), generator=g) * 1000
+    mask = torch.rand(n, 6, generator=g) < 0.7
+    correct = torch.randint(-1, 2, (n,), generator=g).double()
+    correct[torch.rand(n, generator=g) < 0.15] = NAN
+    group = torch.randint(3, 5, (n,), generator=g)
+    expected = slow_ktae(adv, ids, mask, correct, group, form, 0.7, 1.2, 0.4)
+    adv[~mask] = NAN
+    assert_close(ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4), expected, 1e-9)
+
+
+def test_ktae_adds_nothing_where_nothing_can_be_learnt():
+    adv, ids, mask, _, group = ktae_example()
+    base = torch.where(mask, 0.3, adv)
+    for correct in (double([1] * 8), double([0] * 8)):
+        assert torch.equal(ktae(base, ids, mask, correct, group), base)
+    alone = ktae(base, ids, mask, double([1, 1, 1, 1, 0, 0, 0, 0]), torch.arange(8))
+    assert torch.equal(alone, base)
+    everywhere = torch.where(mask, 5, ids)  # one token in all completions
+    assert torch.equal(ktae(base, everywhere, mask, double([1, 1, 1, 1, 0, 0, 0, 0]), group, form="code"), base)
+
+
+def test_ktae_composes_with_any_method():
+    inputs = ktae_example()
+    base = torch.where(inputs[2], torch.arange(8.0).double()[:, None], 0.0)
+    assert_close(ktae(base, *inputs[1:]), base + ktae(*inputs), 1e-12)
+    assert ktae(base.float(), *inputs[1:]).dtype == torch.float32

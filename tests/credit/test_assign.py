@@ -1,0 +1,333 @@
+"""Assign: objectives to blocks, estimators bound by what they ask for, and every sentence of a refusal."""
+
+import functools
+
+import pytest
+import torch
+
+from credit_batches import PAIR, SAME, scores_of
+from helpers import NAN, assert_close
+from spanwise.credit import (
+    METHODS,
+    HistoryWeight,
+    Method,
+    advantage,
+    assign,
+    bae,
+    dcpo,
+    dr_grpo,
+    gdpo,
+    grpo,
+    grpo_verif,
+    history_weighted,
+    moments,
+    opo,
+    rloo,
+)
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+
+BLOCKS = ("solution", "confidence")
+BAE = (
+    Objective("correct", pays=("solution",)),
+    Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0, weight=2.0),
+)
+
+
+def test_assign_blockwise_with_a_missing_confidence():
+    scores = scores_of([[1, -0.01], [1, -0.09], [0, -0.64], [0, NAN]], ("correct", "brier"))
+    present = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]]).bool()
+    credit = assign(scores, torch.zeros(4, dtype=torch.long), present, objectives=BAE, block_names=BLOCKS)
+    assert_close(credit.block_nk, [[0.5, 0.08], [0.5, -0.08], [-0.5, 0.0], [-0.5, 0.0]], 1e-12)
+    assert_close(credit.stop_n, [0, 0, 0, 2 * (-1 + 0.64)], 1e-12)
+    assert credit.singleton_m.tolist() == [0, 1]
+    assert credit.absent_m.tolist() == [0, 1]
+
+
+def test_assign_summed_first_pays_every_block():
+    objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, weight=0.5, if_missing=-1.0))
+    scores = scores_of([[1, -0.2], [0, NAN]], ("correct", "brier"))  # totals .9 and -.5, mean .2
+    present = torch.tensor([[1, 1], [1, 0]]).bool()
+    credit = assign(scores, torch.zeros(2).long(), present, objectives=objectives, block_names=BLOCKS, method="rlcr")
+    assert_close(credit.block_nk, [[0.7, 0.7], [-0.7, 0.0]], 1e-12)
+    assert credit.stop_n.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("status", "cost"), [(1, -1 + 0.64), (2, -1 + 0.64), (3, 0.0), (4, 0.0)])
+@pytest.mark.parametrize("block_is_there", [True, False])
+def test_only_what_the_completion_left_out_costs_it(status, cost, block_is_there):
+    # Absent and unparsable pay `if_missing`; a timeout or an error of the check costs nothing and joins nothing. A block that
+    # is there pays with its own tokens (it rambled, or said something unreadable), one that is not with the decision to stop.
+    scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
+    scores.status_nm[1, 1] = status
+    present = torch.ones(3, 2).bool()
+    present[1, 1] = block_is_there
+    objectives = (Objective("correct", pays=BLOCKS[:1]), Objective("brier", pays=BLOCKS[1:], if_missing=-1.0))
+    credit = assign(scores, torch.zeros(3, dtype=torch.long), present, objectives=objectives, block_names=BLOCKS)
+    assert credit.block_nk[1].tolist() == pytest.approx([0.0, cost if block_is_there else 0.0])
+    assert credit.stop_n.tolist() == pytest.approx([0.0, 0.0 if block_is_there else cost, 0.0])
+
+
+@pytest.mark.parametrize(("status", "left_out"), [(1, True), (2, True), (3, False), (4, False)])
+def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
+    scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
+    scores.status_nm[1, 1] = status
+    objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
+    present, group = torch.ones(3, 2).bool(), torch.zeros(3, dtype=torch.long)
+    credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, method="rlcr")
+    expected = -1 + (0.64 * 2 + 1) / 3 if left_out else 0.0
+    assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
+
+
+def test_sentences(unchecked_shapes):
+    reward_n, group_n = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
+    with pytest.raises(AlignmentError, match="2 rewards for 3 group ids"):
+        dr_grpo(reward_n, torch.tensor([0, 0, 0]))
+    with pytest.raises(RecipeError, match="needs an outcome"):
+        advantage(reward_n, group_n, baseline="outcome")
+    with pytest.raises(RecipeError, match="no stratum whose standard deviation"):
+        advantage(reward_n, group_n, baseline="none", scale="std")
+    continuous = scores_of([[i / 32, 0.0] for i in range(32)], ("correct", "brier"))
+    with pytest.raises(RecipeError, match="took 32 different values"):
+        assign(continuous, torch.zeros(32).long(), torch.ones(32, 2).bool(), objectives=BAE, block_names=BLOCKS)
+    with pytest.raises(RecipeError, match="pays 'confidence', which is no block"):
+        assign(scores_of([[1, 0]], ("correct", "brier")), torch.tensor([0]), torch.ones(1, 2).bool(),
+               objectives=BAE, block_names=("solution", "reflection"))  # fmt: skip
+    bad = scores_of([[1, -0.1], [0, -0.1]], ("correct", "brier"))
+    bad.reward_nm[1, 1] = NAN
+    with pytest.raises(RewardError, match="'brier' of completion 1 is nan with status OK"):
+        assign(bad, torch.zeros(2).long(), torch.ones(2, 2).bool(), objectives=BAE, block_names=BLOCKS)
+
+
+LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+
+
+def two_rewards(seed, n=24):
+    generator = torch.Generator().manual_seed(seed)
+    correct_n = (torch.rand(n, generator=generator) < 0.5).double()
+    report_n = torch.rand(n, generator=generator, dtype=torch.float64)
+    group_n = torch.randint(0, 5, (n,), generator=generator)
+    return torch.stack([correct_n, -((report_n - correct_n) ** 2)], dim=1), group_n
+
+
+def run_preset(name, reward_nm, group_n, layout, **options):
+    """Equal weights and nothing missing: the numbers are the method's own."""
+    names = layout.names
+    pays = [(names[0],), (names[-1],)] if METHODS[name].kind == "block" else [names, names]
+    return assign(
+        scores_of(reward_nm),
+        group_n,
+        torch.ones(len(group_n), len(names)).bool(),
+        objectives=[Objective("correct", pays=pays[0]), Objective("brier", pays=pays[1])],
+        block_names=names,
+        method=name,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_presets_of_objectives_equal_the_pure_functions(seed):
+    reward_nm, group_n = two_rewards(seed)
+    whole = Layout({"completion": LAYOUT.tags})
+    assert_close(run_preset("gdpo", reward_nm, group_n, whole).block_nk[:, 0], gdpo(reward_nm, group_n), 1e-9)
+    assert_close(run_preset("dcpo", reward_nm, group_n, LAYOUT).block_nk, dcpo(reward_nm, group_n), 1e-9)
+    assert_close(run_preset("grpo_verif", reward_nm, group_n, LAYOUT).block_nk, grpo_verif(reward_nm, group_n), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["rloo", "opo", "reinforce++-baseline", "maxrl"])
+def test_an_estimator_takes_the_sum_and_the_inputs_it_asks_for(name):
+    reward_nm, group_n = two_rewards(7)
+    group_n[0] = 99  # alone
+    reward_nm[:, 1] += 1.0
+    length_n = torch.arange(1, len(group_n) + 1)
+    objectives = (Objective("correct", pays=LAYOUT.names), Objective("brier", pays=LAYOUT.names, weight=0.5))
+    present = torch.ones(len(group_n), 2).bool()
+    present[3, 1] = False
+    estimator = METHODS[name].estimator
+    credit = assign(
+        scores_of(reward_nm),
+        group_n,
+        present,
+        objectives=objectives,
+        block_names=LAYOUT.names,
+        method=name,
+        inputs={"length_n": length_n, "metric_n": None},
+    )
+    needs = {"length_n": length_n} if "length_n" in METHODS[name].needs else {}
+    expected_n = estimator(reward_nm @ torch.tensor([1.0, 0.5]).double(), group_n, **needs)
+    assert_close(credit.block_nk, torch.where(present, expected_n[:, None], 0.0), 1e-9)
+    alone = moments(reward_nm[:, 0], group_n).count_n() < 2
+    assert credit.singleton_m.tolist() == [int(alone.sum())] * 2
+
+
+def test_an_estimator_is_bound_by_the_options_of_the_scheme():
+    reward_nm, group_n = two_rewards(3)
+    group_n[:3] = 99
+    common = {
+        "objectives": (Objective("correct", pays=("solution",)), Objective("brier", pays=("solution",), weight=0.0)),
+        "block_names": ("solution",),
+    }
+
+    def run(function, **options):
+        chosen = Method("mine", function, "completion", "none")
+        present = torch.ones(len(group_n), 1).bool()
+        return assign(scores_of(reward_nm), group_n, present, method=chosen, **common, **options)
+
+    strict = run(rloo, min_stratum=5)
+    assert_close(strict.block_nk[:, 0], rloo(reward_nm[:, 0], group_n, min_stratum=5), 1e-9)
+    assert_close(strict.singleton_m, run(dr_grpo, min_stratum=5).singleton_m, 1e-9)
+    assert not torch.equal(strict.block_nk, run(rloo).block_nk)
+    left = run(dr_grpo, leave_one_out=True)
+    assert_close(left.block_nk[:, 0], rloo(reward_nm[:, 0], group_n), 1e-9)
+    bound = run(functools.partial(rloo, min_stratum=5))
+    assert_close(bound.block_nk, strict.block_nk, 1e-9)
+    weigh = HistoryWeight(opo, start=0.1)
+    lengths = {"length_n": torch.arange(1, len(group_n) + 1), "metric_n": None}
+    weighted = run(weigh, inputs=lengths).block_nk[:, 0]
+    plain = opo(reward_nm[:, 0], group_n, length_n=lengths["length_n"])
+    assert_close(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
+    assert weigh.anchor != 0.1
+    with pytest.raises(RecipeError, match="Method 'mine' needs length_n, which this batch does not have"):
+        run(opo)
+    with pytest.raises(RecipeError, match="Method 'mine' has no option 'ddof'"):
+        run(rloo, ddof=0)
+
+
+def test_whitening_leaves_groups_without_differences_at_zero():
+    reward_nm = torch.tensor([[1.0, -0.7], [1, -0.7], [1, -0.7], [0, -0.1], [1, -0.3]], dtype=torch.float64)
+    group_n = torch.tensor([0, 0, 0, 1, 1])
+    credit = run_preset("gdpo", reward_nm, group_n, Layout({"completion": LAYOUT.tags}), eps=0.0)
+    assert credit.block_nk[:3, 0].tolist() == [0.0, 0.0, 0.0]
+    assert gdpo(reward_nm, group_n, eps=0.0)[:3].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_two_objectives_of_one_block_add_up():
+    objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), weight=10.0)]
+    credit = assign(
+        scores_of([[1, 0.2], [0, 0.0]]), SAME, torch.ones(2, 1).bool(), objectives=objectives, block_names=("a",)
+    )
+    assert_close(credit.block_nk, [[0.5 + 1.0], [-0.5 - 1.0]], 1e-12)
+    assert credit.block_nk.dtype == credit.stop_n.dtype == torch.float64
+
+
+def test_two_missing_blocks_both_cost_the_decision_to_stop():
+    objectives = [Objective("correct", pays=("a",), if_missing=-1.0), Objective("brier", pays=("b",), if_missing=-2.0)]
+    present = torch.tensor([[True, True, True], [False, False, True]])
+    scores = scores_of([[0.5, 0.25], [NAN, NAN]])
+    credit = assign(scores, SAME, present, objectives=objectives, block_names=("a", "b", "c"))
+    assert_close(credit.stop_n, [0.0, -1.5 - 2.25], 1e-12)
+
+
+def test_two_objectives_of_one_missing_block_add_up():
+    objectives = [Objective("correct", pays=("a",), if_missing=-1.0), Objective("brier", pays=("a",), if_missing=-2.0)]
+    present = torch.tensor([[True, True], [False, True]])
+    scores = scores_of([[0.5, 0.25], [NAN, NAN]])
+    credit = assign(scores, SAME, present, objectives=objectives, block_names=("a", "c"))
+    assert_close(credit.stop_n, [0.0, -1.5 - 2.25], 1e-12)
+
+
+def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
+    objectives = [Objective("correct", pays=("a",), weight=0.1), Objective("brier", pays=("a",), if_missing=-0.3)]
+    credit = assign(
+        scores_of([[1, -0.5], [0, NAN]]),
+        SAME,
+        torch.ones(2, 1).bool(),
+        objectives=objectives,
+        block_names=("a",),
+        method="rlcr",
+    )
+    assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
+
+
+@pytest.mark.parametrize("method", ["bae", "rlcr", "dr_grpo"])
+def test_a_pair_is_not_alone(method):
+    objectives = [Objective("correct", pays=("a",))]
+    present, group_n = torch.ones(3, 1).bool(), torch.tensor([0, 0, 1])
+    scores = scores_of([[1.0], [0.0], [1.0]], names=("correct",))
+    credit = assign(scores, group_n, present, objectives=objectives, block_names=("a",), method=method)
+    assert credit.singleton_m.tolist() == [1]
+    assert credit.block_nk.flatten().tolist() == [0.5, -0.5, 0.0]
+
+
+def run_one(objective, rewards, **options):
+    scores, size = scores_of([*([r] for r in rewards)], names=("correct",)), len(rewards)
+    return assign(
+        scores, torch.zeros(size).long(), torch.ones(size, 2).bool(), objectives=[objective], block_names=("a", "b"), **options
+    ).block_nk  # fmt: skip
+
+
+def test_assign_hands_its_options_on():
+    plain, scaled = Objective("correct", pays=("a",)), Objective("correct", pays=("a",), scale="std")
+    rewards = [1.0, 0.0, 0.0, 0.5]
+    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
+    assert_close(run_one(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
+    assert_close(run_one(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist(), 1e-12)
+    expected = grpo(reward_n, group_n, ddof=0, eps=0.5).tolist()
+    assert_close(run_one(scaled, rewards, ddof=0, eps=0.5)[:, 0], expected, 1e-12)
+    assert_close(run_one(plain, rewards, method="grpo", ddof=0, eps=0.5)[:, 0], expected, 1e-12)
+    assert_close(run_one(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards, 1e-12)
+
+
+@pytest.mark.parametrize("method", ["bae", "rlcr"])
+def test_assign_leaves_one_out_and_counts_strata(method):
+    plain, rewards = Objective("correct", pays=("a",)), [1.0, 0.0, 0.0, 0.5]
+    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
+    found = run_one(plain, rewards, method=method, leave_one_out=True)
+    assert_close(found[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist(), 1e-12)
+    assert_close(run_one(plain, rewards, method=method)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
+    assert run_one(plain, rewards, method=method)[:, 1].tolist() == [0.0] * 4  # not paid
+    assert run_one(plain, [1.0, 0.0], method=method, min_stratum=3).tolist() == [[0.0, 0.0]] * 2
+
+
+def test_a_sum_counts_who_is_alone_and_who_is_absent():
+    objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",))]
+    credit = assign(
+        scores_of([[1, 0.5], [0, NAN], [1, 1]]), torch.tensor([0, 0, 1]), torch.ones(3, 1).bool(), objectives=objectives,
+        block_names=("a",), method="rlcr",
+    )  # fmt: skip
+    assert credit.singleton_m.tolist() == [2, 2]
+    assert credit.absent_m.tolist() == [0, 1]
+    assert credit.block_nk.tolist() == [[0.0]] * 3
+    assert credit.block_nk.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("count", "fine"), [(16, True), (17, False)])
+@pytest.mark.parametrize("baseline", ["outcome", "blended"])
+def test_an_outcome_is_discrete(count, fine, baseline):
+    scores = scores_of([*([i, 0.0] for i in range(count))])
+    objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), given="correct", baseline=baseline)]
+    group_n, present = torch.zeros(count).long(), torch.ones(count, 1).bool()
+    if fine:
+        assign(scores, group_n, present, objectives=objectives, block_names=("a",))
+    else:
+        with pytest.raises(RecipeError, match="took 17 different values"):
+            assign(scores, group_n, present, objectives=objectives, block_names=("a",))
+
+
+def test_sentences_of_credit(unchecked_shapes):
+    objective = [Objective("brier", pays=("a",), given="right", baseline="outcome")]
+    scores, present = scores_of([[0.5]], names=("brier",)), torch.ones(1, 1).bool()
+    with pytest.raises(RecipeError, match=r"There is no outcome 'right'.* Known: brier"):
+        assign(scores, SAME[:1], present, objectives=objective, block_names=("a",))
+    plain = [Objective("brier", pays=("c",))]
+    with pytest.raises(RecipeError, match="pays 'c', which is no block; there are a, b"):
+        assign(scores, SAME[:1], torch.ones(1, 2).bool(), objectives=plain, block_names=("a", "b"))
+    sizes = r"1 group ids, 1 objectives and 1 blocks, but rewards are \(1, {}\) and block presence is \(1, {}\)"
+    with pytest.raises(AlignmentError, match=sizes.format(1, 2)):
+        assign(scores, SAME[:1], torch.ones(1, 2).bool(), objectives=plain, block_names=("a",))
+    with pytest.raises(AlignmentError, match=sizes.format(2, 1)):
+        assign(scores_of([[0.5, 0.5]]), SAME[:1], present, objectives=plain, block_names=("a",))
+    with pytest.raises(AlignmentError, match="There are 2 rewards for 1 group ids"):
+        advantage(PAIR, SAME[:1])
+    with pytest.raises(AlignmentError, match="There are 2 rows of rewards for 1 group ids"):
+        bae(PAIR[:, None], SAME[:1])
+    with pytest.raises(RecipeError) as unknown:
+        advantage(PAIR, SAME, baseline="grup")
+    known = "Known: batch, blended, group, none, outcome."
+    assert str(unknown.value) == f"There is no baseline 'grup'. Did you mean 'group'? {known}"
+    for baseline in ("none", "blended"):
+        with pytest.raises(RecipeError, match=f"Baseline '{baseline}' has no stratum"):
+            advantage(PAIR, SAME, baseline=baseline, scale="std", outcome_no=PAIR)
+    with pytest.raises(RecipeError, match="Baseline 'outcome' needs an outcome"):
+        advantage(PAIR, SAME, baseline="outcome")

@@ -1,0 +1,82 @@
+"""The recursion over trainable tokens: a slow oracle, truncation, rewards on masked tokens, sentences."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, all_of, fast, token_batches
+from helpers import NAN, assert_close, double
+from oracles import slow_recursion
+from spanwise.credit import recursion
+from spanwise.credit.methods._gae import gae
+from spanwise.credit.methods._sae import sae
+from spanwise.credit.recursion import bootstrap_values, discounted_returns
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+
+
+@given(batch=token_batches(), gamma=st.sampled_from([1.0, 0.5]))
+@fast
+def test_discounted_returns_equal_the_slow_oracle(blocks, batch, gamma):
+    reward, value, _, mask, _ = batch
+    expected = slow_recursion(reward, torch.zeros_like(value), mask, gamma=gamma, lam_after=lambda *_: 1.0)
+    torch.testing.assert_close(discounted_returns(reward, mask, gamma=gamma), expected, atol=1e-10, rtol=0)
+
+
+def test_three_ways_to_take_truncation():
+    truncated, end = torch.tensor([True, False]), double([0.8, NAN])
+    inputs = double([[0, 0], [0, 1]]), double([[0.3, 0.4], [0.3, 0.4]]), all_of(2, 2)
+    expected = {"terminal": [-0.3, -0.4], "bootstrap": [0.5, 0.4], "mask": [0.0, 0.0]}
+    for truncation, row in expected.items():
+        bootstrap = bootstrap_values(truncated, truncated=truncation, value_end_n=end)
+        assert_close(gae(*inputs, lam=1.0, bootstrap_n=bootstrap), [row, [0.7, 0.6]], 1e-12)
+    assert bootstrap_values(truncated).tolist() == [0.0, 0.0]
+
+
+def test_a_reward_on_a_masked_token_moves_back_and_is_dropped_before_the_first():
+    mask = torch.tensor([[False, True, False, False, True, False]])
+    reward = double([[5, 0, 1, 2, 0, 4]])
+    assert_close(discounted_returns(reward, mask, gamma=0.5), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
+    assert_close(gae(reward, torch.full_like(reward, 0.0), mask, gamma=0.0), [[0, 3, 0, 0, 4, 0]], 1e-12)
+    nothing = discounted_returns(reward, torch.zeros(1, 6, dtype=torch.bool))
+    assert nothing.tolist() == [[0.0] * 6]
+
+
+def test_half_precision_is_only_the_wrapping():
+    reward, mask = torch.full((1, 600), 0.125, dtype=torch.bfloat16), all_of(1, 600)
+    assert discounted_returns(reward, mask)[0, 0].item() == 75.0  # sums in bfloat16 stop growing at 32
+
+
+def test_errors_of_the_recursion(unchecked_shapes):
+    with pytest.raises(AlignmentError, match=r"reward_nt is \(1, 6\) but value_nt is \(1, 5\)"):
+        gae(GAE_REWARD, GAE_VALUE[:, :5], GAE_MASK)
+    with pytest.raises(AlignmentError, match=r"mask_nt holds torch.float64"):
+        gae(GAE_REWARD, GAE_VALUE, GAE_MASK.double())
+    with pytest.raises(RewardError, match="value of completion 1 is nan at trainable token 3"):
+        gae(
+            GAE_REWARD.repeat(2, 1),
+            torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)]),
+            GAE_MASK.repeat(2, 1),
+        )
+    with pytest.raises(RewardError, match="reward of completion 0 is inf at token 4"):
+        gae(torch.where(GAE_REWARD > 0, math.inf, GAE_REWARD), GAE_VALUE, GAE_MASK)
+    with pytest.raises(RecipeError, match=r"lam is 1.5; it must lie between 0 and 1"):
+        gae(GAE_REWARD, GAE_VALUE, GAE_MASK, lam=torch.tensor([1.5]))
+    with pytest.raises(RecipeError, match=r"gamma is -0.1"):
+        gae(GAE_REWARD, GAE_VALUE, GAE_MASK, gamma=-0.1)
+    with pytest.raises(RecipeError, match="no boundary 'begin'"):
+        sae(GAE_REWARD, GAE_VALUE, GAE_VALUE, GAE_MASK, boundary="begin")
+    with pytest.raises(AlignmentError, match="logp_nt is"):
+        sae(GAE_REWARD, GAE_VALUE, GAE_VALUE[:, :2], GAE_MASK)
+    with pytest.raises(RecipeError, match="needs value_end_n"):
+        bootstrap_values(torch.tensor([True]), truncated="bootstrap")
+    with pytest.raises(RecipeError, match="no way to take truncation 'drop'"):
+        bootstrap_values(torch.tensor([True]), truncated="drop")
+
+
+def test_the_scratch_does_not_grow_with_the_batch():
+    sizes = {recursion._Room(n, t, like=torch.zeros(0)).flat.numel() for n, t in ((1 << 13, 1 << 12), (1 << 15, 1 << 14))}
+    assert len(sizes) == 1
+    assert sizes.pop() < 1 << 22

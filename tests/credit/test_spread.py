@@ -1,0 +1,110 @@
+"""Spread: credit per block to advantages per token."""
+
+import pytest
+import torch
+
+from helpers import NAN, assert_close
+from spanwise.credit import spread
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.types import Credit, Spans
+
+
+def layout_spans():
+    # completion 0: solution of 2 tokens, a tool token, confidence of 2; completion 1: solution only, 3 tokens, then padding
+    block_nt = torch.tensor([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], dtype=torch.int8)
+    start, end = torch.tensor([[0, 3], [0, 0]]), torch.tensor([[2, 5], [3, 0]])
+    return Spans(("solution", "confidence"), start, end, block_nt, torch.tensor([0, 1]))
+
+
+CREDIT = Credit(
+    torch.tensor([[1.0, -0.5], [-1.0, 0.0]]).double(), torch.tensor([0.0, -0.75]).double(), torch.zeros(2).long(),
+    torch.zeros(2).long(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("per", "expected"),
+    [
+        ("block", [[1 / 2, 1 / 2, 0, -1 / 4, -1 / 4], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
+        ("completion", [[1 / 4, 1 / 4, 0, -1 / 8, -1 / 8], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
+        (10, [[1 / 10, 1 / 10, 0, -1 / 20, -1 / 20], [-1 / 10, -1 / 10, -1 / 10 - 3 / 4, 0, 0]]),
+    ],
+)
+def test_spread(per, expected):
+    assert_close(spread(CREDIT, layout_spans(), per=per, dtype=torch.float64), expected, 1e-12)
+    assert spread(CREDIT, layout_spans(), per=per).dtype == torch.float32
+
+
+def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shapes):
+    broken = Credit(CREDIT.block_nk.clone(), CREDIT.stop_n, CREDIT.singleton_m, CREDIT.absent_m)
+    broken.block_nk[1, 1] = NAN
+    with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
+        spread(broken, layout_spans())
+    with pytest.raises(AlignmentError, match=r"Credit is for \(1, 1\) completions and blocks, spans are for \(1, 2\)"):
+        spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "sentence"),
+    [
+        ([3, 0], [5, 2], "'confidence' of completion 0 is [0, 2) and starts before token 5"),
+        ([0, 1], [2, 5], "'confidence' of completion 0 is [1, 5) and starts before token 2"),
+        ([0, 5], [2, 3], "'confidence' of completion 0 is [5, 3), which is no interval"),
+        ([0, 3], [2, 6], "'confidence' of completion 0 is [3, 6), but the completion has 5 tokens"),
+    ],
+)
+def test_unsorted_spans_are_refused(start, end, sentence):
+    spans = layout_spans()
+    broken = Spans(spans.names, torch.tensor([start, [0, 0]]), torch.tensor([end, [3, 0]]), spans.block_nt, spans.fault_n)
+    with pytest.raises(AlignmentError) as error:
+        spread(CREDIT, broken)
+    assert sentence in str(error.value)
+
+
+def spans_of(rows, blocks):
+    block_nt = torch.tensor(rows)
+    start, end = torch.zeros(len(rows), blocks, dtype=torch.long), torch.zeros(len(rows), blocks, dtype=torch.long)
+    for i, row in enumerate(rows):
+        for k in set(row) - {-1}:
+            mine = [t for t, block in enumerate(row) if block == k]
+            start[i, k], end[i, k] = mine[0], mine[-1] + 1
+    return Spans(tuple(f"b{k}" for k in range(blocks)), start, end, block_nt, torch.zeros(len(rows), dtype=torch.long))
+
+
+def credit_of(block_nk, stop_n=None):
+    block = torch.tensor(block_nk, dtype=torch.float64)
+    stop = torch.zeros(len(block), dtype=torch.float64) if stop_n is None else torch.tensor(stop_n, dtype=torch.float64)
+    return Credit(block, stop, torch.zeros(block.shape[1]).long(), torch.zeros(block.shape[1]).long())
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 100])
+def test_spread_any_number_of_completions(size):
+    rows = [[-1, 0, 1, 1, -1][i % 3 :] + [-1] * (i % 3) for i in range(size)]
+    credit = credit_of([[i + 1.0, -2.0 * i] for i in range(size)])
+    result = spread(credit, spans_of(rows, 2), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        length = [max(row.count(0), 1), max(row.count(1), 1)]
+        assert result[i].tolist() == [0.0 if k < 0 else float(credit.block_nk[i, k]) / length[k] for k in row]
+
+
+def test_one_token_carries_everything():
+    spans = spans_of([[0]], 1)
+    for per in ("block", "completion", 1):
+        assert spread(credit_of([[3.0]], [0.5]), spans, per=per).tolist() == [[3.5]]
+    assert spread(credit_of([[3.0]], [1.0]), spans).tolist() == [[4.0]]
+
+
+def test_stop_goes_to_each_completions_own_last_token_and_nowhere_if_there_is_none():
+    spans = spans_of([[0, -1, -1], [0, 0, 0], [-1, -1, -1]], 1)
+    result = spread(credit_of([[0.0]] * 3, [1.0, 2.0, 3.0]), spans)
+    assert result.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
+
+
+def test_per_a_constant():
+    spans = spans_of([[0, 0]], 1)
+    assert spread(credit_of([[1.0]]), spans, per=2.5, dtype=torch.float64).tolist() == [[0.4, 0.4]]
+    assert spread(credit_of([[1.0]]), spans, per=0.5).tolist() == [[2.0, 2.0]]
+    with pytest.raises(RecipeError, match=r"per=0\) is not known"):
+        spread(credit_of([[1.0]]), spans, per=0)
+    with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
+        spread(CREDIT, layout_spans(), per=-1)

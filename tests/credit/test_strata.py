@@ -1,0 +1,139 @@
+"""Strata: moments, leaving one out, whitening, and who belongs to none."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from credit_batches import PAIR, SAME, scored_batches
+from helpers import NAN, assert_close
+from spanwise.credit import advantage, centred, group_index, moments, precision_mean, refine
+from spanwise.credit.strata import standardised, standardised_tokens, unit_scale, weighted_mean
+from spanwise.errors import RecipeError
+
+
+def test_min_stratum():
+    assert centred(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), min_stratum=3).tolist() == [0.0, 0.0]
+
+
+def test_precision_mean():
+    nothing = precision_mean(torch.tensor([[NAN]]), torch.tensor([[1.0]]))
+    assert math.isnan(nothing.item())
+    assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])).double(), [2.0])
+
+
+def test_moments_standard_deviation_of_one_is_zero():
+    assert moments(torch.tensor([3.0]), torch.tensor([0])).std_n(ddof=1).tolist() == [0.0]
+
+
+def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
+    # More rows than one block holds, some without a token, values with a large common offset; float32 keeps what float64 found.
+    torch.manual_seed(0)
+    value_nt = torch.randn(100, 9, dtype=torch.float64) + 1e6
+    mask_nt = torch.rand(100, 9) < 0.6
+    mask_nt[:40:3] = False
+    inside = value_nt[mask_nt]
+    expected_nt = torch.where(mask_nt, (value_nt - inside.mean()) / inside.std(), 0.0)
+    for poison in (NAN, 1e9):
+        poisoned_nt = torch.where(mask_nt, value_nt, poison)
+        before_nt = poisoned_nt.clone()
+        whitened_nt = standardised_tokens(poisoned_nt, mask_nt, eps=0.0)
+        torch.testing.assert_close(poisoned_nt, before_nt, atol=0, rtol=0, equal_nan=True)
+        assert_close(whitened_nt, expected_nt, 1e-8)
+        assert whitened_nt.masked_select(~mask_nt).abs().sum() == 0
+    small_nt = (value_nt - 1e6).float()
+    result_nt = standardised_tokens(small_nt, mask_nt, eps=0.0)
+    assert result_nt.dtype == torch.float32
+    torch.testing.assert_close(result_nt.double(), expected_nt, atol=1e-5, rtol=0)
+    assert standardised_tokens(small_nt, torch.zeros_like(mask_nt)).abs().sum() == 0
+
+
+def test_weighted_mean():
+    mean_n = weighted_mean(torch.tensor([1.0, 4, NAN, 2]), torch.tensor([1.0, 2, 9, 0]), torch.tensor([0, 0, 0, -1]))
+    assert_close(mean_n[:3], [3.0, 3.0, 3.0], 1e-12)
+    assert mean_n[3].isnan()
+    assert weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([0])).isnan().all()
+
+
+def test_what_is_constant_has_no_scale():
+    assert unit_scale(torch.full((5,), 0.7), eps=1e-6) == 0.0
+    assert unit_scale(torch.tensor([0.7, NAN]), eps=1e-6) == 0.0
+    assert standardised(torch.full((5,), 0.7), shift=False, eps=1e-6).tolist() == [0.0] * 5
+
+
+@given(batch=scored_batches())
+@settings(max_examples=40, deadline=None)
+def test_leave_one_out_is_n_over_n_minus_one(batch):
+    reward, group, *_ = batch
+    plain, without_self = centred(reward, group), centred(reward, group, leave_one_out=True)
+    for i in range(len(reward)):
+        n = int(((group == group[i]) & ~reward.isnan()).sum())
+        assert without_self[i].item() == pytest.approx(plain[i].item() * n / (n - 1) if n > 1 else 0.0, abs=1e-12)
+
+
+def test_string_groups():
+    assert group_index(["x", "y", "x"]).tolist() == [0, 1, 0]
+
+
+HALF_ROOT = 2**-0.5
+
+
+def test_two_are_enough_for_a_sample_standard_deviation():
+    assert_close(moments(PAIR, SAME).std_n(ddof=1), [2**0.5] * 2, 1e-12)
+    assert_close(moments(PAIR, SAME).std_n(ddof=0), [1.0] * 2, 1e-12)
+    assert_close(moments(PAIR, SAME).std_n(ddof=2), [0.0] * 2, 1e-12)
+    assert_close(centred(PAIR, SAME, scale="std"), [-HALF_ROOT, HALF_ROOT], 1e-12)
+    assert_close(centred(PAIR, SAME, scale="none"), centred(PAIR, SAME).tolist(), 1e-12)
+
+
+def test_completions_outside_every_stratum():
+    for stratum_n in (torch.tensor([0, -1]), torch.tensor([-1, -1])):  # some, and nobody in any
+        within = moments(PAIR, stratum_n)
+        assert within.count_n()[1] == 0
+        assert within.mean_n()[1].isnan()
+        assert within.std_n(ddof=0)[1] == 0
+        assert within.deviation_n[1] == 0
+        assert bool(within.pooled_variance_elsewhere().isnan().all())
+    assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
+    assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_no=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
+
+
+def test_precision_mean_ignores_what_is_unknown():
+    mixed = precision_mean(torch.tensor([[NAN, 3.0], [2.0, NAN]]), torch.tensor([[1.0, NAN], [4.0, 1.0]]))
+    assert_close(mixed.double(), [2.0, NAN], 1e-12, equal_nan=True)
+
+
+def test_defaults_of_whitening_tokens():
+    value_nt, mask_nt = torch.tensor([[0.0, 2.0, NAN]], dtype=torch.float64), torch.tensor([[True, True, False]])
+    before = value_nt.clone()
+    expected = 1 / (2 + 1e-8) ** 0.5
+    assert_close(standardised_tokens(value_nt, mask_nt), [[-expected, expected, 0.0]], 1e-12)
+    assert value_nt.tolist()[0][:2] == before.tolist()[0][:2]  # its input stays as it is
+    tiny = torch.tensor([[0.0, 2e-4]], dtype=torch.float64)
+    assert_close(standardised_tokens(tiny, mask_nt[:, :2]), [[-1e-4 / (3e-8) ** 0.5, 1e-4 / (3e-8) ** 0.5]], 1e-9)
+
+
+def test_whitening_skips_rows_without_tokens():
+    mask_nt = torch.zeros(70, 2, dtype=torch.bool)
+    mask_nt[[33, 69]] = True  # the first 32 rows, which are read together, hold nothing
+    value_nt = torch.where(mask_nt, 0.0, NAN).double()
+    value_nt[69] = 2.0
+    result = standardised_tokens(value_nt, mask_nt, ddof=0, eps=0.0)
+    assert_close(result[[0, 33, 69]], [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0]], 1e-12)
+
+
+def test_where_epsilon_stands():
+    value_n = torch.tensor([0.0, 2.0], dtype=torch.float64)  # variance 1 over both
+    assert_close(standardised(value_n, ddof=0, eps=3.0), [-1 / 4, 1 / 4], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=3.0, eps_at="variance"), [-1 / 2, 1 / 2], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=4.0, eps_at="floor"), [-1 / 2, 1 / 2], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor"), [-1.0, 1.0], 1e-12)
+    for one in (standardised(value_n[1:], eps=1.0), standardised(value_n, ddof=2, eps=1.0)):
+        assert one.abs().sum() == 0  # no degree of freedom
+    assert_close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5], 1e-12)
+
+
+def test_a_scale_that_does_not_exist_is_refused():
+    with pytest.raises(RecipeError, match="There is no scale 'var'"):
+        centred(PAIR, SAME, scale="var")

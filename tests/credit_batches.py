@@ -1,0 +1,130 @@
+"""Batches that several tests of credit share: worked examples, random batches of completions, tokens and steps."""
+
+import math
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from helpers import NAN, double
+from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.methods._gigpo import gigpo
+from spanwise.types import Scores
+
+
+def scores_of(reward_nm, names=("correct", "brier")):
+    """Rewards with a status each: NaN is absent. Nothing is re-scored."""
+    reward_nm = torch.as_tensor(reward_nm, dtype=torch.float64)
+    status = torch.where(reward_nm.isnan(), 1, 0).to(torch.int8)
+    return Scores(names, reward_nm, status, torch.full((*reward_nm.shape, 2), NAN, dtype=torch.float64))
+
+
+# Two prompts of four completions, lengths and rewards of the worked example that most methods share.
+TWO_PROMPTS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+REWARD = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 0], dtype=torch.float64)
+LENGTH = torch.tensor([2, 1, 3, 2, 1, 1, 2, 4])
+
+
+def outcome_tokens(reward_n, length_n, dtype=torch.float64):
+    """Every completion's reward on its last token, right-padded."""
+    mask_nt = torch.arange(int(length_n.max()))[None] < length_n[:, None]
+    reward_nt = torch.zeros(mask_nt.shape, dtype=dtype)
+    reward_nt[torch.arange(len(reward_n)), length_n - 1] = reward_n.to(dtype)
+    return reward_nt, mask_nt
+
+
+ONE_PROMPT = torch.zeros(8, dtype=torch.long)
+
+
+@st.composite
+def completion_batches(draw, low=0):
+    """Ragged groups in any order, some rewards absent, rewards and lengths on coarse grids so that ties happen."""
+    n = draw(st.integers(1, 20))
+
+    def column(values):
+        return torch.tensor(draw(st.lists(values, min_size=n, max_size=n)))
+
+    reward_n = column(st.integers(low, 6)).double() / 4
+    reward_n[column(st.sampled_from([False, False, False, True]))] = NAN
+    return reward_n, column(st.integers(0, 4)), column(st.integers(0, 5)), column(st.integers(0, 2))
+
+
+def all_of(n, t):
+    return torch.ones(n, t, dtype=torch.bool)
+
+
+GAE_REWARD = double([[0, 0, 0, 0, 1, 0]])
+GAE_VALUE = double([[0.5, 0.6, 9, 0.4, 0.7, 7]])  # 9 and 7 stand where nobody may read
+GAE_MASK = torch.tensor([[True, True, False, True, True, False]])
+
+SAE_REWARD, SAE_VALUE = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.6, 0.8, 0.7]])
+
+
+@st.composite
+def token_batches(draw):
+    n, t = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 7, 40, 75]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    share = draw(st.sampled_from([0.2, 0.6, 1.0]))
+    mask = torch.rand(n, t, generator=generator) < share
+    reward = torch.randn(n, t, generator=generator).double() * (torch.rand(n, t, generator=generator) < 0.3)
+    value = torch.randn(n, t, generator=generator).double()
+    value[~mask] = draw(st.sampled_from([NAN, 1e9, math.inf]))
+    if draw(st.booleans()):
+        reward[~mask & (torch.rand(n, t, generator=generator) < 0.2)] = NAN  # no reward at all
+    if draw(st.booleans()) and bool(mask.any()):
+        i, at = mask.nonzero()[0].tolist()
+        reward[i, at] = NAN  # an absent one
+    logp = torch.rand(n, t, generator=generator).double().log()
+    logp[~mask] = draw(st.sampled_from([NAN, -1e9, 1e9]))
+    end = torch.randn(n, generator=generator).double() if draw(st.booleans()) else None
+    if end is not None and draw(st.booleans()):
+        end[0] = NAN
+    return reward, value, logp, mask, end
+
+
+fast = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+# Trajectory a: s0 s1 s2 with rewards 0 0 10, trajectory b: s0 s1 s1 with nothing; one task.
+STEP_REWARD = torch.tensor([0.0, 0, 10, 0, 0, 0])
+TASK = torch.zeros(6, dtype=torch.long)
+TRAJECTORY = torch.tensor([0, 0, 0, 1, 1, 1])
+STEP = torch.tensor([0, 1, 2, 0, 1, 2])
+STATE = ["s0", "s1", "s2", "s0", "s1", "s1"]
+WORKED = (STEP_REWARD, TASK, TRAJECTORY, STEP, STATE)
+STEP_METHODS = [gigpo, gagpo]
+
+
+@st.composite
+def step_batches(draw, absent=True):
+    """Tasks with trajectories of one to five steps on few states, rows shuffled, step numbers with gaps, some rewards absent."""
+    rows = []
+    for trajectory in draw(st.lists(st.integers(-5, 40), min_size=1, max_size=7, unique=True)):
+        task = draw(st.integers(0, 2))
+        for step in draw(st.lists(st.integers(-3, 9), min_size=1, max_size=5, unique=True)):
+            reward = draw(st.sampled_from([0.0, 0.0, 1.0, 2.5, -1.0, NAN] if absent else [0.0, 0.1, 0.2, 0.3, 0.7, -1.0]))
+            rows.append((reward, task, trajectory, step, draw(st.sampled_from(["p", "q", "r", None]))))
+    reward, task, trajectory, step, state = zip(*draw(st.permutations(rows)), strict=True)
+    return torch.tensor(reward), torch.tensor(task), torch.tensor(trajectory), torch.tensor(step), list(state)
+
+
+def known_states(batch):
+    return batch[0], batch[1], batch[2], batch[3], [state or "none" for state in batch[4]]
+
+
+@st.composite
+def scored_batches(draw):
+    """Ragged groups in any order, some rewards absent, reports on a coarse grid so that ties happen."""
+    n = draw(st.integers(1, 24))
+    group = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
+    report = draw(st.lists(st.integers(0, 10), min_size=n, max_size=n))
+    correct = draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n))
+    absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
+    q = torch.tensor(report, dtype=torch.float64) / 10
+    c = torch.tensor(correct, dtype=torch.float64)
+    reward = torch.where(torch.tensor(absent), NAN, -((q - c) ** 2))
+    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
+    by_outcome[torch.tensor(absent)] = NAN
+    return reward, torch.tensor(group), c, by_outcome
+
+
+PAIR, SAME = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0, 0])

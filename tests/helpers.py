@@ -1,0 +1,16 @@
+"""What every test file would otherwise write again."""
+
+import torch
+
+NAN = float("nan")
+
+
+def double(rows):
+    """A tensor of float64."""
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def assert_close(actual, expected, tolerance=1e-6, *, equal_nan=False):
+    """Equal within an absolute tolerance, and of one dtype; numbers written as a list are float64."""
+    expected = expected if isinstance(expected, torch.Tensor) else double(expected)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0, equal_nan=equal_nan)

@@ -1,0 +1,244 @@
+"""Calibration figures against hand-worked numbers, loops, scikit-learn and torchmetrics."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from oracles import slow_ece
+from spanwise.errors import AlignmentError
+from spanwise.measure import (
+    auroc,
+    brier,
+    brier_parts,
+    ece,
+    figure_intervals,
+    figures,
+    on_rows,
+    reliability,
+    sharpness,
+    weighted_auroc,
+    weighted_brier,
+    weighted_ece,
+    weighted_mean,
+    weighted_sharpness,
+    wilson,
+)
+
+REPORTS = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=40)
+BINNINGS = st.sampled_from(
+    [{}, {"bins": 4}, {"bins": 15, "one": "last"}, {"bins": 1}, {"scheme": "mass"}, {"scheme": "mass", "bins": 3}]
+)
+
+
+def columns(pairs):
+    q = torch.tensor([hundredths / 100 for hundredths, _ in pairs], dtype=torch.float64)
+    return q, torch.tensor([float(right) for _, right in pairs], dtype=torch.float64)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=2, max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_against_scikit_learn_and_a_loop(pairs):
+    q = torch.tensor([hundredths / 100 for hundredths, _ in pairs], dtype=torch.float64)
+    c = torch.tensor([float(right) for _, right in pairs], dtype=torch.float64)
+    assert brier(q, c) == pytest.approx(brier_score_loss(c.numpy(), q.numpy(), pos_label=1))
+    if 0 < c.sum() < len(c):
+        assert auroc(q, c) == pytest.approx(roc_auc_score(c.numpy(), q.numpy()))
+    else:
+        assert math.isnan(auroc(q, c))
+    assert ece(q, c) == pytest.approx(slow_ece(pairs))
+
+
+def test_absent_confidence_is_not_zero():
+    values = figures(
+        torch.tensor([0.8, float("nan"), 0.2]), torch.tensor([1.0, 1.0, 0.0]),
+        well_formed_n=torch.tensor([True, False, True]), refusal_n=torch.tensor([False, False, True]),
+    )  # fmt: skip
+    assert values["brier"] == pytest.approx(0.04)
+    assert values["coverage"] == pytest.approx(2 / 3)
+    assert values["accuracy"] == pytest.approx(2 / 3)
+    assert values["refusal_rate"] == pytest.approx(1 / 3)
+    assert values["format_rate"] == pytest.approx(2 / 3)
+    assert values["auroc"] == 1.0
+
+
+def test_nothing_stated_gives_none():
+    nan = float("nan")
+    values = figures(torch.tensor([nan]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
+    assert values["ece"] is None
+    assert values["auroc"] is None
+    assert values["refusal_rate"] is None
+
+
+def test_out_of_range_is_refused():
+    with pytest.raises(AlignmentError, match=r"95.0 of completion 1"):
+        ece(torch.tensor([0.5, 95.0]), torch.tensor([1.0, 1.0]))
+
+
+def test_wrong_correctness_is_refused():
+    with pytest.raises(AlignmentError, match=r"Correctness nan of completion 1"):
+        brier(torch.tensor([0.5, 0.5]), torch.tensor([1.0, float("nan")]))
+    with pytest.raises(AlignmentError, match=r"Correctness 2.0 of completion 0"):
+        auroc(torch.tensor([0.5]), torch.tensor([2.0]))
+
+
+def test_different_sizes_are_refused(unchecked_shapes):
+    with pytest.raises(AlignmentError, match="2 confidences for 1 answers"):
+        ece(torch.tensor([0.5, 0.5]), torch.tensor([1.0]))
+    with pytest.raises(AlignmentError, match="have 2, 1, 1 entries"):
+        figures(torch.ones(2), torch.ones(1), well_formed_n=torch.ones(1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("bins", [5, 10, 15])
+def test_ece_against_torchmetrics(bins):
+    classification = pytest.importorskip("torchmetrics.functional.classification")
+    rng = np.random.default_rng(bins)
+    q = torch.tensor([*((rng.integers(0, 97, 150) + 0.5) / 97), 1.0, 1.0, 1.0], dtype=torch.float64)
+    c = torch.tensor((rng.random(153) < 0.6).astype(float))
+    theirs = classification.binary_calibration_error(q, c.long(), n_bins=bins, norm="l1")
+    assert ece(q, c, bins=bins) == pytest.approx(float(theirs), abs=1e-6)
+    assert auroc(q, c) == pytest.approx(float(classification.binary_auroc(q, c.long())), abs=1e-6)
+
+
+@given(REPORTS, BINNINGS)
+@settings(max_examples=80, deadline=None)
+def test_brier_is_its_parts(pairs, binning):
+    q, c = columns(pairs)
+    p = brier_parts(q, c, **binning)
+    assert p.brier == pytest.approx(brier(q, c), abs=1e-12)
+    total = p.reliability - p.resolution + p.uncertainty + p.within_variance - p.within_covariance
+    assert total == pytest.approx(p.brier, abs=1e-12)
+    assert p.uncertainty == pytest.approx(float(c.mean() * (1 - c.mean())), abs=1e-12)
+    # The table says the same of the calibration, and each completion is in one bin.
+    t = reliability(q, c, **binning)
+    gap_b = (t.accuracy_b - t.confidence_b).nan_to_num(nan=0.0)
+    assert float((t.count_b * gap_b.square()).sum() / len(q)) == pytest.approx(p.reliability, abs=1e-12)
+    assert float((t.count_b * gap_b.abs()).sum() / len(q)) == pytest.approx(ece(q, c, **binning), abs=1e-12)
+    assert int(t.count_b.sum()) == len(q)
+    filled = t.count_b > 0
+    assert bool((t.low_b <= t.confidence_b + 1e-12)[filled].all())
+    assert bool((t.confidence_b <= t.high_b + 1e-12)[filled].all())
+
+
+def test_brier_parts_by_hand_with_a_spread_bin():
+    # One bin: confidences .6 and .8, right and wrong; Murphy's three terms alone would give .29 instead of .40.
+    p = brier_parts(torch.tensor([0.6, 0.8]).double(), torch.tensor([1.0, 0.0]).double(), bins=1)
+    expected = {
+        "brier": 0.40, "reliability": 0.04, "resolution": 0.0, "uncertainty": 0.25,
+        "within_variance": 0.01, "within_covariance": -0.10,
+    }  # fmt: skip
+    assert vars(p) == pytest.approx(expected)
+
+
+@given(REPORTS, BINNINGS, st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_weights_repeat_completions(pairs, binning, random):
+    q, c = columns(pairs)
+    weight_rn = torch.tensor(
+        [[random.choice([0.0, 0.0, 1.0, 2.0, 3.0]) for _ in pairs] for _ in range(3)], dtype=torch.float64
+    )
+    weight_rn[:, 0] += 1
+    cases = [
+        (weighted_mean(c, weight_rn), lambda q, c: float(c.mean())),
+        (weighted_brier(q, c, weight_rn), brier),
+        (weighted_auroc(q, c, weight_rn), auroc),
+        (weighted_sharpness(q, weight_rn), lambda q, c: float(np.var(q.numpy()))),
+        (weighted_ece(q, c, weight_rn, **binning), lambda q, c: ece(q, c, **binning)),
+    ]
+    for fast_r, plain in cases:
+        torch.testing.assert_close(fast_r, on_rows(plain, q, c)(weight_rn), equal_nan=True, atol=1e-12, rtol=0)
+
+
+@given(REPORTS, BINNINGS, st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_order_does_not_matter(pairs, binning, random):
+    shuffled = random.sample(pairs, len(pairs))
+    assert ece(*columns(shuffled), **binning) == pytest.approx(ece(*columns(pairs), **binning), abs=1e-12)
+
+
+def test_sharpness_is_a_variance():
+    q = torch.tensor([0.0, 0.2, 0.7]).double()
+    assert sharpness(q) == pytest.approx(0.26 / 3)  # (.09 + .01 + .16) / 3
+    assert sharpness(q, ddof=1) == pytest.approx(0.13)
+    assert sharpness(torch.full((5,), 0.1)) == 0.0
+    assert math.isnan(sharpness(torch.tensor([0.5]), ddof=1))
+
+
+def test_a_collapsed_policy_has_no_sharpness_and_a_beautiful_ece():
+    right_n = torch.tensor([1.0] + [0.0] * 9)
+    values = figures(
+        torch.full((10,), 0.1), right_n, well_formed_n=right_n > -1, refusal_n=torch.tensor([False] + [True] * 9)
+    )
+    assert values["ece"] == pytest.approx(0.0, abs=1e-7)
+    assert values["sharpness"] == pytest.approx(0.0, abs=1e-12)
+    assert values["refusal_rate"] == 0.9
+    assert values["accuracy"] == pytest.approx(0.1)
+    assert values["auroc"] == 0.5
+
+
+def test_no_verdict_is_left_out():
+    nan = float("nan")
+    values = figures(
+        torch.tensor([0.8, 0.1, 0.2]), torch.tensor([1.0, nan, 0.0]), well_formed_n=torch.ones(3, dtype=torch.bool)
+    )
+    assert values["accuracy"] == 0.5
+    assert values["coverage"] == 1.0
+    assert values["mean_confidence"] == pytest.approx(0.5)
+
+
+def test_nothing_at_all():
+    empty = torch.zeros(0)
+    assert math.isnan(ece(empty, empty))
+    assert math.isnan(ece(empty, empty, scheme="mass"))
+    assert math.isnan(brier(empty, empty))
+    assert math.isnan(auroc(empty, empty))
+    assert math.isnan(brier_parts(empty, empty).uncertainty)
+    assert reliability(empty, empty).count_b.tolist() == [0] * 11
+    values = figures(empty, empty, well_formed_n=torch.zeros(0, dtype=torch.bool))
+    assert set(values.values()) == {None}
+    intervals = figure_intervals(empty, empty, prompts=[], well_formed_n=torch.zeros(0, dtype=torch.bool))
+    assert set(intervals.values()) == {None}
+
+
+def test_figures_with_intervals():
+    rng = np.random.default_rng(3)
+    prompts = np.repeat(np.arange(30), 4)
+    p = np.repeat(rng.random(30), 4)
+    c = torch.tensor((rng.random(120) < p).astype(float))
+    q = torch.tensor(np.round(p, 2))
+    q[::7] = float("nan")
+    c[::11] = float("nan")
+    formed = torch.tensor(rng.random(120) < 0.9)
+    arguments = {"well_formed_n": formed, "refusal_n": ~formed}
+    plain = figures(q, c, **arguments)
+    got = figure_intervals(q, c, prompts=torch.tensor(prompts), resamples=200, **arguments)
+    assert set(plain) == set(got)
+    for name, value in plain.items():
+        interval = got[name]
+        assert interval is not None
+        assert interval.value == value
+        assert interval.count == 30
+        if name != "ece":
+            assert interval.low < value < interval.high
+    without = figure_intervals(q, c, prompts=prompts.tolist(), well_formed_n=formed, resamples=50)
+    assert without["refusal_rate"] is None
+
+
+def test_intervals_stay_between_0_and_1_and_are_never_empty():
+    # Nearly always right: the basic interval would mirror past 1. Always well-formed: no resample ever differs.
+    c = torch.ones(60, dtype=torch.float64)
+    c[7] = 0.0
+    q = torch.full((60,), 0.9, dtype=torch.float64)
+    got = figure_intervals(q, c, prompts=[n // 2 for n in range(60)], well_formed_n=torch.ones(60, dtype=torch.bool))
+    accuracy, form = got["accuracy"], got["format_rate"]
+    assert accuracy is not None
+    assert form is not None
+    assert 0.9 < accuracy.low < 59 / 60 < accuracy.high == 1.0
+    assert (form.low, form.high) == pytest.approx(wilson(30, 30))  # 30 prompts, not 60 completions
+    alone = figure_intervals(q[:1], c[:1], prompts=[0], well_formed_n=torch.ones(1, dtype=torch.bool))["accuracy"]
+    assert alone is not None
+    assert math.isnan(alone.low)

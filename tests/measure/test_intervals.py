@@ -1,0 +1,223 @@
+"""Intervals against SciPy and published widths: Student's t, Wilson, standard errors by prompt, seeds needed."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.integrate import quad
+from scipy.special import ndtr
+
+from helpers import NAN
+from measure_small import reports
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.measure import (
+    Interval,
+    bootstrap,
+    ece,
+    mean_interval,
+    prompt_index,
+    seeds_needed,
+    sem,
+    t_power,
+    weighted_ece,
+    weighted_mean,
+    wilson,
+)
+
+
+def power_by_definition(shift, df, alpha):
+    """P(|Z + shift| > limit s) for a normal Z and s^2 = chi^2 / df, integrated over s."""
+    limit, reach = stats.t.ppf(1 - alpha / 2, df), 12 / math.sqrt(2 * df)
+    low, high = max(0.0, 1 - reach), 1 + reach
+
+    def rejects(s):
+        return math.sqrt(df) * stats.chi.pdf(math.sqrt(df) * s, df) * ndtr([shift - limit * s, -shift - limit * s]).sum()
+
+    edge = [abs(shift) / limit] if low < abs(shift) / limit < high else None
+    return quad(rejects, low, high, points=edge, epsabs=1e-13, epsrel=1e-13, limit=200)[0]
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 8, 58, 1_000])
+def test_power_against_its_definition(df):
+    for shift in (0.3, 1.5, 2.8, 6.0, 15.0, 40.0, 141.0):  # large ones with few degrees of freedom included
+        assert t_power(shift, df) == pytest.approx(power_by_definition(shift, df, 0.05), abs=1e-9)
+        assert t_power(shift, df, alpha=0.004) == pytest.approx(power_by_definition(shift, df, 0.004), abs=1e-9)
+        assert t_power(-shift, df) == pytest.approx(t_power(shift, df), abs=1e-12)
+
+
+def test_power_without_a_difference_is_alpha():
+    for df in (1, 5, 10_000):
+        assert t_power(0.0, df, alpha=0.01) == pytest.approx(0.01, abs=1e-12)
+
+
+def test_wilson_half_widths_as_published():
+    for successes, count, half in ((16, 32, 0.164), (64, 128, 0.085), (128, 256, 0.061), (6, 128, 0.038)):
+        low, high = wilson(successes, count)
+        assert (high - low) / 2 == pytest.approx(half, abs=5e-4)
+        expected = stats.binomtest(successes, count).proportion_ci(method="wilson")
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_at_the_ends():
+    z2 = 1.959963984540054**2
+    assert wilson(0, 10) == pytest.approx((0.0, z2 / (10 + z2)))
+    assert wilson(10, 10) == pytest.approx((10 / (10 + z2), 1.0))
+    assert wilson(0, 0) == (0.0, 1.0)
+    with pytest.raises(RecipeError, match="5 successes in 4 trials"):
+        wilson(5, 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_sem_is_that_of_prompts(rows):
+    value_n = torch.tensor([float(v) for _, v in rows], dtype=torch.float64)
+    names = [f"prompt {p}" for p, _ in rows]
+    mean = sum(v for _, v in rows) / len(rows)
+    groups = {p: sum(v - mean for r, v in rows if r == p) for p, _ in rows}
+    if len(groups) == 1:
+        assert math.isnan(sem(value_n, names))
+        return
+    expected = math.sqrt(sum(e**2 for e in groups.values()) * len(groups) / (len(groups) - 1)) / len(rows)
+    assert sem(value_n, names) == pytest.approx(expected, abs=1e-12)
+    order = list(reversed(range(len(rows))))
+    assert sem(value_n[order], [names[i] for i in order]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_sem_relations():
+    value_n = torch.tensor(np.random.default_rng(0).random(24))
+    prompts = torch.arange(24) % 6
+    means = value_n.reshape(4, 6).mean(dim=0)
+    assert sem(value_n, prompts) == pytest.approx(float(means.std()) / math.sqrt(6))
+    assert sem(value_n) == pytest.approx(stats.sem(value_n.numpy()))
+    assert sem(value_n, ddof=0) == pytest.approx(stats.sem(value_n.numpy(), ddof=0))
+    assert sem(value_n.repeat(2), prompts.repeat(2)) == pytest.approx(sem(value_n, prompts))  # copies are no evidence
+    poisoned = torch.cat([value_n, torch.tensor([NAN, NAN])])
+    assert sem(poisoned, torch.cat([prompts, torch.tensor([0, 77])])) == pytest.approx(sem(value_n, prompts))
+
+
+def test_mean_interval_against_scipy():
+    value_n = torch.tensor([0.71, 0.66, 0.78, 0.69, 0.70]).double()
+    low, high = stats.t.interval(0.95, 4, loc=value_n.mean().item(), scale=stats.sem(value_n.numpy()))
+    got = mean_interval(value_n)
+    assert (got.value, got.low, got.high, got.count) == pytest.approx((value_n.mean().item(), low, high, 5))
+    assert mean_interval(value_n, level=0.5).high < got.high
+    one = mean_interval(torch.tensor([0.5, NAN]))
+    assert one.value == 0.5
+    assert one.count == 1
+    assert math.isnan(one.low)
+    assert not one.excludes(0.0)
+    assert str(one) == "0.500"
+
+
+def test_mean_interval_by_hand():
+    # One degree of freedom is the Cauchy distribution, and two have a closed form as well.
+    for level in (0.5, 0.9, 0.95, 0.999):
+        one = mean_interval(torch.tensor([0.0, 1.0]).double(), level=level)
+        assert one.high - 0.5 == pytest.approx(0.5 * math.tan(math.pi * level / 2), rel=1e-9)
+        two = mean_interval(torch.tensor([0.0, 1.0, 2.0]).double(), level=level)
+        t = level * math.sqrt(2 / (1 - level**2))
+        assert (two.low, two.high) == pytest.approx((1 - t / math.sqrt(3), 1 + t / math.sqrt(3)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("count", "t"), [(4, 3.182), (5, 2.776), (10, 2.262), (30, 2.045), (121, 1.980), (1_001, 1.962)])
+def test_mean_interval_as_in_printed_tables(count, t):
+    value_n = torch.tensor(np.random.default_rng(0).random(count))
+    got = mean_interval(value_n)
+    assert (got.high - got.value) / got.sem == pytest.approx(t, abs=5e-4)
+    assert (got.high - got.low) / (2 * got.sem) == pytest.approx(t, abs=5e-4)
+    # Copies of the samples of a prompt change nothing: the degrees of freedom are those of prompts.
+    ids = torch.arange(count)
+    copied = mean_interval(value_n.repeat(2), ids.repeat(2))
+    assert (copied.low, copied.high, copied.count) == pytest.approx((got.low, got.high, count))
+
+
+def test_kinds_of_intervals():
+    q, c, ids = reports(seed=1)
+    figure = partial(weighted_ece, q, c)
+    percentile, basic, normal = (bootstrap(figure, ids, kind=kind) for kind in ("percentile", "basic", "normal"))
+    assert percentile.value == basic.value == normal.value == ece(q, c)
+    assert basic.low == pytest.approx(2 * percentile.value - percentile.high)
+    assert basic.high == pytest.approx(2 * percentile.value - percentile.low)
+    assert normal.high - normal.value == pytest.approx(stats.norm.ppf(0.975) * percentile.sem)
+    narrow = bootstrap(figure, ids, level=0.5)
+    assert percentile.low < narrow.low < narrow.high < percentile.high
+    assert bootstrap(figure, ids, seed=1) != percentile
+
+
+def test_one_prompt_has_no_bounds():
+    got = bootstrap(partial(weighted_mean, torch.tensor([1.0, 0.0])), [4, 4])
+    assert got.value == 0.5
+    assert math.isnan(got.low)
+    assert got.count == 1
+
+
+def test_bad_arguments_are_sentences(unchecked_shapes):
+    figure = partial(weighted_mean, torch.ones(2))
+    with pytest.raises(RecipeError, match="no bootstrap interval 'bca'"):
+        bootstrap(figure, [1, 2], kind="bca")
+    with pytest.raises(RecipeError, match="at least 1 resample, not 0"):
+        bootstrap(figure, [1, 2], resamples=0)
+    with pytest.raises(RecipeError, match="not at 95"):
+        mean_interval(torch.ones(2), level=95)
+    with pytest.raises(AlignmentError, match="1 prompt ids for 2 completions"):
+        sem(torch.ones(2), [1])
+    with pytest.raises(RecipeError, match="degree of freedom, not 0"):
+        t_power(1.0, 0)
+    with pytest.raises(RecipeError, match=r"level between 0 and 1, not 5\."):
+        t_power(1.0, 4, alpha=5)
+    with pytest.raises(RecipeError, match=r"level between 0 and 1, not 0\."):
+        seeds_needed(0.1, 0.1, alpha=0)
+
+
+def test_prompt_index_sorts_ids_of_any_kind():
+    assert prompt_index([10, 9, 10], 3).tolist() == [1, 0, 1]
+    assert prompt_index(torch.tensor([10, 9, 10]), 3).tolist() == [1, 0, 1]
+    assert prompt_index([("b", 1), "a", ("a", 2), "a"], 4).tolist() == [2, 0, 1, 0]
+
+
+def smallest_by_scipy(effect, power, alpha, paired):
+    n = 2
+    while True:
+        df = n - 1 if paired else 2 * n - 2
+        shift, limit = effect * math.sqrt(n if paired else n / 2), stats.t.ppf(1 - alpha / 2, df)
+        if stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift) >= power:
+            return n
+        n += 1
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize(
+    ("effect", "power", "alpha"), [(0.5, 0.8, 0.05), (1.0, 0.8, 0.05), (2.0, 0.9, 0.01), (0.3, 0.5, 0.1)]
+)
+def test_seeds_needed_against_the_noncentral_t(effect, power, alpha, paired):
+    expected = smallest_by_scipy(effect, power, alpha, paired)
+    assert seeds_needed(effect * 0.02, 0.02, power=power, alpha=alpha, paired=paired) == expected
+    assert seeds_needed(-effect, 1.0, power=power, alpha=alpha, paired=paired) == expected
+
+
+def test_seeds_needed_as_in_textbooks():
+    # Cohen's d = .5 at power .8: 34 pairs, 64 per group.
+    assert seeds_needed(0.5, 1.0) == 34
+    assert seeds_needed(0.5, 1.0, paired=False) == 64
+
+
+def test_seeds_needed_at_the_ends():
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(1e-9, 1.0) is None
+    assert seeds_needed(0.1, 0.0) == 2
+    assert seeds_needed(100.0, 1.0) == 2
+    assert seeds_needed(0.1, 1.0, most=500) is None
+    with pytest.raises(RecipeError, match="has no number of seeds"):
+        seeds_needed(NAN, 1.0)
+
+
+def test_an_interval_excludes():
+    interval = Interval(value=0.2, low=0.1, high=0.3, sem=0.05, level=0.95, count=9)
+    assert interval.excludes()
+    assert not interval.excludes(0.1)
+    assert str(interval) == "0.200 [0.100, 0.300]"

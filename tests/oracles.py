@@ -1,0 +1,660 @@
+"""Slow oracles: every method once more, as plain loops over completions and tokens, sharing no code with the library."""
+
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations, product
+
+import torch
+from scipy.stats import fisher_exact, hypergeom
+
+from helpers import NAN, double
+from spanwise.types import Fault
+
+
+def members(batch):
+    """Indices of the present completions, by group."""
+    reward, group = batch[0].tolist(), batch[1].tolist()
+    found = {}
+    for i, r in enumerate(reward):
+        if not math.isnan(r):
+            found.setdefault(group[i], []).append(i)
+    return reward, found
+
+
+def average(values):
+    return sum(values) / len(values)
+
+
+def deviation(values, ddof):
+    free = len(values) - ddof
+    return math.sqrt(sum((v - average(values)) ** 2 for v in values) / free) if free > 0 else 0.0
+
+
+def z_scores(values, ddof, eps):
+    std = deviation(values, ddof)
+    return [(v - average(values)) / (std + eps) if std > 1e-12 else 0.0 for v in values]
+
+
+def slow_maxrl(batch, eps):
+    reward, groups = members(batch)
+    result = [0.0] * len(reward)
+    for inside in groups.values():
+        mean = average([reward[i] for i in inside])
+        for i in inside if len(inside) > 1 and mean > 0 else []:
+            result[i] = (reward[i] - mean) / (mean + eps)
+    return result
+
+
+def slow_opo(batch):
+    reward, groups = members(batch)
+    length, result = batch[2].tolist(), [0.0] * len(reward)
+    for inside in groups.values():
+        total = sum(length[i] for i in inside)
+        for i in inside if len(inside) > 1 and total else []:
+            result[i] = reward[i] - sum(length[j] * reward[j] for j in inside) / total
+    return result
+
+
+def slow_san(batch, alpha, ddof):
+    reward, groups = members(batch)
+    stratum, result = batch[3].tolist(), [0.0] * len(reward)
+    for inside in groups.values():
+        for value in set(stratum):
+            same_value = [i for i in inside if stratum[i] == value]
+            if len(same_value) > 1:
+                for i, z in zip(same_value, z_scores([reward[i] for i in same_value], ddof, 1e-8), strict=True):
+                    result[i] += alpha * z
+        if len(inside) > 1:
+            for i, z in zip(inside, z_scores([reward[i] for i in inside], ddof, 1e-8), strict=True):
+                result[i] += (1 - alpha) * z
+    return result
+
+
+def slow_canon(batch, metric, mu, alpha, favoured):
+    """Ties in the order of completions."""
+    reward, groups = members(batch)
+    result = [0.0] * len(reward)
+    for inside in groups.values():
+        if len(inside) < 2:
+            continue
+        ranked = sorted(inside, key=lambda i: metric[i])
+        half = {"low": ranked[: len(ranked) // 2], "high": ranked[len(ranked) // 2 :]}
+        for name, other in (("low", "high"), ("high", "low")):
+            mine = alpha if favoured == name else 1.0
+            theirs = alpha if favoured == other else 1.0
+            for i in half[name]:
+                between = mine * reward[i] - theirs * average([reward[j] for j in half[other]])
+                within = reward[i] - average([reward[j] for j in half[name]])
+                result[i] = mu * between + (1 - mu) * within
+    return result
+
+
+def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):
+    used = [i for i, v in enumerate(value) if v is not None and weight[i] > 0]
+    total = sum(weight[i] for i in used)
+    if not used or total <= max(ddof, 1):
+        return [0.0] * len(value)
+    mean = sum(weight[i] * value[i] for i in used) / total
+    variance = sum(weight[i] * (value[i] - mean) ** 2 for i in used) / (total - ddof)
+    if variance < 1e-24:
+        return [0.0] * len(value)
+    divisor = {
+        "std": math.sqrt(variance) + eps,
+        "variance": math.sqrt(variance + eps),
+        "floor": math.sqrt(max(variance, eps)),
+    }[eps_at]
+    return [(value[i] - (mean if shift else 0.0)) / divisor if i in used else 0.0 for i in range(len(value))]
+
+
+def slow_reinforce_plus_plus_baseline(batch, ddof, zero_constant_groups):
+    reward, groups = members(batch)
+    value = [None] * len(reward)
+    for inside in groups.values():
+        if len(inside) > 1 and not (zero_constant_groups and len({reward[i] for i in inside}) == 1):
+            for i in inside:
+                value[i] = reward[i] - average([reward[j] for j in inside])
+    return slow_whitened(value, batch[2].tolist(), ddof, 1e-8)
+
+
+def slow_gdpo(batch, weights, length, ddof):
+    reward_nm, group = batch[0].tolist(), batch[1].tolist()
+    n = len(reward_nm)
+    value = [None if all(math.isnan(r) for r in row) else 0.0 for row in reward_nm]
+    for m, weight in enumerate(weights):
+        for g in set(group):
+            inside = [i for i in range(n) if group[i] == g and not math.isnan(reward_nm[i][m])]
+            if len(inside) > 1:
+                for i, z in zip(inside, z_scores([reward_nm[i][m] for i in inside], ddof, 1e-6), strict=True):
+                    value[i] += weight * z
+    value = [v if v is None or abs(v) > 1e-12 else 0.0 for v in value]
+    return slow_whitened(value, length or [1] * n, ddof, 1e-6, eps_at="std", shift=length is not None)
+
+
+def slow_reinforce_plus_plus(reward_nt, mask_nt, gamma, ddof):
+    n, t = reward_nt.shape
+    reward, mask = reward_nt.tolist(), mask_nt.tolist()
+    returns = [[None] * t for _ in range(n)]
+    for i in range(n):
+        trainable = [k for k in range(t) if mask[i][k]]
+        if any(math.isnan(reward[i][k]) for k in trainable):
+            continue
+        value = {k: reward[i][k] for k in trainable}
+        for k in range(t):
+            before = [j for j in trainable if j < k]
+            if not mask[i][k] and before and not math.isnan(reward[i][k]):
+                value[before[-1]] += reward[i][k]
+        for position, k in enumerate(trainable):
+            returns[i][k] = sum(gamma**away * value[j] for away, j in enumerate(trainable[position:]))
+    flat = slow_whitened([value for row in returns for value in row], [1] * (n * t), ddof, 1e-8)
+    return torch.tensor(flat, dtype=torch.float64).reshape(n, t)
+
+
+def slow_recursion(reward, value, mask, *, gamma, lam_after, bootstrap=None):
+    """Delete masked tokens, then the textbook loop; lam_after(i, k, next) is the weight of A[next] in A[k]."""
+    result = torch.zeros(reward.shape, dtype=torch.float64)
+    for i in range(len(reward)):
+        kept = [t for t in range(reward.shape[1]) if mask[i, t]]
+        rewards = dict.fromkeys(kept, 0.0)
+        end = 0.0 if bootstrap is None else float(bootstrap[i])
+        if any(math.isnan(reward[i, t]) for t in kept) or math.isnan(end):
+            continue
+        for t in range(reward.shape[1]):
+            before = [k for k in kept if k <= t]
+            if before and not math.isnan(reward[i, t]):
+                rewards[before[-1]] += float(reward[i, t])
+        for place in reversed(range(len(kept))):
+            k = kept[place]
+            if place == len(kept) - 1:
+                result[i, k] = rewards[k] + gamma * end - float(value[i, k])
+            else:
+                n = kept[place + 1]
+                delta = rewards[k] + gamma * float(value[i, n]) - float(value[i, k])
+                result[i, k] = delta + gamma * lam_after(i, k, n) * float(result[i, n])
+    return result
+
+
+def slow_vineppo(value, reward, block):
+    result = torch.zeros(block.shape, dtype=torch.float64)
+    for i in range(len(block)):
+        spans = [k for k in range(value.shape[1]) if k in block[i].tolist()]
+        if math.isnan(reward[i]):
+            continue
+        after = float(reward[i])
+        for k in reversed(spans):
+            here = float(value[i, k])
+            here = after if math.isnan(here) else here
+            result[i, block[i] == k] = after - here
+            after = here
+    return result
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def slow_ktae(adv, ids, mask, correct, group, form, h1, h2, h3, k1=2.0, b=0.5):
+    result = torch.where(mask, adv, 0.0)
+    n, width = ids.shape
+    text = [[int(ids[i, t]) for t in range(width) if mask[i, t]] for i in range(n)]
+    for i in range(n):
+        mates = [j for j in range(n) if group[j] == group[i] and not math.isnan(correct[j])]
+        sides = [[j for j in mates if correct[j] > 0], [j for j in mates if correct[j] <= 0]]
+        if math.isnan(correct[i]) or not all(sides):
+            continue
+        tokens = [[w for j in side for w in text[j]] for side in sides]
+        average = (len(tokens[0]) + len(tokens[1])) / 2
+        for t in range(width):
+            if not mask[i, t]:
+                continue
+            w = int(ids[i, t])
+            held = [sum(w in text[j] for j in side) for side in sides]
+            table = [held, [len(sides[0]) - held[0], len(sides[1]) - held[1]]]
+            p = fisher_exact(table).pvalue
+            if form == "paper":
+                p = hypergeom.pmf(held[0], len(mates), len(sides[0]), sum(held))
+            tf = []
+            for side in tokens:
+                f = Counter(side)[w] / len(side) if side else 0.0
+                tf.append(f * (k1 + 1) / (f + k1 * (1 - b + b * len(side) / average)) if f else 0.0)
+
+            def entropy(*counts):
+                return -sum(c / sum(counts) * math.log2(c / sum(counts)) for c in counts if c)
+
+            total = len(mates)
+            gain = entropy(len(sides[0]), len(sides[1])) - sum(sum(row) / total * entropy(*row) for row in table if sum(row))
+            direction = math.asin((held[0] / len(sides[0])) ** 0.5) - math.asin((held[1] / len(sides[1])) ** 0.5)
+            direction += h3 * (tf[0] / (tf[1] + 1e-5) - tf[1] / (tf[0] + 1e-5))
+            key = (h1 * (0.0 if p > 1 - 1e-9 else math.exp(-2 * p)) + h2 * gain) * direction
+            key = max(-500.0, min(500.0, key))
+            result[i, t] += sigmoid(key) - 0.5 if form == "paper" else 2 * (sigmoid(key / (h1 + h2)) - 0.5)
+    return result
+
+
+def slow_oar(adv, importance, mask, q, beta, floor, to_length):
+    result = torch.zeros_like(adv)
+    for i in range(len(adv)):
+        kept = [t for t in range(adv.shape[1]) if mask[i, t]]
+        if not kept:
+            continue
+        level = [math.log(1 + float(importance[i, t])) for t in kept]
+        width = max(level) - min(level) or 1.0
+        level = [(x - min(level)) / width for x in level]
+        cut = float(torch.quantile(double(level), q))
+        weight = [
+            max(x / (cut + 1e-8), floor) if x < cut else 1 + beta * (x - cut) / (1 - cut + 1e-8) for x in level
+        ]  # fmt: skip
+        scale = len(weight) / sum(weight) if to_length else 1.0
+        for t, w in zip(kept, weight, strict=True):
+            result[i, t] = adv[i, t] * w * scale
+    return result
+
+
+def slow_returns(batch, gamma):
+    reward, _, trajectory, step, _ = (value if isinstance(value, list) else value.tolist() for value in batch)
+    result = []
+    for i in range(len(reward)):
+        later = sorted((step[k], k) for k in range(len(reward)) if trajectory[k] == trajectory[i] and step[k] >= step[i])
+        total = 0.0
+        for _, k in reversed(later):
+            total = reward[k] + gamma * total
+        result.append(total)
+    return result
+
+
+def slow_normal(value, members, scale, ddof, eps, least=2):
+    """(value - mean) over (deviation + eps) of the members that are there."""
+    there = [v for v in members if not math.isnan(v)]
+    if math.isnan(value) or len(there) < least or len(set(there)) == 1:
+        return 0.0
+    mean = math.fsum(there) / len(there)
+    if scale == "none":
+        return value - mean
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in there) / (len(there) - ddof))
+    return (value - mean) / (deviation + eps)
+
+
+def slow_gigpo(batch, *, gamma, scale, over, reward, step_weight, ddof, eps):
+    rewards, task, trajectory, step, state = (value if isinstance(value, list) else value.tolist() for value in batch)
+    n, result = len(rewards), []
+    returns = slow_returns(batch, gamma)
+
+    def episode(name):
+        rows = sorted((step[k], k) for k in range(n) if trajectory[k] == name)
+        values = [rewards[k] for _, k in rows]
+        return values[-1] if reward == "last" else math.fsum(values)
+
+    for i in range(n):
+        rows = [k for k in range(n) if task[k] == task[i]]
+        names = [trajectory[k] for k in rows]
+        episodes = [episode(name) for name in (names if over == "rows" else sorted(set(names)))]
+        value = slow_normal(episode(trajectory[i]), episodes, scale, ddof, eps)
+        if state[i] is not None:
+            mates = [returns[k] for k in rows if state[k] == state[i]]
+            value += step_weight * slow_normal(returns[i], mates, scale, ddof, eps)
+        result.append(value)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def slow_gagpo(batch, gamma, lam):
+    rewards, task, trajectory, step, state = (value if isinstance(value, list) else value.tolist() for value in batch)
+    n, returns = len(rewards), slow_returns(batch, gamma)
+
+    def value(i):
+        mates = [k for k in range(n) if k == i or (task[k] == task[i] and state[k] == state[i] and state[i] is not None)]
+        there = [returns[k] for k in mates if not math.isnan(returns[k])]
+        return sum(there) / len(there) if there else NAN
+
+    result = []
+    for i in range(n):
+        later = [
+            k for _, k in sorted((step[k], k) for k in range(n) if trajectory[k] == trajectory[i] and step[k] >= step[i])
+        ]
+        total = 0.0
+        for distance, k in enumerate(later):
+            following = value(later[distance + 1]) if distance + 1 < len(later) else 0.0
+            total += (gamma * lam) ** distance * (rewards[k] + gamma * following - value(k))
+        result.append(0.0 if math.isnan(total) else total)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def slow_advantage(batch, baseline, leave_one_out):
+    reward, group, outcome, _ = (value.tolist() for value in batch)
+    result = []
+    for i, r in enumerate(reward):
+        if math.isnan(r):
+            result.append(0.0)
+            continue
+        mates = []
+        for j, other in enumerate(reward):
+            same = {
+                "none": False,
+                "batch": True,
+                "group": group[i] == group[j],
+                "outcome": group[i] == group[j] and outcome[i] == outcome[j],
+            }[baseline]
+            if same and not math.isnan(other):
+                mates.append((j, other))
+        if baseline == "none":
+            result.append(r)
+        elif len(mates) < 2:
+            result.append(0.0)
+        else:
+            used = [value for j, value in mates if not (leave_one_out and j == i)]
+            result.append(r - sum(used) / len(used))
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def slow_blended(batch):
+    """Design section 4 as loops over completions; returns baselines."""
+    reward, group, outcome, by_outcome = (value.tolist() for value in batch)
+    n = len(reward)
+    present = [not math.isnan(r) for r in reward]
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    def variance(values):
+        return sum((v - mean(values)) ** 2 for v in values) / (len(values) - 1)
+
+    def pooled(lists):
+        free = sum(len(v) - 1 for v in lists)
+        return sum((x - mean(v)) ** 2 for v in lists for x in v) / free if free else None
+
+    baseline = []
+    for i in range(n):
+        o, prompts = outcome[i], sorted(set(group))
+        own = {g: [reward[j] for j in range(n) if group[j] == g and outcome[j] == o and present[j]] for g in prompts}
+        own = {g: v for g, v in own.items() if v}
+        crossed = {
+            g: [by_outcome[j][int(o)] for j in range(n) if group[j] == g and outcome[j] != o and present[j]] for g in prompts
+        }
+        crossed = {g: v for g, v in crossed.items() if v}
+        same = [reward[j] for j in range(n) if outcome[j] == o and present[j]]
+        everyone_here = [j for j in range(n) if outcome[j] == o]
+        low = min(same) if same else 0.0
+        floor = 1e-12 * sum((reward[j] - low) ** 2 for j in everyone_here if present[j]) / n + 1e-24
+        away = [g for g in own if g != group[i]]
+        noise = pooled([own[g] for g in away]) or 0.0
+        estimates = []
+        others = [reward[j] for j in range(n) if j != i and group[j] == group[i] and outcome[j] == o and present[j]]
+        if others:
+            estimates.append((mean(others), noise / len(others)))
+        elsewhere = [r for g in away for r in own[g]]
+        if len(away) >= 2:
+            t2 = max(0.0, variance([mean(own[g]) for g in away]) - mean([noise / len(own[g]) for g in away]))
+            estimates.append((mean(elsewhere), t2 * (1 + 1 / len(away)) + noise / len(elsewhere)))
+        both = [g for g in away if g in crossed]
+        if len(both) >= 2 and group[i] in crossed:
+            crossed_noise = pooled([v for g, v in crossed.items() if g != group[i]])
+            crossed_noise = noise if crossed_noise is None else crossed_noise
+            gap = [mean(own[g]) - mean(crossed[g]) for g in both]
+            d2 = variance(gap) - mean([noise / len(own[g]) + crossed_noise / len(crossed[g]) for g in both])
+            mine = crossed[group[i]]
+            estimates.append((mean(mine) + mean(gap), max(0.0, d2) * (1 + 1 / len(both)) + crossed_noise / len(mine)))
+        if not estimates and elsewhere:
+            estimates.append((mean(elsewhere), 1.0))
+        if not estimates:
+            baseline.append(NAN)
+            continue
+        weights = [1 / max(v, floor) for _, v in estimates]
+        baseline.append(sum(w * e for w, (e, _) in zip(weights, estimates, strict=True)) / sum(weights))
+    return torch.tensor(baseline, dtype=torch.float64)
+
+
+def slow_loss(name, logp, old, adv, drift):
+    """The loss of one token; `drift` is the mean log ratio of its completion."""
+    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
+    if name in ("ppo_clip", "dual_clip", "gspo"):
+        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
+        r = math.exp(drift) if name == "gspo" else r
+        loss = max(-adv * r, -adv * clip(r, low, high))
+        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
+    if name == "cispo":
+        return -adv * clip(r, 0.5, 1.5)
+    if name == "aspo":
+        if adv > 0:
+            return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
+        return 0.0 if r < 0.8 else -adv * min(r, 1.6)
+    p, q = math.exp(logp), math.exp(old)
+    if name == "dppo_tv":
+        return -adv * min(r, 20) * ((p - q <= 0.15) if adv > 0 else (q - p <= 0.1))
+    distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    back = (p < q) if adv > 0 else (p > q)
+    return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
+
+
+def slow_aggregate(loss, mask, mode, group):
+    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
+    if mode == "prompt-mean":
+        prompts = {}
+        for row, g in zip(rows, group.tolist(), strict=True):
+            prompts.setdefault(g, []).extend(row)
+        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
+    rows = [row for row in rows if row]
+    if not rows:
+        return 0.0
+    total = sum(sum(row) for row in rows)
+    return {
+        "token-mean": total / sum(len(row) for row in rows),
+        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
+        "sequence-mean-token-sum": total / len(rows),
+        "sequence-mean-token-sum-norm": total / len(rows) / 11,
+        "token-sum": total,
+    }[mode]
+
+
+def variance(values):
+    mean = sum(values) / len(values)
+    return sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+
+
+def slow_fidelity(data, score, name):
+    """Every completion in one batch, group by prompt; figures straight from their definitions."""
+    rows, (x, s) = [], data.prefix_xs.shape
+    for i, j in product(range(x), range(s)):
+        q, c, d = float(data.confidence_xs[i, j]), float(data.outcome_xs[i, j]), int(data.prefix_xs[i, j])
+        again = [] if d < 0 else [v for v in data.again_dm[d].tolist() if v == v]
+        rows.append((i, q, c, score(q, c), again))
+    alone, advantages = [], []
+    for i, _, c, r, _ in rows:
+        others = {
+            "none": [],
+            "batch": [row for row in rows if row[3] == row[3]],
+            "group": [row for row in rows if row[0] == i and row[3] == row[3]],
+        }.get(name, [row for row in rows if row[0] == i and row[2] == c and row[3] == row[3]])
+        alone.append(sum(row[0] == i and row[2] == c and row[3] == row[3] for row in rows) == 1)
+        count, total = len(others), sum(row[3] for row in others)
+        if name == "none":
+            advantages.append(r)
+        elif count < 2:
+            advantages.append(0.0)
+        else:
+            advantages.append(r - (total - r) / (count - 1) if "LOO" in name else r - total / count)
+    use = []
+    for (_, q, c, r, again), a, single in zip(rows, advantages, alone, strict=True):
+        if r == r and len(again) >= 2:
+            values = [score(v, c) for v in again]
+            target, noise = r - sum(values) / len(values), variance(values) / len(values)
+            use.append((a, target, noise, (q - sum(again) / len(again)) ** 2, c, single))
+
+    def root(top, below):
+        return math.sqrt(max(top, 0.0) / below) if below else NAN
+
+    def rmse(keep):
+        kept = [(a - t) ** 2 - v for a, t, v, _, c, single in use if keep(c, single)]
+        return root(sum(kept), len(kept))
+
+    def rest(weight):
+        """Least squares of w (k A - A_MC)^2 over k, and what it is relative to."""
+        aa = sum(weight(u) * u[0] ** 2 for u in use)
+        k = sum(weight(u) * u[0] * u[1] for u in use) / aa if aa else 0.0
+        left = sum(weight(u) * ((k * u[0] - u[1]) ** 2 - u[2]) for u in use)
+        return left, sum(weight(u) * (u[1] ** 2 - u[2]) for u in use)
+
+    n = len(use)
+    ma, mt = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
+    va, vt = sum((u[0] - ma) ** 2 for u in use), sum((u[1] - mt) ** 2 for u in use)
+    covariance = sum((u[0] - ma) * (u[1] - mt) for u in use)
+    return {
+        "rmse": rmse(lambda c, single: True),
+        "rmse_wrong": rmse(lambda c, single: c == 0),
+        "rmse_right": rmse(lambda c, single: c == 1),
+        "rmse_alone": rmse(lambda c, single: single),
+        "correlation": covariance / math.sqrt(va * vt) if va * vt > 0 else NAN,
+        "ceiling": root(vt - sum(u[2] for u in use), vt),
+        "rmse_scaled": root(rest(lambda u: 1.0)[0], n),
+        "gradient_noise": root(*rest(lambda u: u[3])),
+    }
+
+
+def slow_voting(rows, n):
+    """Expected correctness of each way over all subsets of n, as fractions."""
+    rows = [((a or "").strip(), c, q, s) for a, c, q, s in rows]
+    value = {}
+    for text in {a for a, *_ in rows if a}:
+        judged = [c for a, c, *_ in rows if a == text]
+        value[text] = Fraction(sum(judged), len(judged))
+    totals = dict.fromkeys(("pass@k", "majority", "weighted", "maxconf", "best_of"), Fraction(0))
+    subsets = list(combinations(rows, n))
+    for subset in subsets:
+        totals["pass@k"] += max(c for _, c, *_ in subset)
+        for name, weigh in (("majority", lambda row: 1), ("weighted", lambda row: row[2] or 0)):
+            votes = {}
+            for row in subset:
+                if row[0]:
+                    votes[row[0]] = votes.get(row[0], 0) + weigh(row)
+            tied = [value[text] for text, vote in votes.items() if vote == max(votes.values())]
+            totals[name] += sum(tied) / Fraction(len(tied)) if tied else 0
+        for name, column in (("maxconf", 2), ("best_of", 3)):
+            ranks = [-99 if row[column] is None else row[column] for row in subset]
+            tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
+            totals[name] += Fraction(sum(tied), len(tied))
+    weightless = all(q is None for _, _, q, _ in rows)
+    left_out = ("weighted", "maxconf") if weightless else ()
+    return {name: float(total / len(subsets)) for name, total in totals.items() if name not in left_out}
+
+
+def marks_of(data, layout):
+    """Every tag of the layout, by comparing at every byte: (name, opens, first byte)."""
+    marks = [(layout.prefilled, True, -1)] if layout.prefilled else []
+    for at in range(len(data)):
+        for tag in sorted(set(layout.tags)):
+            if data[at:].startswith(f"<{tag}>".encode()):
+                marks.append((tag, True, at))
+            if data[at:].startswith(f"</{tag}>".encode()):
+                marks.append((tag, False, at))
+    return marks
+
+
+def slow_segment(data, layout):
+    """Block of every byte, {block: first byte}, faults and contents of `data`, following the written rules one by one."""
+    marks = marks_of(data, layout)
+    slots = [(k, tag) for k, (_, tags) in enumerate(layout.blocks) for tag in tags]
+    taken, missing, position = {}, [], -2
+    for k, tag in slots:
+        options = [m for m in marks if m[0] == tag and m[1] and m[2] > position]
+        if options:
+            taken[options[0]] = k
+            position = options[0][2]
+        else:
+            missing.append(tag)
+    owner, current = [], 0
+    for at in range(len(data)):
+        current = max([current, *(k for mark, k in taken.items() if mark[2] == at)])
+        owner.append(current)
+    pieces = {k: b"".join(data[i : i + 1] for i in range(len(data)) if owner[i] == k) for k in range(len(layout.names))}
+    opened = f"<{layout.prefilled}>".encode() if layout.prefilled else b""
+    read = pieces | {0: opened + pieces[0]}
+    return owner, pieces, faults(marks, taken, owner, layout, missing, read), contents(read, layout)
+
+
+def faults(marks, taken, owner, layout, missing, read):
+    fault = Fault.NONE
+    outside = set()
+    for n, (tag, opens, at) in enumerate(marks):
+        before = {u: [m[1] for m in marks[:n] if m[0] == u] for u in layout.tags}
+        if opens:
+            fault |= Fault.NESTED if any(u != tag and kinds and kinds[-1] for u, kinds in before.items()) else 0
+            k = owner[at] if at >= 0 else 0
+            mine = tag in layout.blocks[k][1]
+            first = not any(m[0] == tag and m[1] and (owner[m[2]] if m[2] >= 0 else 0) == k for m in marks[:n])
+            if (tag, opens, at) not in taken and (first or not mine):
+                outside.add(tag)
+        elif not (before[tag] and before[tag][-1]):
+            fault |= Fault.ORDER
+    last = {tag: opens for tag, opens, _ in marks}
+    fault |= Fault.TRUNCATED if any(last.values()) else 0
+    for k, (_, tags) in enumerate(layout.blocks):
+        fault |= Fault.DUPLICATE if any(read[k].count(f"<{tag}>".encode()) > 1 for tag in tags) else 0
+    fault |= Fault.ORDER if outside else 0
+    return fault | (Fault.MISSING if set(missing) - outside else 0)
+
+
+def contents(read, layout):
+    held = {}
+    for k, (_, tags) in enumerate(layout.blocks):
+        for tag in tags:
+            pairs = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>".encode(), read[k], re.DOTALL)
+            held[k, tag] = pairs[-1].decode(errors="replace") if pairs else None
+    return held
+
+
+def owners_of_tokens(tokens, owner):
+    """A token goes with its first byte; one without bytes with the byte before it, at the start with the first byte."""
+    owners, at = [], 0
+    for token in tokens:
+        byte = at if token else max(at - 1, 0)
+        owners.append(owner[byte] if byte < len(owner) else 0)
+        at += len(token)
+    return owners
+
+
+def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
+    """The figures of one estimator, straight from their definitions, by kind of token."""
+    rows = []
+    for n in range(len(trajectories.reward_n)):
+        places = [t for t in range(value_nt.shape[1]) if trajectories.mask_nt[n, t]]
+        reward = float(trajectories.reward_n[n])
+        mc = [float(trajectories.value_nt[n, t]) for t in places] + [reward]
+        noise = [float(trajectories.noise_nt[n, t]) for t in places] + [0.0]
+        v = [float(value_nt[n, t]) for t in places] + [reward]
+        p = [math.exp(float(trajectories.logp_nt[n, t])) for t in places]
+        group = [r for r, x in zip(trajectories.reward_n.tolist(), trajectories.prompt_n.tolist(), strict=True)
+                 if x == trajectories.prompt_n[n]]  # fmt: skip
+        for k in range(len(places)):
+            if name.startswith("GRPO c - g"):
+                a = reward - sum(group) / len(group) if len(group) > 1 else 0.0
+            elif name.startswith("GRPO"):
+                a = reward - v[0]
+            else:  # every later surprise, weighted by lambda for each boundary on the way to it
+                threshold, lam = map(float, name[4:].split(", ")) if name[0] == "S" else (2.0, float(name[4:]))
+                weight, a = 1.0, 0.0
+                for j in range(k, len(places)):
+                    weight *= lam if j > k and p[j] < threshold else 1.0
+                    a += weight * (v[j + 1] - v[j])
+            rows.append((a, mc[k + 1] - mc[k], noise[k + 1] + noise[k], p[k] < decision))
+    found = {}
+    for kind in ("all", "decision"):
+        use = [row for row in rows if kind == "all" or row[3]]
+        n = len(use)
+        mean_a, mean_m = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
+        var_a, var_m = sum((u[0] - mean_a) ** 2 for u in use), sum((u[1] - mean_m) ** 2 for u in use)
+        noise = sum(u[2] for u in use)
+        k = sum(u[0] * u[1] for u in use) / sum(u[0] ** 2 for u in use)
+        found[kind] = {
+            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) for u in use) / math.sqrt(var_a * var_m),
+            "ceiling": math.sqrt(1 - noise / var_m),
+            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 for u in use) - noise) / n),
+            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 for u in use) - noise) / n),
+        }
+    return found
+
+
+def slow_ece(pairs):
+    """Expected calibration error of (confidence in hundredths, right) over ten bins, and one of its own for exactly 1."""
+    gaps = [0.0] * 11
+    for hundredths, right in pairs:  # integer arithmetic: .29 and .3 fall where a human puts them
+        gaps[hundredths // 10] += float(right) - hundredths / 100
+    return sum(map(abs, gaps)) / len(pairs)

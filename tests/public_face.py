@@ -1,0 +1,56 @@
+"""What a user can call: `python tests/public_face.py` writes the signatures to public_signatures.txt."""
+
+import dataclasses
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+FILE = Path(__file__).with_name("public_signatures.txt")
+ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.losses", "spanwise.measure",
+         "spanwise.rollouts", "spanwise.engines.trl", "spanwise.report", "spanwise.tasks", "spanwise.testing")  # fmt: skip
+
+
+def lines():
+    """One line for each public function, class and its public methods, in alphabetical order."""
+    found = []
+    for room in ROOMS:
+        module = import_module(room)
+        for name in module.__all__:
+            found += _of(f"{room}.{name}", getattr(module, name))
+    return sorted(found)
+
+
+def _of(name, thing):
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        return [name]
+    if dataclasses.is_dataclass(thing) and inspect.isclass(thing) and "GRPOConfig" not in name:
+        members = [_signature(f"{name}.{n}", m) for n, m in vars(thing).items() if not n.startswith("_") and _callable(m)]
+        fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(thing) if f.init)
+        return [f"{name}({fields})", *members]
+    if inspect.isfunction(thing):
+        return [_signature(name, thing)]
+    return [name]
+
+
+def _required(field):
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _callable(member):
+    return inspect.isfunction(member) or isinstance(member, staticmethod)
+
+
+def _signature(name, function):
+    parameters = []
+    for p in inspect.signature(inspect.unwrap(getattr(function, "__func__", function))).parameters.values():
+        shown = {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}"}.get(p.kind, p.name)
+        if p.kind is p.KEYWORD_ONLY and "*" not in parameters and not any(x.startswith("*") for x in parameters):
+            parameters.append("*")
+        default = "" if p.default is p.empty else f"={p.default!r}"
+        parameters.append(re.sub(r" at 0x\w+", "", shown + default))
+    return f"{name}({', '.join(parameters)})"
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(lines()) + "\n", encoding="utf-8")

@@ -1,0 +1,101 @@
+"""Rollout files as their writers leave them, small."""
+
+import json
+from io import StringIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from spanwise.types import Status
+
+LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
+
+
+def quiet():
+    return Console(file=StringIO(), width=160)
+
+
+def said(answer, confidence, thought="so "):
+    report = "" if confidence is None else f"<confidence>{confidence}</confidence>"
+    return f"{thought}<answer>{answer}</answer>{report}"
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def verl_rows():
+    """As `_write_generations` of verl 0.9 writes them: four fields, the step, then what the reward function returned."""
+    spoken = [said("4", "0.9"), said("4", "0.7"), said("3", "0.8"), said("5", "0.1")]
+    return [
+        {"input": "2+2=", "output": text, "gts": "4", "score": score, "step": step, "acc": score > 0}
+        for step, scores in ((9, (1.0, 1.0, 0.0, 0.0)), (10, (1.0, 1.0, 0.0, 0.0)))
+        for text, score in zip(spoken, scores, strict=True)
+    ]
+
+
+def node(role, content, *, parent, sampled=False, ids=(), mask=(), logprobs=()):
+    message = {"role": role, "content": content}
+    extra = {"token_ids": list(ids), "mask": list(mask), "logprobs": list(logprobs)} if ids else {}
+    return {"parent": parent, "message": message, "sampled": sampled, "timestamp": 1.0, **extra}
+
+
+def trace(text, answer, reward, *, prompt="2+2=", extra=(), **fields):
+    nodes = [node("user", prompt, parent=None), node("assistant", text, parent=0, sampled=True), *extra]
+    return {
+        "version": 1, "id": "t", "task": {"type": "Sums", "data": {"idx": 0, "prompt": prompt, "answer": answer}, "hash": "h"},
+        "agent": {"config": {}, "name": "agent"}, "nodes": nodes, "rewards": reward, "metrics": {"turns": 1.0}, **fields,
+    }  # fmt: skip
+
+
+def episode(one, *, step=3, group="g"):
+    return {
+        "id": "e", "env": {"id": "sums"}, "task": one["task"], "group": {"id": group}, "ok": True, "errors": [],
+        "run": {"type": "train", "id": "r", "work": {"type": "train", "step": step}}, "traces": [one],
+    }  # fmt: skip
+
+
+OK, ABSENT, UNPARSABLE, ERROR = (int(s) for s in (Status.OK, Status.ABSENT, Status.UNPARSABLE, Status.ERROR))
+
+
+def verl_file(path, outputs, *, prompts=None, step=1, **columns):
+    rows = [{"input": prompts[n] if prompts else "2+2=", "output": text, "step": step} for n, text in enumerate(outputs)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return write_lines(path, rows)
+
+
+def trl_file(path, outputs, **columns):
+    pq.write_table(pa.table({"prompt": ["2+2="] * len(outputs), "completion": outputs, **columns}), path)
+    return path
+
+
+def small_episode(text, rewards, *, answer="4", group="g", **fields):
+    message = {"role": "user", "content": "2+2="}, {"role": "assistant", "content": text}
+    nodes = [{"parent": None, "message": message[0]}, {"parent": 0, "message": message[1], "sampled": True}]
+    trace = {"task": {"data": {"answer": answer}}, "agent": {"name": "a"}, "nodes": nodes, "rewards": rewards, **fields}
+    return {"group": {"id": group}, "run": {"work": {"step": 1}}, "traces": [trace]}
+
+
+def verifiers_file(path, outputs, **columns):
+    rows = [{name: {"score": values[n], "weight": 1.0} for name, values in columns.items()} for n in range(len(outputs))]
+    return write_lines(path, [small_episode(text, row) for text, row in zip(outputs, rows, strict=True)])
+
+
+WELL_FORMED = [said("4", "0.9"), said("4", "0.8"), said("4", "0.7"), said("5", "0.1")]
+
+
+def own_run(folder, *, rewards, status=None, outputs=WELL_FORMED, recipe="group_size: 2\nprompts: 2\n"):
+    """A run folder of ours as `keep_rollouts` leaves it, without the model."""
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\n{recipe}")
+    columns = {
+        "step": [1] * 4, "prompt": ["2+2="] * 4, "completion_ids": [[1]] * 4, "trainable": [[True]] * 4, "text": outputs,
+        "reward/correct": rewards, **({"status/correct": status} if status else {}),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), folder / "rollouts" / "step_000001.parquet")
+    return folder

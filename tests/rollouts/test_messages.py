@@ -1,0 +1,37 @@
+"""Messages: calls of tools and reasoning, in completions and in prompts."""
+
+import pytest
+
+from rollout_files import trl_file, write_lines
+from spanwise.rollouts import read_rollouts
+
+
+def text_of(table, n=0):
+    return "".join(table.vocabulary.pieces[i].decode() for i in table.tokens.slice(n, n + 1))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path):
+    call = {"name": "sum", "arguments": '{"of": [2, 2]}'}
+    calls = [{"id": "1", "type": "function", "function": call} if nested else call]
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": "Add."},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    table = read_rollouts(trl_file(tmp_path / "a.parquet", [turns]))
+    assert text_of(table) == 'Add.\nsum({"of": [2, 2]})' + "4" + "It is 4."
+    sampled = table.tokens.with_values(table.trainable)
+    kept = [table.vocabulary.pieces[i].decode() for i in table.tokens.values[sampled.values]]
+    assert "".join(kept) == 'Add.\nsum({"of": [2, 2]})It is 4.'
+
+
+def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):
+    def prompt(name):
+        call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": name, "arguments": {"a": 1}}}]}
+        return [{"role": "user", "content": "go"}, call]
+
+    rows = [{"prompt": prompt(name), "completion": "x"} for name in ("left", "right", "left")]
+    table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows))
+    assert table.prompts[0] == '[user] go\n[assistant] left({"a": 1})'
+    assert table.group_n.tolist() == [0, 1, 0]

@@ -1,0 +1,60 @@
+"""Traces of verifiers: ids, branches, results before 1.0, scores that are missing."""
+
+import numpy as np
+import pytest
+
+import trl_small
+from rollout_files import ERROR, OK, episode, node, said, small_episode, trace, write_lines
+from spanwise.errors import DataError
+from spanwise.rollouts import read_rollouts
+from spanwise.types import Status
+
+
+def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
+    tokenizer = trl_small.tokenizer()
+    tokenizer.save_pretrained(tmp_path / "model")
+    pieces = ["a", "<answer>", "4", "</answer>", "<eos>"]
+    ids = tokenizer.convert_tokens_to_ids(pieces)
+    reply = node("assistant", "a<answer>4</answer>", parent=0, sampled=True, ids=[2, *ids],
+                 mask=[False, *[True] * 5], logprobs=[-0.1, -0.2, -0.3, -0.4, -0.5])  # fmt: skip
+    one = trace("", "4", {"exact": {"score": 1.0, "weight": 1.0}})
+    one["nodes"] = [node("user", "2+2=", parent=None, ids=[7, 8], mask=[False, False]), reply]
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]), tokenizer=tmp_path / "model")
+    assert table.has_ids
+    assert table.tokens.slice(0, 1).tolist() == ids
+    assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
+    np.testing.assert_allclose(table.token_values["logp"], [-0.1, -0.2, -0.3, -0.4, -0.5], rtol=1e-6)
+    one["nodes"][1]["mask"] = [True] * 5
+    with pytest.raises(DataError, match=r"Line 1 of .* has 6 tokens and 5 values of 'mask'"):
+        read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
+
+
+def test_the_last_branch_of_a_trace_is_shown(tmp_path):
+    other = node("assistant", said("9", "0.1"), parent=0, sampled=True)
+    one = trace(said("4", "0.9"), "4", {}, extra=[other])
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
+    assert b"<answer>9</answer>" in table.vocabulary.join(table.tokens.slice(0, 1).astype(np.int64))[0]
+    assert "1 of 1 traces have several branches" in table.note
+
+
+def test_results_of_verifiers_before_1_0(tmp_path):
+    rows = [
+        {"example_id": i, "prompt": [{"role": "user", "content": "2+2="}], "answer": "4", "reward": r, "error": error,
+         "completion": [{"role": "assistant", "content": said("4", "0.5")}], "metrics": {"exact": r}, "exact": r}
+        for i, r, error in ((0, 1.0, None), (0, 0.0, None), (1, 0.0, {"error": "Timeout"}))
+    ]  # fmt: skip
+    table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows).parent)
+    assert table.group_n.tolist() == [0, 0, 1]
+    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.ERROR)]
+    assert table.columns["answer"] == ["4"] * 3
+
+
+def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
+    rewards = [
+        {"a": {"weight": 0.5}, "b": 1.0},
+        {"a": {"score": None}, "b": 0.0},
+        {"a": {"score": 1.0, "weight": None}, "b": 1.0},
+    ]
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [small_episode("x", row) for row in rewards]))
+    assert table.rewards["a"].status_n.tolist() == [ERROR, ERROR, OK]
+    assert table.rewards["reward"].value_n.tolist() == [1.0, 0.0, 2.0]  # a weight that is not written is 1

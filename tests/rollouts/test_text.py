@@ -1,0 +1,48 @@
+"""Texts without ids: cut into pieces that keep every byte, or encoded with a tokenizer."""
+
+import numpy as np
+import torch
+
+import trl_small
+from rollout_files import write_lines
+from spanwise.layout import Layout
+from spanwise.rollouts import read_rollouts
+from spanwise.segment import segment
+
+HOSTILE = [
+    "",
+    " ",
+    "\n\n<answer>4</answer>",
+    "a<b> <",
+    "<<answer>>4</answer",
+    "é\u2028日本 <answer>½</answer>\r\n",
+    "\ud800x",
+]
+
+
+def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
+    rows = [{"input": "q", "output": text, "gts": "4", "score": 0.0, "step": 1} for text in HOSTILE]
+    table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows))
+    joined = [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(HOSTILE))]
+    assert joined == [*HOSTILE[:-1], "\ufffdx"]
+    tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
+    assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
+    ids, filled = table.tokens.padded(2, 3)
+    spans, text = segment(
+        torch.from_numpy(ids), torch.from_numpy(filled), layout=Layout({"before": [], "x": ["answer"]}),
+        vocabulary=table.vocabulary,
+    )  # fmt: skip
+    assert text[0]["before"][""] == "\n\n"
+    assert text[0]["x"]["answer"] == "4"
+    assert spans.start_nk.tolist() == [[0, 1]]
+
+
+def test_text_can_be_encoded_with_a_tokenizer(tmp_path):
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"input": "2+2=", "output": "ab<answer>4</answer>", "gts": "4", "score": 1.0, "step": 1}]
+    table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows), tokenizer=tmp_path / "model")
+    assert [table.vocabulary.pieces[i] for i in table.tokens.values] == [b"a", b"b", b"<answer>", b"4", b"</answer>"]
+    assert table.note.startswith("The file holds no token ids; the text is encoded with the tokenizer of")
+    rows[0]["output"] = "xyz<answer>4</answer>"  # not in its vocabulary
+    table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows), tokenizer=tmp_path / "model")
+    assert "changes 1 of 1 texts" in table.note

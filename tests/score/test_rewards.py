@@ -1,0 +1,149 @@
+"""The rewards that are built in: correctness, confidence, format, a second attempt."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import NAN, assert_close
+from score_small import ABSENT, CORRECT, ERROR, OK, TIMEOUT, completion
+from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
+from spanwise.objective import Objective
+from spanwise.score import MathVerifier, parse_confidence, score, score_one
+
+
+def test_log_score_is_clipped_on_both_sides():
+    text = [completion("4", "1"), completion("5", "1"), completion("5", "0"), completion("4", "0.25")]
+    objectives = [CORRECT, Objective("log_score", pays=("confidence",), options={"clip": 0.1})]
+    rewards = score(objectives, text, columns={"answer": ["4"] * 4})
+    assert_close(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)], 1e-12)
+    assert_close(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)], 1e-12)
+    default = score([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
+    assert_close(default.reward_nm[1, 1], math.log(0.01), 1e-12)
+    with pytest.raises(RecipeError, match=r"'clip'.*not 0\.5"):
+        score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
+
+
+def test_a_reward_that_pays_every_block_reads_its_tag_where_it_is():
+    pays = ("solution", "confidence")
+    objectives = [Objective("correct", pays=pays), Objective("brier", pays=pays)]
+    text = [completion("4", "0.6"), completion(False, "0.6")]
+    scores = score(objectives, text, columns={"answer": ["4", "4"]})
+    assert_close(scores.reward_nm, [[1, -0.16], [0, -0.36]], 1e-12)  # the second one has a paid block and no answer: wrong
+
+
+def test_brier_is_judged_by_the_objective_it_names_and_by_a_probability_only():
+    half = Objective(lambda blocks: [0.5] * len(blocks), pays=("solution",), name="half")
+    double = Objective(lambda blocks: [2.0] * len(blocks), pays=("solution",), name="double")
+    text, columns = [completion("4", "0.7")], {"answer": ["4"]}
+    by_half = Objective("brier", pays=("confidence",), given="correct", options={"of": "half"})
+    assert_close(score([CORRECT, half, by_half], text, columns=columns).reward_nm[:, 2], [-0.04], 1e-12)
+    with pytest.raises(RewardError, match=r"'double' gives completion 0 the outcome 2\.0"):
+        score([double, Objective("brier", pays=("confidence",), given="double")], text, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.7", 0.7), (" 0.7\n", 0.7), ("70%", 0.7), ("70 %", 0.7), ("0.7.", 0.7), ("70%.", 0.7), ("1", 1.0), ("1.", 1.0),
+        ("1.0", 1.0),         ("0", 0.0), (".5", 0.5), ("7e-1", 0.7), ("100%", 1.0), ("0.5%", 0.005),
+        ("70", None), ("high", None), ("", None), (".", None), ("%", None), ("nan", None), ("inf", None), ("0.7 or 0.8", None),
+        ("-0.1", None), ("-0", None), ("+0.7", None), ("1.2", None), ("101%", None), ("0,7", None), ("7/10", None), ("0.7..", None),
+        ("\u0660.\u0667", None), ("0.7%%", None), ("1e999", None), ("0_1", None), ("0.7 (sure)", None), ("²", None),
+    ],
+)  # fmt: skip
+def test_confidence_is_one_plain_number(text, value):
+    assert parse_confidence(text) == (None if value is None else pytest.approx(value, abs=1e-15))
+
+
+@given(st.floats(0.0, 1.0))
+def test_every_probability_that_is_written_is_read(q):
+    assert parse_confidence(repr(q)) == q
+    assert parse_confidence(f"{q:.17f}") == pytest.approx(q, abs=1e-16)
+    assert parse_confidence(f"{100 * q:.15f}%") == pytest.approx(q, abs=1e-15)
+
+
+@given(st.text())
+@settings(max_examples=300)
+def test_no_text_reads_as_anything_but_a_probability(text):
+    value = parse_confidence(text)
+    assert value is None or 0.0 <= value <= 1.0
+
+
+def tagged(text, **tags):
+    return {"solution": {"": text, **tags}}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "value"),
+    [
+        (tagged("<a>1</a> <b>2</b>", a="1", b="2"), 1.0),
+        (tagged("1</a><b>2</b>", a="1", b="2"), 1.0),  # the prompt holds <a>
+        (tagged("<a>1</a>", a="1", b=None), 0.0),
+        (tagged("<a>1</a><b> </b>", a="1", b=" "), 0.0),
+        (tagged("<a>1</a><b>2</b><b>3</b>", a="1", b="3"), 0.0),
+        (tagged("<a>1<b>2</b></a>", a="1<b>2</b>", b="2"), 0.0),
+        (tagged("<b>2</b><a>1</a>", a="1", b="2"), 0.0),
+        ({**tagged("<a>1</a><b>2</b>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 1.0),
+        ({**tagged("<a>1</a><b>2</b><c>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 0.0),
+        ({"solution": None}, NAN),
+    ],
+)
+def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value):
+    assert_close(
+        score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={}).value_n,
+        [value],
+        1e-12,
+        equal_nan=True,
+    )
+
+
+def test_format_over_two_blocks_and_over_chosen_tags():
+    both = Objective("format", pays=("solution", "confidence"))
+    text = [completion(), completion("4", False), completion(False, False), completion("4", None)]
+    assert_close(score_one(both, text, columns={}, scored={}).value_n, [1, 0, NAN, 0], 1e-12, equal_nan=True)
+    answer_only = Objective("format", pays=("solution", "confidence"), options={"tags": ["answer"]})
+    assert_close(score_one(answer_only, [completion("4", None)], columns={}, scored={}).value_n, [1], 1e-12)
+
+
+def attempts(first, second):
+    block = lambda answer: None if answer is False else {"": "", "answer": answer}  # noqa: E731
+    return {"first": block(first), "second": block(second)}
+
+
+def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_same():
+    cases = [
+        (("3", "4"), 1.0), (("4", "4"), 1.0), (("3", "5"), 0.1), (("4", "5"), 0.1), (("5", "5"), 0.0), (("5", "05"), 0.0),
+        ((r"\frac{1}{2}", "0.5"), 0.0), (("0.5", r"\frac{1}{3}"), 0.1), (("@#!", "5.5"), 0.1),
+        (("3", None), 0.0), (("3", " "), 0.0), ((None, "5"), 0.1), ((False, "5"), 0.1), (("4", False), NAN),
+    ]  # fmt: skip
+    text = [attempts(*pair) for pair, _ in cases]
+    with MathVerifier(deadline=20.0) as verifier:
+        objective = Objective("second_attempt", pays=("second",), options={"verifier": verifier})
+        reward = score_one(objective, text, columns={"answer": ["4"] * len(text)}, scored={})
+        assert_close(reward.value_n, [value for _, value in cases], 1e-12, equal_nan=True)
+        assert reward.status_n.tolist() == [OK] * (len(text) - 1) + [ABSENT]
+        no_gold = score_one(objective, [attempts("3", "5")], columns={"answer": [None]}, scored={})
+    assert no_gold.status_n.tolist() == [ERROR]
+
+
+def test_a_hang_is_a_timeout_and_a_gold_that_cannot_be_read_an_error():
+    with MathVerifier(deadline=1.0) as verifier:
+        objective = Objective("correct", pays=("solution",), options={"verifier": verifier})
+        text = [completion(r"$9^{9^{9^{9}}}$"), completion("4.0"), completion("4.0")]
+        reward = score_one(objective, text, columns={"answer": ["4", "@#!", "4"]}, scored={})
+    assert_close(reward.value_n, [NAN, NAN, 1.0], 1e-12, equal_nan=True)
+    assert reward.status_n.tolist() == [TIMEOUT, ERROR, OK]
+
+
+def test_correct_reads_another_tag_and_column_or_the_whole_block():
+    whole = [{"all": {"": "The answer is \\boxed{4}."}}, {"all": {"": "\\boxed{5}"}}]
+    with MathVerifier(deadline=20.0) as verifier:
+        options = {"tag": "", "column": "gold", "verifier": verifier}
+        reward = score_one(Objective("correct", pays=("all",), options=options), whole, columns={"gold": [4, 4]}, scored={})
+    assert_close(reward.value_n, [1.0, 0.0], 1e-12)
+    with pytest.raises(DataError, match="no column 'answer'; its columns are gold"):
+        score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})
+    with pytest.raises(AlignmentError, match="3 rows for 1"):
+        score_one(CORRECT, [completion()], columns={"answer": ["4"] * 3}, scored={})

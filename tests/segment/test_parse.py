@@ -1,0 +1,21 @@
+"""The parser of tags: default ends, and sequences worked out once."""
+
+from spanwise.layout import Layout
+from spanwise.segment.parse import TagParser
+
+LAYOUT = Layout({"one": ["a"], "two": ["c"]})
+
+
+def test_the_parser_reads_the_whole_text_by_default():
+    parsed = TagParser(LAYOUT).parse(b"<a>x</a><c>x</c>")
+    assert (parsed.starts, parsed.contents) == ((0, 8), {(0, "a"): (3, 4), (1, "c"): (11, 12)})
+    assert TagParser(LAYOUT).parse(b"<a>x</a>", 3).contents == {}
+
+
+def test_the_parser_works_a_sequence_out_once(monkeypatch):
+    parser, calls = TagParser(LAYOUT), []
+    work_out = parser._work_out
+    monkeypatch.setattr(parser, "_work_out", lambda *key: calls.append(key) or work_out(*key))
+    for text in (b"<a>x</a>", b"<a>xyz</a>", b"x<a>x</a>"):
+        parser.parse(text)
+    assert len(calls) == 2  # it begins with a tag, or it does not

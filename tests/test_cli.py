@@ -1,0 +1,292 @@
+"""The command line as a user meets it: real processes, their output and exit status."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from spanwise.cli import app
+from spanwise.commands.shared.checkpoints import find_checkpoint
+from spanwise.errors import DataError, RecipeError
+from tokenizers_small import byte_level
+
+SMALL = [
+    "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
+    "--set", "eval_samples=2", "--eval-every", "1",
+]  # fmt: skip
+
+
+def spanwise(*arguments, cache, expect=0, path=""):
+    environment = {
+        **os.environ,
+        "SPANWISE_CACHE": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "160",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH")))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def run(cache, tmp_path_factory):
+    """One real run of two steps, with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("run") / "first"
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
+    return folder, done
+
+
+def test_train_leaves_everything_behind(run):
+    folder, done = run
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert list(recipe["layout"]) == ["solution", "confidence"]
+    assert recipe["objectives"][1]["baseline"] == "outcome"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert {"rewards/correct/mean", "credit/solution/mean_abs", "credit/malformed", "spanwise/seconds"} <= set(steps[0])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"accuracy", "refusal_rate", "format_rate", "ece"} <= set(summary["final"])
+    assert 0 < summary["spanwise_share"] < 1
+    assert (folder / "model" / "config.json").is_file()
+    assert "segment + score + credit took" in done.stdout
+    # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
+    assert (
+        "groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80;"
+        in done.stdout
+    )
+
+
+def test_rollouts_can_be_read_and_add_up(run):
+    folder, _ = run
+    table = pq.read_table(folder / "rollouts" / "step_000001.parquet")
+    assert table.num_rows == 8
+    for row in table.to_pylist():
+        assert len(row["completion_ids"]) == len(row["advantages"]) == len(row["trainable"])
+        assert row["status/correct"] in ("ok", "absent")
+        assert (row["reward/correct"] is None) == (row["status/correct"] != "ok")
+        blocks = [(row[f"start/{name}"], row[f"end/{name}"], row[f"credit/{name}"]) for name in ("solution", "confidence")]
+        total = sum(credit for start, end, credit in blocks if end > start) + row["credit/stop"]
+        assert sum(row["advantages"]) == pytest.approx(total, abs=1e-5)  # 1/|T_k| over |T_k| tokens
+
+
+def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
+    folder, _ = run
+    spanwise("train", folder / "recipe.yaml", "--output", tmp_path / "again", cache=cache)
+    first, second = (json.loads((path / "summary.json").read_text()) for path in (folder, tmp_path / "again"))
+    assert first["final"] == second["final"]
+
+
+def told(folder):
+    """Start, steps of the curve and batches as the summary has them, and what each line of the metrics is about."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    about = [(line["step"], next((kind for kind in ("evaluation", "final") if kind in line), "batch")) for line in lines]
+    return [summary[name] for name in ("start", "curve", "batches", "final")], about
+
+
+WHOLE = [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "final")]
+
+
+def test_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
+    folder, _ = run
+    summary, about = told(folder)
+    assert about == WHOLE
+    assert [point["step"] for point in summary[1]] == [0, 1, 2]
+    assert [batch["step"] for batch in summary[2]] == [1, 2]
+    resumed = tmp_path / "resumed"
+    spanwise("train", *SMALL, "--output", resumed, "--resume", folder / "checkpoints" / "checkpoint-1", cache=cache)
+    assert told(resumed) == (summary, about)
+
+
+def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache, tmp_path):
+    folder, _ = run
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "checkpoints" / "checkpoint-2" / "trainer_state.json").unlink()  # what is written last
+    metrics = broken / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
+    assert "Resuming from checkpoint-1; not readable are checkpoint-2: it holds no trainer_state.json." in done.stdout
+    assert told(broken) == told(folder)
+
+
+def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tmp_path):
+    folder, _ = run
+    shutil.copytree(folder / "checkpoints" / "checkpoint-1", tmp_path / "moved" / "checkpoint-1")
+    resumed = tmp_path / "resumed"
+    spanwise("train", *SMALL, "--output", resumed, "--resume", tmp_path / "moved" / "checkpoint-1", cache=cache)
+    summary = json.loads((resumed / "summary.json").read_text())
+    assert set(summary["start"]) == set(summary["final"])
+    assert set(summary["start"].values()) == {None}
+    assert [point["step"] for point in summary["curve"]] == [1, 2]
+
+
+def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
+    folder, _ = run
+    broken = tmp_path / "checkpoint-1"
+    shutil.copytree(folder / "checkpoints" / "checkpoint-1", broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
+    assert "is not a readable checkpoint: a file in it is damaged" in done.stderr
+    shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
+    with pytest.raises(
+        DataError, match=r"No checkpoint under .* is readable \(checkpoint-1: a file .*\); leave out --resume"
+    ):
+        find_checkpoint(str(tmp_path / "run"), "last")
+
+
+def test_a_model_and_a_dataset_by_name(cache, tmp_path):
+    """The real path with a random model: the paper's prompt, a reward function of the user's own, LoRA-free, one step."""
+    tokenizer = byte_level(special=("<|end|>",))
+    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(blocks, **columns):\n    return [-len(str(b)) / 100 for b in blocks]\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(
+        "objectives:\n- {reward: correct, pays: [solution], if_missing: 0.0}\n"
+        "- {reward: 'my_rewards:short', pays: [solution]}\n"
+        "- {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}\n"
+    )
+    done = spanwise(
+        "train", tmp_path / "recipe.yaml", "--model", tmp_path / "model", "--dataset", tmp_path / "sums.jsonl", "--steps", "1",
+        "--prompts", "2", "--group-size", "2", "--set", "max_completion_length=12", "--set", "eval_prompts=2",
+        "--set", "eval_samples=1", "--output", tmp_path / "out", cache=cache, path=tmp_path,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["task"] == "confidence"
+    assert summary["final"]["refusal_rate"] is None
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["objectives"][1]["reward"] == "my_rewards:short"
+    assert "short" in done.stdout
+
+
+def test_eval_reads_a_run_folder(run, cache):
+    folder, _ = run
+    done = spanwise("eval", folder, "--prompts", "4", "--samples", "2", cache=cache)
+    assert "accuracy" in done.stdout
+
+
+def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
+    folder, _ = run  # two steps of training: it babbles
+    done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
+    assert "None of 16 completions has the block 'confidence'; there is nothing to re-roll." in done.stderr
+
+
+def test_demo_has_both_arms(cache, tmp_path):
+    done = spanwise(
+        "demo", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
+        "--set", "eval_samples=2", cache=cache,
+    )  # fmt: skip
+    arms = json.loads((tmp_path / "demo" / "summary.json").read_text())["arms"]
+    assert set(arms) == {"scalar", "blockwise"}
+    expected = {
+        "accuracy",
+        "refusal_rate",
+        "peak_refusal_rate",
+        "mean_accuracy",
+        "ece",
+        "brier",
+        "auroc",
+        "format_rate",
+        "seconds",
+    }
+    assert expected <= set(arms["scalar"])
+    assert "refusals" in done.stdout
+
+
+def test_methods(cache):
+    listed = spanwise("methods", cache=cache).stdout
+    assert "arXiv 2602.10231" in listed
+    assert "gigpo" in listed
+    assert "from Python only" in spanwise("methods", "vineppo", cache=cache).stdout
+    assert "the paper's full text was not read" in spanwise("methods", "sae", cache=cache).stdout
+    preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
+    assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
+    assert [objective["pays"] for objective in preset["objectives"]] == [
+        ["solution", "confidence"],
+        ["confidence", "solution"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--method", "bea"], "There is no method 'bea'. Did you mean 'bae'?"),
+        (["train", "--set", "stepz=3"], "There is no recipe field 'stepz'. Did you mean 'steps'?"),
+        (["train", "missing.yaml"], "The recipe 'missing.yaml' cannot be read: No such file"),
+        (["train", "--resume", "nowhere"], "'nowhere' is not a readable checkpoint"),
+        (["train", "--resume", "last", "--output", "nowhere"], "There is no checkpoint under 'nowhere/checkpoints'"),
+        (
+            ["train", "--model", "nowhere", "--dataset", "nothing.jsonl"],
+            "The model 'nowhere' is neither a local folder nor a hub model",
+        ),
+        (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
+        (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
+        (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
+        (["train", "--report-to", "wandbb", "--set", "start_steps=1"], "report_to is 'wandbb', which is not installed"),
+        (["demo", "--seeds", "a"], "--seeds takes whole numbers"),
+        (["train", "--set", "steps"], "--set takes field=value"),
+        (
+            ["train", "--set", "start_steps=1", "--set", "trainer={betta: 1}"],
+            "There is no trainer option 'betta'. Did you mean 'beta'",
+        ),
+        (
+            ["train", "--set", "objectives=[{reward: 'nowhere:f', pays: [solution]}]", "--set", "start_steps=1"],
+            "cannot be imported",
+        ),
+    ],
+)
+def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((RecipeError, DataError)) as error:
+        app(arguments)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_process_itself_prints_the_sentence(cache):
+    done = spanwise("train", "--method", "bea", cache=cache, expect=2)
+    assert done.stderr.startswith("Error: There is no method 'bea'.")
+
+
+def test_import_loads_no_trainer():
+    code = (
+        "import time, torch; started = time.perf_counter(); import spanwise, sys; seconds = time.perf_counter() - started;"
+        "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'pydantic', 'rich', 'math_verify', 'ray', 'scipy'};"
+        "print(sorted(heavy & set(sys.modules)), seconds)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
+    heavy, seconds = done.stdout.rsplit(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 1.5

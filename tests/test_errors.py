@@ -1,0 +1,62 @@
+"""Errors are of this package and, where an argument is wrong, of Python's own kind."""
+
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import trl_small
+from spanwise import errors
+from spanwise.commands.shared.files import read_json
+from spanwise.credit import check_stepwise, grpo
+from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
+from spanwise.layout import Layout
+from spanwise.recipe import load
+
+VALUE_ERRORS = {AlignmentError, LayoutError, RecipeError, RewardError}
+(TRL_NOTICE,) = trl_small.THIRD_PARTY
+
+
+def test_a_wrong_argument_is_a_value_error():
+    ours = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SpanwiseError)}
+    assert {kind for kind in ours if issubclass(kind, ValueError)} == VALUE_ERRORS
+    assert ours - VALUE_ERRORS == {SpanwiseError, DataError}
+    for kind in ours:
+        assert str(pickle.loads(pickle.dumps(kind("in a worker")))) == "in a worker"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: Layout({"a": ["b c"]}), LayoutError),
+        (lambda: check_stepwise("gropo"), RecipeError),
+        (lambda: grpo(torch.zeros(2), torch.zeros(3, dtype=torch.long)), AlignmentError),
+        (lambda: grpo(torch.tensor([torch.inf, 0.0]), torch.zeros(2, dtype=torch.long)), RewardError),
+    ],
+)
+def test_callers_may_expect_either(call, kind, unchecked_shapes):
+    for expected in (kind, SpanwiseError, ValueError):
+        with pytest.raises(expected):
+            call()
+
+
+@TRL_NOTICE
+def test_trl_callers_get_a_value_error(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs is built from the objectives") as caught:
+        trl_small.trainer(tmp_path, extra={"reward_funcs": lambda completions, **_: [0.0] * len(completions)})
+    assert type(caught.value) is RecipeError
+
+
+def test_sentences_go_through_pydantic_once_and_together():
+    with pytest.raises(RecipeError) as caught:
+        load(None, {"method": "bea", "steps": 0})
+    first, second = str(caught.value).split("; ")
+    assert first.startswith("There is no method 'bea'. Did you mean 'bae'?")
+    assert second == "steps: Input should be greater than or equal to 1 (got 0)"
+
+
+def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.json' cannot be read") as caught:
+        read_json(tmp_path / "nowhere.json")
+    assert "not a JSON object" not in str(caught.value)

@@ -1,0 +1,35 @@
+"""Layouts: which tags belong to which block, and which layouts are refused."""
+
+import pytest
+
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout
+
+
+def test_layout_sentences():
+    assert Layout({"X": ["X"]}).tags == ("X",)
+    assert Layout({"whole": [], "c": ["c"]}).names == ("whole", "c")
+    assert Layout({"one": ["a", "b"]}, prefilled="a").prefilled == "a"
+    with pytest.raises(LayoutError, match="'b' must be the first tag of the first block, which is 'a'"):
+        Layout({"one": ["a", "b"]}, prefilled="b")
+    with pytest.raises(LayoutError, match="'b' must be the first tag of the first block, which is 'none'"):
+        Layout({"one": []}, prefilled="b")
+    with pytest.raises(LayoutError, match=r"^A layout needs at least one block"):
+        Layout({})
+    with pytest.raises(LayoutError, match="names a tag twice: a, b, a"):
+        Layout({"one": ["a", "b", "a"]})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "prefilled", "said"),
+    [
+        ({}, None, "at least one block"),
+        ({"a": ["a"], "b": []}, None, "No tag opens block 'b'"),
+        ({"a": ["<a>"]}, None, "bare name"),
+        ({"a": ["a", "a"]}, None, "names a tag twice"),
+        ({"a": ["a", "b"]}, "b", "must be the first tag"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused(blocks, prefilled, said):
+    with pytest.raises(LayoutError, match=said):
+        Layout(blocks, prefilled=prefilled)

@@ -1,0 +1,163 @@
+"""The road from a batch to advantages: sizes, gathers, the final mask, metrics, and what counts as a signal."""
+
+import math
+
+import pytest
+import torch
+
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Credit,
+    Layout,
+    Objective,
+    Reading,
+    RecipeError,
+    Scheme,
+    Scores,
+    Spans,
+    Vocabulary,
+    advantages,
+    credit,
+    metrics,
+    read,
+)
+from spanwise.credit import restrict
+from spanwise.pipeline import dead_strata, pad_tokens
+
+LAYOUT = Layout({"a": ["x"], "b": ["y"]})
+TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])
+ONE = Scheme("bae", Layout({"b": []}), [Objective("format", "b", name="r")])
+
+
+def spans(block_nt):
+    block = torch.tensor(block_nt, dtype=torch.int8)
+    n = len(block)
+    return Spans(("a", "b"), torch.tensor([[0, 2]] * n), torch.tensor([[2, 3]] * n), block, torch.arange(n))
+
+
+def test_restrict_widens_drops_and_refuses():
+    both = spans([[0, 0, 1], [0, -1, 1]])
+    mask = torch.tensor([[True, True, True, False], [False] * 4])
+    kept = restrict(both, mask)
+    assert kept.block_nt.tolist() == [[0, 0, 1, -1], [-1] * 4]
+    assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
+    with pytest.raises(AlignmentError, match="Completion 1 trains on 3 tokens and its spans cover 2"):
+        restrict(both, torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(AlignmentError, match="3 tokens wide and the trainer's mask 2"):
+        restrict(both, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_pad_tokens_without_tools_and_without_completions():
+    ids, mask = pad_tokens([[7], [8, 9]])
+    assert ids.tolist() == [[7, 0], [8, 9]]
+    assert mask.tolist() == [[True, False], [True, True]]
+    assert pad_tokens([])[0].shape == (0, 0)
+
+
+def test_a_table_of_all_ranks_reads_back_as_it_was_written():
+    nan = math.nan
+    scores = Scores(
+        ("c", "q"),
+        torch.tensor([[1.0, -0.01], [nan, nan]]).double(),
+        torch.tensor([[0, 0], [1, 2]], dtype=torch.int8),
+        torch.tensor([[[nan, nan], [-0.81, -0.01]], [[nan, nan], [nan, nan]]]).double(),
+        stated_nm=torch.tensor([[nan, 0.9], [nan, nan]]).double(),
+    )
+    here = spans([[0, 0, 1], [0, 0, -1]])
+    table = Reading(scores, here.length_nk, here.fault_n).pack()
+    back = Reading.unpack(torch.cat([table, table]), TWO)
+    assert back.scores.reward_nm[:2].flatten().tolist() == pytest.approx([1.0, -0.01, nan, nan], nan_ok=True)
+    assert back.scores.status_nm[:2].tolist() == [[0, 0], [1, 2]]
+    assert back.scores.by_outcome_nmo[2, 1].tolist() == pytest.approx([-0.81, -0.01])
+    assert back.scores.stated_nm[2].tolist() == pytest.approx([nan, 0.9], nan_ok=True)
+    assert back.length_nk.tolist() == [[2, 1], [2, 0]] * 2
+    assert back.fault_n.tolist() == [0, 1, 0, 1]
+    assert back.take(slice(1, 3)).fault_n.tolist() == [1, 0]
+    with pytest.raises(AlignmentError, match="has 13 columns and the scheme's objectives and blocks make 7"):
+        Reading.unpack(table, ONE)
+
+
+def even(text, *, columns):
+    return [None if value is None else value % 2 == 0 for value in columns["turns"]]
+
+
+def test_outcomes_travel_with_the_table():
+    given = Objective("format", "b", name="q", given=["c", even], baseline="outcome")
+    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), given])
+    vocabulary = Vocabulary((b"<x>", b"</x>", b"<y>", b"</y>", b"1"))
+    batch = Batch.jagged([[0, 4, 1, 2, 4, 3]] * 3, [0, 0, 0], columns={"turns": [2, 3, None]})
+    reading = read(batch, scheme, vocabulary)
+    back = Reading.unpack(reading.pack(), scheme)
+    assert scheme.outcome_names == (f"{__name__}:even",)
+    assert back.scores.outcome(f"{__name__}:even").tolist() == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
+    found = credit(back, batch, scheme)
+    assert metrics(found, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
+
+
+def reading_of(reward_n, present_nk, fault_n):
+    reward_nm = torch.tensor(reward_n).double()[:, None]
+    status_nm = reward_nm.isnan().to(torch.int8)
+    scores = Scores(("r",), reward_nm, status_nm, torch.full((len(reward_n), 1, 2), math.nan).double())
+    return Reading(scores, torch.tensor(present_nk).long(), torch.tensor(fault_n))
+
+
+def test_metrics_of_a_block_nobody_has():
+    found = Credit(torch.zeros(2, 1).double(), torch.zeros(2).double(), torch.tensor([0]), torch.tensor([2]))
+    shown = metrics(found, reading_of([math.nan] * 2, [[0], [0]], [1, 1]), ONE)
+    assert math.isnan(shown["credit/b/mean_abs"])
+    assert shown["credit/no_signal"] == 1
+    assert shown["credit/malformed"] == 1
+    assert shown["credit/r/reward_absent"] == 1
+
+
+def test_a_stop_credit_alone_is_a_signal():
+    found = Credit(torch.zeros(2, 1).double(), torch.tensor([0.0, -1.0]).double(), torch.tensor([0]), torch.tensor([1]))
+    shown = metrics(found, reading_of([0.0, math.nan], [[1], [1]], [0, 0]), ONE)
+    assert shown["credit/no_signal"] == 0
+    assert shown["credit/stop/mean_abs"] == 0.5
+
+
+def test_a_token_alone_is_a_signal():
+    nothing = (torch.zeros(1, 1).double(), torch.zeros(1).double(), torch.tensor([0]), torch.tensor([0]))
+    assert not Credit(*nothing, token_nt=torch.zeros(1, 3)).has_signal
+    assert Credit(*nothing, token_nt=torch.tensor([[0.0, 0.1, -0.1]])).has_signal  # though their mean is 0
+
+
+def test_dead_strata_are_counted_where_nobody_moves():
+    reading = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5)
+    found = credit(reading, Batch([7, 7, -3, -3, 2]), ONE)
+    assert dead_strata(found, ONE) == {"r": (3, 2)}
+    assert found.singleton_m.tolist() == [1]
+    alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
+    assert dead_strata(credit(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
+    whole = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
+    assert dead_strata(credit(reading, Batch([7, 7, -3, -3, 2]), whole), whole) == {"r": (3, 2)}
+
+
+def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
+    scheme = Scheme("reinforce++", ONE.layout, ONE.objectives, "completion", {"whiten": False})
+    here = Spans(
+        ("b",), torch.zeros(2, 1).long(), torch.full((2, 1), 2), torch.zeros(2, 2).to(torch.int8), torch.zeros(2).long()
+    )
+    reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
+    batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
+    found = credit(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
+    assert found.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
+    assert advantages(found, here, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_sentences():
+    with pytest.raises(AlignmentError, match=r"mask_nt is \(1, 3\) for 2 group ids"):
+        Batch([0, 1], mask_nt=torch.ones(1, 3))
+    with pytest.raises(AlignmentError, match="Column 'answer' has 1 values for 2 completions"):
+        Batch([0, 1], columns={"answer": ["4"]})
+    with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens and a tool mask of 2"):
+        Batch.jagged([[1], [2]], [0, 0], sampled=[[1], [1, 0]])
+    with pytest.raises(RecipeError, match="has no token ids and mask, so there is nothing to read"):
+        read(Batch([0]), ONE, Vocabulary((b"a",)))
+    with pytest.raises(AlignmentError, match="2 completions were read and the batch has 3 group ids"):
+        credit(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
+    sae = Scheme("sae", ONE.layout, ONE.objectives)
+    with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
+        credit(reading_of([1.0], [[1]], [0]), Batch([0]), sae)

@@ -1,0 +1,68 @@
+"""The public face: what a first hour needs comes from one import, and no signature changes by accident."""
+
+import ast
+import subprocess
+import sys
+
+import public_face
+import spanwise
+from spanwise.credit import METHODS
+
+FIRST_HOUR = ("segment", "score", "credit", "spread", "Layout", "Objective", "Scheme", "register", "read", "advantages")
+
+
+def test_signatures_are_frozen():
+    frozen = public_face.FILE.read_text(encoding="utf-8").splitlines()
+    now = public_face.lines()
+    changed = [f"- {line}" for line in frozen if line not in now] + [f"+ {line}" for line in now if line not in frozen]
+    assert not changed, "\n".join(
+        ["Public signatures changed. Say it in CHANGELOG.md, then run: python tests/public_face.py", *changed]
+    )
+
+
+def test_a_first_hour_comes_from_one_import():
+    for name in FIRST_HOUR:
+        assert callable(getattr(spanwise, name)), name
+    assert {"bae", "grpo", "rlcr", "rloo", "dr_grpo"} <= set(spanwise.__all__)
+    assert spanwise.segment.__module__ == "spanwise.segment.tagged"
+
+
+def test_rooms_stay_importable_beside_the_functions_of_their_name():
+    code = (
+        "import spanwise, sys; from spanwise.credit import grpo; from spanwise.segment import Vocabulary; "
+        "from spanwise.score import brier; from spanwise.credit.methods._grpo import grpo as own; print(grpo is own)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+def test_modules_of_methods_do_not_shadow_their_functions():
+    for known in METHODS.values():
+        module = known.estimator.__module__.rsplit(".", 1)[1]
+        assert module.startswith("_") or not known.estimator.__module__.startswith("spanwise."), known.name
+
+
+def test_every_method_says_where_its_formula_comes_from():
+    contrib = {name for name, known in METHODS.items() if ".contrib." in known.estimator.__module__}
+    assert contrib == {"san", "ha_dw", "grpo_verif", "gagpo"}
+    for name, known in METHODS.items():
+        if known.estimator.__module__.startswith("spanwise."):
+            assert known.source, name
+            assert known.source.startswith("notes") == (name in contrib or name == "sae"), name
+
+
+def test_no_import_inside_a_function_dodges_a_circle():
+    """Rooms that the core may be imported without load inside functions; no function imports a room of its own road."""
+    import pathlib
+
+    source = pathlib.Path(spanwise.__file__).parent
+    late = []
+    for file in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith("spanwise."):
+                        late.append((file.relative_to(source).as_posix(), inner.module))
+    # The command line loads a command when it is called; the report's packages are optional; the end of a run loads the report.
+    allowed = {"cli.py"}
+    assert [entry for entry in late if entry[0] not in allowed and ".report" not in entry[1]] == []

@@ -1,0 +1,300 @@
+"""`Scheme`: every registered method is really called, and every option is used or refused."""
+
+from dataclasses import replace
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from spanwise import Batch, Layout, Objective, Reading, RecipeError, Scheme, Scores, Spans, Steps, credit, register
+from spanwise.credit import METHODS, Preset
+from spanwise.credit.assign import call
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+PRESETS = {name: known.preset for name, known in METHODS.items() if known.preset is not None}
+NAN = float("nan")
+GENERATOR = torch.Generator().manual_seed(7)
+
+
+def some(*shape):
+    return torch.rand(*shape, generator=GENERATOR, dtype=torch.float64)
+
+
+# A batch in which everything differs: prompts of 12, 3, 1 and 8, rewards that are no round numbers, one constant group.
+N, T = 24, 12
+GROUP_N = torch.tensor([0] * 12 + [1] * 3 + [3] + [2] * 8)
+RIGHT_N = torch.tensor([1, 1, 0, 1, 0, 1, 0, 0] + [1, 0, 0, 0, 0, 1, 1, 1] + [1] * 8).double()
+MASK_NT = torch.arange(T) < torch.tensor([3, 12, 7, 5, 9, 4, 11, 6] * 3)[:, None]
+BLOCK_NT = torch.where(MASK_NT, (torch.arange(T) >= 2).long(), -1).to(torch.int8)
+SPANS = Spans(
+    ("solution", "confidence"), torch.zeros(N, 2).long(), torch.zeros(N, 2).long(), BLOCK_NT, torch.zeros(N).long()
+)
+RAGGED = {
+    "value_nt": some(N, T).float(),
+    "logp_nt": -3 * some(N, T).float(),
+    "ids_nt": (5 * some(N, T)).long(),
+    "mask_nt": MASK_NT,
+}
+TRAJECTORY_N = torch.tensor([0] * 5 + [1] * 3 + [2] * 4 + [3] + [4] * 2 + [5] + [6] * 3 + [7] * 5)
+STEPS = Steps(TRAJECTORY_N, torch.arange(N), ["ab", "abc", "xy", "ab"] * 6)
+
+
+def reading(scheme):
+    m, k = len(scheme.objectives), len(scheme.layout.names)
+    report_n = some(N)
+    right_n = RIGHT_N if "outcome" in [o.baseline for o in scheme.objectives] else RIGHT_N + 0.25 * some(N)
+    reward_nm = torch.stack([right_n.where(GROUP_N != 2, 1.0), -((report_n - RIGHT_N) ** 2)][:m], dim=1)
+    rescored_no = torch.stack([-(report_n**2), -((1 - report_n) ** 2)], 1)
+    by_outcome_nmo = torch.stack([torch.full((N, 2), NAN).double(), rescored_no], 1)[:, :m]
+    scores = Scores(scheme.names, reward_nm, torch.zeros(N, m, dtype=torch.int8), by_outcome_nmo)
+    return Reading(scores, torch.full((N, k), 2) + torch.arange(N)[:, None] % 5, torch.zeros(N).long())
+
+
+def credited(scheme):
+    GENERATOR.manual_seed(11)
+    found = reading(scheme)
+    batch = Batch(GROUP_N, steps=STEPS, **RAGGED)
+    spans = replace(SPANS, names=scheme.layout.names)
+    local = Reading(found.scores, found.length_nk, found.fault_n, spans=spans if scheme.entry.kind == "token" else None)
+    given = credit(local, batch, scheme)
+    return (given.block_nk if given.token_nt is None else given.token_nt), given.stop_n
+
+
+def preset(name, **options):
+    return Scheme.preset(name, LAYOUT, longest=32, **options)
+
+
+# Every registered method is called
+
+
+SHAPES = {"completion": "n", "block": "nk", "token": "nt", "step": "s"}
+
+
+def spy(kind, calls):
+    """An estimator whose numbers no other could have made."""
+
+    def numbers(reward):
+        calls.append(reward)
+        return torch.arange(reward.numel(), dtype=torch.float64).reshape(reward.shape) + 100
+
+    functions = {
+        "completion": lambda reward_n, group_n: numbers(reward_n),
+        "block": lambda reward_nk, group_n: numbers(reward_nk),
+        "token": lambda reward_nt, mask_nt: numbers(reward_nt).float(),
+        "step": lambda reward_s, group_s, trajectory_s, step_s, anchor_s: numbers(reward_s),
+    }
+    return functions[kind]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("like", PRESETS)
+def test_a_registered_method_is_called(kind, like):
+    calls = []
+    name = f"spy of {kind} like {like}"
+    register(name, kind=kind, paper="none", preset=PRESETS[like])(spy(kind, calls))
+    try:
+        scheme = preset(name)
+        found, _ = credited(scheme)
+    finally:
+        METHODS.pop(name)
+    assert len(calls) == 1
+    expected = torch.arange(calls[0].numel(), dtype=torch.float64).reshape(calls[0].shape) + 100
+    if kind == "block" and found.shape[1] == len(scheme.objectives) > 1:
+        assert torch.equal(found, expected)
+    elif kind == "block":  # all objectives pay the one block
+        assert torch.equal(found[:, 0], expected.sum(dim=1))
+    elif kind == "token":
+        assert torch.equal(found.double(), expected)
+    else:
+        assert torch.equal(found, expected[:, None].expand_as(found))
+
+
+def test_a_completion_method_gets_the_weighted_sum():
+    calls = []
+    register("spy sum", kind="completion", paper="none", preset=Preset())(spy("completion", calls))
+    try:
+        objectives = [
+            Objective("correct", pays=LAYOUT.names, weight=0.5),
+            Objective("brier", pays=LAYOUT.names[::-1], given="correct", weight=3.0),
+        ]
+        scheme = preset("spy sum", objectives=objectives)
+        GENERATOR.manual_seed(11)
+        expected = reading(scheme).scores.reward_nm
+        credited(scheme)
+    finally:
+        METHODS.pop("spy sum")
+    assert torch.equal(calls[0], 0.5 * expected[:, 0] + 3.0 * expected[:, 1])
+
+
+# Every option is used or refused
+
+
+def other(known, option, default):
+    """Another value that the option may have."""
+    hint = get_type_hints(known.estimator).get(option)
+    if get_origin(hint) is Literal:
+        return next(value for value in get_args(hint) if value != default)
+    special = {"ddof": 1 - default if default in (0, 1) else 0, "min_stratum": 13, "similarity": 0.5, "seed": 3, "eps": 0.3}
+    if isinstance(default, float) and option not in special:
+        return 0.5 * default + 0.13 if default else 0.37
+    if option in special:
+        return special[option]
+    if isinstance(default, bool):
+        return not default
+    return default + 1
+
+
+#: What must be said as well for an option to show: an epsilon too small to show, a branch that another number switches on.
+WITH = {
+    ("reinforce++", "eps_at"): {"eps": 0.3},
+    ("reinforce++-baseline", "eps_at"): {"eps": 0.3},
+    ("canon", "favoured"): {"alpha": 0.3},
+    ("ktae", "top"): {"form": "code"},
+}
+OPTIONS = [(name, option) for name, known in METHODS.items() if known.preset for option in known.options]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_every_option_is_used_or_refused(name, option):
+    known = METHODS[name]
+    value = other(known, option, known.options[option])
+    base = dict(WITH.get((name, option), {}))
+    condition, values = known.only_with.get(option, ("", ()))
+    idle = known.options[condition] not in values if condition in known.options else condition == "scale_k"
+    if idle:
+        with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}' does something only where"):
+            preset(name, **{option: value})
+    if condition == "scale_k":
+        return  # an objective says it, see below
+    if condition in known.options:
+        base[condition] = values[0]
+    before, after = credited(preset(name, **base)), credited(preset(name, **{**base, option: value}))
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), f"{option}={value!r} changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "objective"),
+    [
+        ("ddof", 0, {"scale": "std"}),
+        ("eps", 0.3, {"scale": "std"}),
+        ("leave_one_out", True, {"baseline": "group"}),
+        ("min_stratum", 13, {"baseline": "outcome"}),
+    ],
+)
+def test_options_that_hang_on_objectives(option, value, objective):
+    def bae(objective, **options):
+        fields = {"baseline": "group", "given": "correct", **objective}
+        objectives = [
+            Objective("correct", pays="solution", baseline="none"),
+            Objective("brier", pays="confidence", **fields),
+        ]
+        return preset("bae", objectives=objectives, **options)
+
+    assert not torch.equal(credited(bae(objective))[0], credited(bae(objective, **{option: value}))[0])
+    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae' does something only where"):
+        bae({"baseline": "none"}, **{option: value})
+
+
+@pytest.mark.parametrize("name", [name for name, known in METHODS.items() if known.preset is None])
+def test_options_of_functions_are_used(name):
+    known = METHODS[name]
+    data = {
+        "reward_n": RIGHT_N + 0.25 * some(N),
+        "correct_n": RIGHT_N,
+        "value_nk": some(N, 2),
+        "block_nt": BLOCK_NT.long(),
+        "adv_nt": some(N, T) - 0.5,
+        "importance_nt": some(N, T),
+        "stratum_n": torch.arange(N) % 3,
+        "metric_n": torch.arange(N) % 5,
+        **RAGGED,
+    }
+    facts = {"logp_nt": RAGGED["logp_nt"]} if "logp_nt" in known.settings else {}
+    run = lambda **options: known.estimator(**{n: data.get(n, GROUP_N) for n in known.required}, **facts, **options)  # noqa: E731
+    before = run()
+    for option, default in known.options.items():
+        value = other(known, option, default)
+        conditional = known.only_with.get(option)
+        base = {conditional[0]: conditional[1][0]} if conditional else WITH.get((name, option), {})
+        assert not torch.equal(run(**base) if base else before, run(**base, **{option: value})), option
+
+
+FACTS = {
+    "baseline": {"baseline": "batch"},
+    "scale": {"scale": "std"},
+    "back_off": {"baseline": "outcome", "given": "correct", "back_off": True},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("fact", FACTS)
+def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
+    rule = preset(name)
+    pays = {"pays": rule.layout.names}
+    objectives = Objective("correct", **pays), Objective("format", **pays, **FACTS[fact])
+    if "baseline" in METHODS[name].inputs:
+        assert Scheme(name, rule.layout, objectives, rule.per).objectives[1] == objectives[1]
+    else:
+        with pytest.raises(RecipeError, match="would change nothing"):
+            Scheme(name, rule.layout, objectives, rule.per)
+
+
+def test_sentences():
+    def refused(sentence, name="bae", layout=LAYOUT, **changes):
+        with pytest.raises(RecipeError, match=sentence):
+            Scheme.preset(name, layout, **{"longest": 32, **changes})
+
+    refused("Method 'grpo' has no option 'leave_one_out'; it has ddof, eps, min_stratum", "grpo", leave_one_out=True)
+    refused("Method 'maxrl' has no option 'leave_one_out'", "maxrl", leave_one_out=True)
+    refused("Method 'gdpo' has no option 'leave_one_out'", "gdpo", leave_one_out=True)
+    refused("Method 'bae' has no option 'scale'; .* Objectives say it", scale="std")
+    refused("calibration is 'log_score', but method 'grpo' rewards correctness alone", "grpo", calibration="log_score")
+    refused("baseline is 'blended', but method 'rlcr' has its own", "rlcr", baseline="blended")
+    refused(
+        "baseline is 'group', but the objectives are given", baseline="group", objectives=[Objective("correct", "solution")]
+    )
+    attempts = Layout({"first": ["answer"], "second": ["answer"]})
+    refused("finds no confidence in the last block", layout=attempts, calibration="brier")
+    refused("per is '-1'", per="-1")
+    refused("per is 'True'", per=True)
+    refused("min_stratum is 1", min_stratum=1)
+    refused("ddof is 2", "grpo", ddof=2)
+    refused("eps is -1", "grpo", eps=-1)
+    refused("give it as longest=, or per='completion'", "dr_grpo", longest=None)
+    refused("is a function to call from Python", "vineppo")
+    refused("There is no method 'bea'. Did you mean 'bae'", "bea")
+    pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+    refused(
+        "gives a completion one number, but 'correct' pays solution and 'brier' pays confidence", "rlcr", objectives=pair
+    )
+    idle = [Objective("correct", "solution"), Objective("format", "confidence", given="correct")]
+    refused("is given 'correct', but neither its reward nor its baseline looks at it", objectives=idle)
+    with pytest.raises(
+        RecipeError, match=r"needs log-probabilities .* and values of a critic .* Methods that can be run: bae"
+    ):
+        Scheme.preset("sae", LAYOUT).check(("ids_nt", "mask_nt"))
+
+
+def test_gdpo_trains_what_it_is():
+    """Three methods once took one option and changed nothing; gdpo's own function was never called."""
+    from spanwise.credit import gdpo
+
+    rule = preset("gdpo")
+    GENERATOR.manual_seed(11)
+    rewards = reading(rule).scores.reward_nm
+    assert torch.equal(credited(rule)[0][:, 0], gdpo(rewards, GROUP_N, weight_m=torch.ones(2)))
+
+
+def test_call_names_what_is_missing():
+    with pytest.raises(RecipeError, match="Method 'gae' needs reward_nt and value_nt and mask_nt"):
+        call(METHODS["gae"], GROUP_N, {}, {})
+
+
+def test_a_scheme_is_plain_data():
+    rule = preset("bae", baseline="blended", min_stratum=3)
+    assert rule.plain()["options"] == {"min_stratum": 3}
+    assert rule.plain()["objectives"][1] == {
+        "reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "blended", "weight": 1.0, "if_missing": -1.0,
+        "name": "brier",
+    }  # fmt: skip
+    assert rule.change(per="completion").per == "completion"
