@@ -83,7 +83,7 @@ def synthetic_run(folder: Path, *, completions: int, tokens: int, files: int, gr
             "status/correct": ["ok"] * count,
             "reward/brier": rows["brier"],
             "status/brier": ["ok"] * count,
-            "advantages": rows["advantages"],
+            "advantages/bae": rows["advantages"],
         }
         pq.write_table(pa.table(table), folder / "rollouts" / f"step_{step:06d}.parquet")
     return total

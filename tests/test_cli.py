@@ -82,12 +82,14 @@ def test_rollouts_can_be_read_and_add_up(run):
     table = pq.read_table(folder / "rollouts" / "step_000001.parquet")
     assert table.num_rows == 8
     for row in table.to_pylist():
-        assert len(row["completion_ids"]) == len(row["advantages"]) == len(row["trainable"])
+        assert len(row["completion_ids"]) == len(row["advantages/bae"]) == len(row["trainable"])
         assert row["status/correct"] in ("ok", "absent")
         assert (row["reward/correct"] is None) == (row["status/correct"] != "ok")
-        blocks = [(row[f"start/{name}"], row[f"end/{name}"], row[f"credit/{name}"]) for name in ("solution", "confidence")]
-        total = sum(credit for start, end, credit in blocks if end > start) + row["credit/stop"]
-        assert sum(row["advantages"]) == pytest.approx(total, abs=1e-5)  # 1/|T_k| over |T_k| tokens
+        blocks = [
+            (row[f"start/{name}"], row[f"end/{name}"], row[f"credit/bae/{name}"]) for name in ("solution", "confidence")
+        ]
+        total = sum(credit for start, end, credit in blocks if end > start) + row["credit/bae/stop"]
+        assert sum(row["advantages/bae"]) == pytest.approx(total, abs=1e-5)  # 1/|T_k| over |T_k| tokens
 
 
 def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):

@@ -25,6 +25,7 @@ def test_layout_sentences():
     [
         ({}, None, "at least one block"),
         ({"a": ["a"], "b": []}, None, "No tag opens block 'b'"),
+        ({"a": ["a"], "stop": ["b"]}, None, "No block can be called 'stop'"),
         ({"a": ["<a>"]}, None, "bare name"),
         ({"a": ["a", "a"]}, None, "names a tag twice"),
         ({"a": ["a", "b"]}, "b", "must be the first tag"),

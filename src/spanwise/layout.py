@@ -23,8 +23,8 @@ class Layout:
         segmenter: what finds the blocks, by name; see `spanwise.segment.SEGMENTERS`.
 
     Raises:
-        LayoutError: no mapping of blocks to tags, no block, a block after the first that no tag opens, a tag name with brackets
-            or spaces, a prefilled tag that is not the first tag of the first block.
+        LayoutError: no mapping of blocks to tags, no block, a block called `stop`, a block after the first that no tag opens, a
+            tag name with brackets or spaces, a prefilled tag that is not the first tag of the first block.
 
     Example:
         >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -71,6 +71,10 @@ class Layout:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
         for position, (name, tags) in enumerate(self.blocks):
+            if name == "stop":
+                raise LayoutError(
+                    "No block can be called 'stop': metrics and files keep the decision to stop under that name."
+                )
             if position > 0 and not tags:
                 raise LayoutError(
                     f"No tag opens block '{name}': every block after the first needs at least one tag, "

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import spanwise.report.tokens as code
-from spanwise.commands.report.rows import pieces_of, recorded_rows
-from spanwise.commands.shared.folder import rollout_table
-from spanwise.engines.trl import Rollouts
+from spanwise.commands.shared.rows import pieces_of, token_rows
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report.tokens import TokenRow, TokenView, token_view
+from spanwise.rollouts import Rollouts
+from spanwise.rollouts.write import rollout_table
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from tokenizers_small import byte_level
@@ -284,22 +284,24 @@ def table():
     rollouts = Rollouts(
         mode="train",
         step=3,
+        method="bae",
+        group_n=torch.tensor([0, 1]),
         prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]],
         completions=["", ""],
         columns={},
         ids_nt=torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]),
         mask_nt=torch.tensor([[True, True, True, False], [True, False, True, True]]),
-        text=[{"solution": {"": ""}, "confidence": None}] * 2,
+        text=[{"solution": {"": ""}, "confidence": {"": ""}}, {"solution": {"": ""}, "confidence": None}],
         spans=spans,
         scores=scores,
         credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
     )
-    return rollout_table(rollouts, step=3)
+    return rollout_table(rollouts.recorded(step=3))
 
 
 def test_rows_of_a_rollouts_table():
-    first, second = recorded_rows(table(), pieces=lambda ids: [f"t{index}" for index in ids], method="bae")
+    first, second = token_rows(table(), lambda ids: [f"t{index}" for index in ids])
     assert first == TokenRow(
         prompt="1+1=",
         tokens=["t5", "t6", "t7"],
@@ -319,30 +321,34 @@ def test_rows_of_a_rollouts_table():
     assert math.isnan(credit[1])
 
 
+def without(wide, *families):
+    return wide.drop_columns([name for name in wide.column_names if name.startswith(families)])
+
+
 def test_a_table_with_several_methods_and_without_a_tokenizer():
     wide = table().append_column("advantages/grpo", pa.array([[0.1, 0.1, 0.1], [0.2, 0.2, 0.2, 0.2]]))
-    rows = recorded_rows(wide, pieces=None)
-    assert list(rows[0].advantages) == ["this run", "grpo"]
+    rows = token_rows(wide, None)
+    assert list(rows[0].advantages) == ["bae", "grpo"]
     assert rows[0].tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩"]
-    assert recorded_rows(wide.drop_columns(["advantages"]), pieces=None)[1].advantages["grpo"][3] == 0.2
+    assert token_rows(without(wide, "credit/bae", "advantages/bae"), None)[1].advantages["grpo"][3] == 0.2
 
 
 @pytest.mark.parametrize("tokens", [[["a", "é", ""]], [[b"a", "é".encode(), b""]]])
 def test_a_table_of_texts_without_ids(tokens):
     texts = table().slice(0, 1).drop_columns(["completion_ids"]).append_column("tokens", pa.array(tokens))
-    assert recorded_rows(texts, pieces=None)[0].tokens == ["a", "é", ""]
+    assert token_rows(texts, None)[0].tokens == ["a", "é", ""]
 
 
 def test_what_a_file_holds_beside_the_credit():
     """Stop credit of every method, log-probabilities, values, and credit that is null because nothing was trained."""
     extra = {
-        "credit/stop": [0.0, -0.5], "credit/grpo/stop": [0.25, 0.0], "advantages/grpo": [[0.1] * 3, [None] * 4],
+        "credit/bae/stop": [0.0, -0.5], "credit/grpo/stop": [0.25, 0.0], "advantages/grpo": [[0.1] * 3, [None] * 4],
         "values": [[0.5, None, 1.0], [0.0] * 4], "logprobs": [[0.0, math.log(0.5), math.log(0.25)], [0.0] * 4],
     }  # fmt: skip
-    wide = table().drop_columns(["credit/stop"])
+    wide = table().drop_columns(["credit/bae/stop"])
     for name, column in extra.items():
         wide = wide.append_column(name, pa.array(column))
-    first, second = recorded_rows(wide, pieces=None, method="bae")
+    first, second = token_rows(wide, None)
     assert (first.stop, second.stop) == ({"grpo": 0.25}, {"bae": -0.5})
     assert first.probabilities == pytest.approx([1.0, 0.5, 0.25])
     assert [first.values[0], math.isnan(first.values[1]), first.values[2]] == [0.5, True, 1.0]
@@ -353,19 +359,19 @@ def test_what_a_file_holds_beside_the_credit():
 
 def test_a_prompt_that_only_looks_like_a_conversation_is_kept():
     odd = table().drop_columns(["prompt"]).append_column("prompt", pa.array(["[{not json", '[{"role": "user"}]']))
-    assert [each.prompt for each in recorded_rows(odd, pieces=None)] == ["[{not json", '[{"role": "user"}]']
+    assert [each.prompt for each in token_rows(odd, None)] == ["[{not json", '[{"role": "user"}]']
 
 
-@pytest.mark.parametrize("column", ["prompt", "completion_ids", "advantages"])
+@pytest.mark.parametrize("column", ["prompt", "completion_ids", "trainable", "advantages/bae"])
 def test_a_missing_column_is_named(column):
     with pytest.raises(DataError, match=f"no column '{column}'; they have "):
-        recorded_rows(table().drop_columns([column]), pieces=None)
+        token_rows(table().drop_columns([column]), None)
 
 
 def test_lengths_that_do_not_match_are_named():
-    short = table().drop_columns(["advantages"]).append_column("advantages", pa.array([[0.5] * 3, [0.5]]))
-    with pytest.raises(AlignmentError, match="Row 2 of the rollouts has 4 tokens and 1 in 'advantages'"):
-        recorded_rows(short, pieces=None)
+    short = table().drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5]]))
+    with pytest.raises(AlignmentError, match="Row 2 of the rollouts has 4 tokens and 1 in 'advantages/bae'"):
+        token_rows(short, None)
 
 
 def test_token_texts_are_the_bytes_of_the_tokens():
@@ -381,7 +387,7 @@ def test_token_texts_are_the_bytes_of_the_tokens():
 
 
 def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
-    first, second = recorded_rows(table(), pieces=pieces_of(Vocabulary((b"a",) * 8)))
+    first, second = token_rows(table(), pieces_of(Vocabulary((b"a",) * 8)))
     assert first.tokens == ["a", "a", "a"]
     assert second.tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩", "⟨8⟩"]
 

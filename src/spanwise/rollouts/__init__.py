@@ -1,6 +1,8 @@
-"""Rollout files of this package and of other trainers, read into one table: TRL, verl, verifiers."""
+"""Rollout files: one schema, one writer, readers for this package's own, TRL's, verl's and verifiers'."""
 
+from spanwise.rollouts.generated import Rollouts
 from spanwise.rollouts.read import FORMATS, read_rollouts
 from spanwise.rollouts.table import Ragged, RolloutTable
+from spanwise.rollouts.write import Completions, Credited, write_rollouts
 
-__all__ = ["FORMATS", "Ragged", "RolloutTable", "read_rollouts"]
+__all__ = ["FORMATS", "Completions", "Credited", "Ragged", "RolloutTable", "Rollouts", "read_rollouts", "write_rollouts"]

@@ -1,15 +1,34 @@
-"""Parquet files of a folder as one table, with the sentence for those that do not fit together."""
+"""Parquet files, with the sentence for those that are damaged or do not fit together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+from jaxtyping import Int, Shaped
 
 from spanwise.errors import DataError
 from spanwise.rollouts.fields import FieldError, whole
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Read a parquet file inside; what goes wrong with it is one sentence.
+
+    Raises:
+        DataError: the file is empty, damaged, cut off or no parquet.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if file.is_file() and file.stat().st_size == 0:
+            raise DataError(f"'{file}' is empty.") from error
+        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).") from error
 
 
 def joined(path: Path, tables: Sequence[pa.Table], *, promote: Literal["default", "permissive"]) -> pa.Table:
@@ -23,6 +42,28 @@ def joined(path: Path, tables: Sequence[pa.Table], *, promote: Literal["default"
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise DataError(f"The files of '{path}' do not fit together ({reason}); give one of them.") from None
+
+
+def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
+    """The entries of a column of lists, end to end; NaN at a gap, which only numbers have.
+
+    >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
+    [1.0, nan, 2.0]
+    """
+    values = column.combine_chunks().flatten()
+    if values.null_count:
+        values = values.cast(pa.float64())
+    return values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+
+def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
+    """Where the lists of a column start in `flat`, and where the last one ends.
+
+    >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
+    [0, 2, 2, 3]
+    """
+    lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def steps_of(path: Path, table: pa.Table) -> list[int]:

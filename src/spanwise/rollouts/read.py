@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
+from spanwise.rollouts import schema
 from spanwise.rollouts.lines import records
 from spanwise.rollouts.messages import clean
+from spanwise.rollouts.parquet import readable
 from spanwise.rollouts.readers import own, trl, verl
 from spanwise.rollouts.readers.verifiers import read_verifiers
 from spanwise.rollouts.table import RolloutTable
@@ -21,8 +22,9 @@ Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
 
 #: What can be read, in words for messages.
 FORMATS = (
-    "spanwise's rollouts (parquet with prompt, completion_ids, trainable), TRL's completions (parquet with prompt, completion), "
-    "verl's rollout dump (jsonl with input, output) and verifiers' traces (jsonl with traces, or prompt and completion)"
+    "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
+    "completion), verl's rollout dump (jsonl with input, output) and verifiers' traces (jsonl with traces, or prompt and "
+    "completion)"
 )
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _PLACES = (
@@ -48,10 +50,8 @@ def read_rollouts(path: str | Path, *, tokenizer: str | Path | None = None) -> R
     files = _files(place)
     _check_names(place, files)
     reader = _reader(files)
-    try:
+    with readable(files[0] if len(files) == 1 else place):
         table = reader(place, files, tokenizer)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(files[0] if len(files) == 1 else place, error) from error
     if len(table) == 0:
         raise DataError(f"'{path}' holds no completions.")
     return table
@@ -88,14 +88,14 @@ def _reader(files: Sequence[Path]) -> Reader:
         return _lines_reader(files)
     readers: list[Reader] = []
     for file in files:
-        try:
-            names = pq.read_schema(file).names
-        except (pa.ArrowException, OSError) as error:
-            raise _damaged(file, error) from error
+        with readable(file):
+            found = pq.read_schema(file)
+        names = found.names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
-        if set(own.REQUIRED) <= set(names):
+        if schema.is_own(names):
+            schema.check(file, found)
             readers.append(own.read_own)
         elif set(trl.REQUIRED) <= set(names):
             readers.append(trl.read_trl)
@@ -121,10 +121,3 @@ def _lines_reader(files: Sequence[Path]) -> Reader:
 def _foreign(file: Path, names: Sequence[str]) -> DataError:
     shown = ", ".join(map(str, names[:12])) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return DataError(f"'{file}' has the columns {shown or '(none)'}, which is no rollout format known here: {FORMATS}.")
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    if file.is_file() and file.stat().st_size == 0:
-        return DataError(f"'{file}' is empty.")
-    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-    return DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).")

@@ -57,6 +57,14 @@ class Ragged:
         """The values of the rows first..last - 1, end to end."""
         return self.values[self.offsets[first] : self.offsets[last]]
 
+    def rows(self, first: int, last: int) -> Ragged:
+        """The rows first..last - 1.
+
+        >>> Ragged.of([[5, 6], [], [7]]).rows(1, 3).offsets.tolist()
+        [0, 0, 1]
+        """
+        return Ragged(self.slice(first, last), self.offsets[first : last + 1] - self.offsets[first])
+
     def filled(self, first: int, last: int) -> Bool[np.ndarray, "m t"]:
         """Which places of a padded table of the rows first..last - 1 hold a value."""
         lengths = self.lengths[first:last]
@@ -108,7 +116,7 @@ class RolloutTable:
         tokens: N rows of token ids, of `vocabulary`.
         trainable: one flag per token of `tokens`: the model sampled it.
         vocabulary: the bytes of every id.
-        has_ids: the ids are the file's own; else the text was cut into pieces or encoded again.
+        tokenizer: the folder of the tokenizer that the ids are of, if they are the file's own.
         columns: further columns (answers, ...), N values each.
         rewards: the rewards the file records, by name.
         token_values: what else the file holds per token, flat as `tokens.values`: "value", "logp".
@@ -126,7 +134,7 @@ class RolloutTable:
     tokens: Ragged
     trainable: Bool[np.ndarray, " v"]
     vocabulary: Vocabulary
-    has_ids: bool = False
+    tokenizer: Path | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     rewards: Mapping[str, Reward] = field(default_factory=dict)
     token_values: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -136,6 +144,11 @@ class RolloutTable:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids are the file's own; else its texts were cut into pieces or encoded again."""
+        return self.tokenizer is not None
 
     @staticmethod
     def of(

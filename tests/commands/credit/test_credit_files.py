@@ -12,7 +12,7 @@ import trl_small
 from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
 from spanwise.commands.credit.credit import credit, credit_rollouts, figures
 from spanwise.commands.credit.groups import split_groups
-from spanwise.commands.credit.write import choose_rows
+from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
 from spanwise.types import Status
 
@@ -71,7 +71,7 @@ def test_traces_of_verifiers(tmp_path):
 
 
 def own_file(path, *, values=False):
-    """spanwise's own columns, as `rollout_table` names them, for the words of a small tokenizer beside it."""
+    """spanwise's own columns, as `rollouts.schema` names them, for the words of a small tokenizer beside it."""
     tokenizer = trl_small.tokenizer()
     (path / "rollouts").mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(path / "model")
@@ -119,7 +119,8 @@ def test_the_parquet_holds_what_was_worked_out(tmp_path):
     result = credit(folder, output=tmp_path / "out", console=quiet(), methods=["grpo", "bae"])
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     rows = table.to_pylist()
-    assert [row["row"] for row in rows] == [0, 1, 2, 3]
+    source = pq.read_table(folder / "rollouts" / "step_000001.parquet")
+    assert [row["completion_ids"] for row in rows] == source["completion_ids"].to_pylist()
     for n, (row, one) in enumerate(zip(rows, trl_small.SAID[:4], strict=True)):
         assert len(row["completion_ids"]) == len(row["advantages/grpo"]) == len(row["advantages/bae"]) == len(one.pieces)
         solution, confidence, stop = trl_small.credit(trl_small.SAID[:4])[n]  # loops over the definitions

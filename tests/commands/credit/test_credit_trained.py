@@ -26,14 +26,18 @@ pytestmark = [
 
 
 def written(folder, column):
-    """A per-token column as the trainer wrote it, steps in order, end to end."""
+    """A per-token column as the trainer wrote it, steps in order, end to end; NaN for null."""
     files = sorted((folder / "rollouts").glob("*.parquet"))
-    return np.concatenate([np.concatenate([np.array(row) for row in pq.read_table(f)[column].to_pylist()]) for f in files])
+    values = [value for f in files for row in pq.read_table(f)[column].to_pylist() for value in row]
+    return np.array([np.nan if value is None else value for value in values])
 
 
 def assert_the_trainers_own(folder, result):
-    expected = written(folder, "advantages")
+    expected = written(folder, f"advantages/{load(folder / 'recipe.yaml', None).method}")
     advantages = result.applied[0].advantages(result.table, 0, len(result.table))
+    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
+    np.testing.assert_array_equal(np.isnan(expected), left_out)
+    expected[left_out] = 0.0
     assert np.abs(expected).max() > 0  # else this shows nothing
     np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
 
@@ -137,11 +141,11 @@ def test_the_report_of_a_run_shows_another_method_beside_its_own(variant, traine
     for first in range(0, 16, 4):  # groups of four, in file order
         group, shown = rows[first : first + 4], view.completions[first : first + 4]
         for n, (row, seen) in enumerate(zip(group, shown, strict=True)):
-            np.testing.assert_array_equal(seen.advantages[trained], row["advantages"])
+            np.testing.assert_array_equal(seen.advantages[trained], row[f"advantages/{trained}"])
             for block in ("solution", "confidence"):
                 here = row[f"end/{block}"] > 0
                 held = float(credit[trained][block][first + n])
-                assert held == row[f"credit/{block}"] if here else np.isnan(held)
+                assert held == row[f"credit/{trained}/{block}"] if here else np.isnan(held)
         totals = [row["reward/correct"] + (-1.0 if row["reward/brier"] is None else row["reward/brier"]) for row in group]
         right = [row["reward/correct"] for row in group]
         for row, seen, total in zip(group, shown, totals, strict=True):

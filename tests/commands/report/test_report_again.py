@@ -216,9 +216,10 @@ def trained(folder, *, ids, size, **fields):
     (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
     columns = {
         "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
-        "start/solution": [0], "end/solution": [len(ids)], "credit/solution": [0.5], "credit/stop": [-0.25],
+        "start/solution": [0], "end/solution": [len(ids)], f"credit/{recipe.method}/solution": [0.5],
+        f"credit/{recipe.method}/stop": [-0.25],
         "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"],
-        "advantages": [[0.5] * len(ids)],
+        f"advantages/{recipe.method}": [[0.5] * len(ids)],
     }  # fmt: skip
     pq.write_table(pa.table(columns), folder / "rollouts" / "step_000002.parquet")
     return folder

@@ -45,7 +45,8 @@ def test_report_of_a_run_folder(tmp_path):
     (folder / "rollouts").mkdir()
     rollouts = {
         "step": [2], "prompt": ["1+1="], "completion_ids": [[5, 6]], "trainable": [[True, True]], "fault": [0],
-        "start/solution": [0], "end/solution": [2], "reward/correct": [1.0], "status/correct": ["ok"], "advantages": [[0.5, 0.5]],
+        "start/solution": [0], "end/solution": [2], "reward/correct": [1.0], "status/correct": ["ok"],
+        "advantages/bae": [[0.5, 0.5]],
     }  # fmt: skip
     pq.write_table(pa.table(rollouts), folder / "rollouts" / "step_000002.parquet")
     path = report_folder(folder)
@@ -108,7 +109,7 @@ def test_report_of_a_fidelity_folder(tmp_path):
 
 def test_report_of_a_credit_folder(tmp_path):
     table = {
-        "row": [0, 1], "step": [1, 1], "prompt": ["p", "p"], "completion_ids": [[1, 2], [3, 4]], "trainable": [[True, True]] * 2,
+        "group": [0, 0], "step": [1, 1], "prompt": ["p", "p"], "completion_ids": [[1, 2], [3, 4]], "trainable": [[True, True]] * 2,
         "fault": [0, 4], "start/all": [0, 0], "end/all": [2, 2], "reward/correct": [1.0, None], "status/correct": ["ok", "absent"],
         "credit/grpo/all": [0.5, -0.5], "credit/grpo/stop": [0.0, 0.0], "advantages/grpo": [[0.5, 0.5], [-0.5, -0.5]],
     }  # fmt: skip

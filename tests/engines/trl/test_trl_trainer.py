@@ -129,8 +129,9 @@ def test_rollouts_are_kept(tmp_path):
     run = trainer(tmp_path, said=SAID_WITH_TOOLS, tools=True)
     run.train()
     kept = run.last_rollouts
-    assert (kept.mode, kept.step) == ("train", 0)
+    assert (kept.mode, kept.step, kept.method) == ("train", 0, "bae")
     assert kept.prompts == ["2+2="] * 4 + ["1+2="] * 4
+    assert kept.group_n.tolist() == [0] * 4 + [1] * 4
     assert kept.columns == {"answer": ["4"] * 4 + ["3"] * 4}
     assert kept.completions[1] == "b<answer>4</answer><confidence>0.6</confidence>"
     assert kept.text[0]["confidence"]["confidence"] == "0.9"
@@ -168,6 +169,7 @@ def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
     # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
     assert run.last_rollouts.mode == "eval"
     assert run.last_rollouts.prompts == ["2+2=", "2+2=", "1+2=", "1+2="] * 2
+    assert run.last_rollouts.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.last_rollouts.credit.block_nk[:, 0].tolist() == [0, 0, 0.5, -0.5, 0, 0, 0.5, -0.5]
     assert log["eval_credit/solution/zero_frac"] == pytest.approx(0.5)
     assert not any(name.startswith("credit/") for name in log)

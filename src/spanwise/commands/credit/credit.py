@@ -20,9 +20,10 @@ from spanwise.commands.credit.apply import Applied, apply_arm
 from spanwise.commands.credit.arms import Arm, base_layout, choose_arms, sources
 from spanwise.commands.credit.groups import compared_groups
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
-from spanwise.commands.credit.write import applied_rows, choose_rows, remembered, rows_note, write_credit
-from spanwise.commands.shared.again import MOST, credit_command
-from spanwise.errors import DataError, RecipeError
+from spanwise.commands.credit.write import EXPORT, remembered, write_credit
+from spanwise.commands.shared.again import MOST
+from spanwise.commands.shared.folder import write_page
+from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.types import Scores, Status
@@ -118,14 +119,14 @@ def credit(
     result = credit_rollouts(rollouts, **options)
     folder = Path(output)
     table = result.table
-    file = folder / "credit.parquet"
+    file = folder / EXPORT
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
-    kept = remembered(table, result.applied, {**options, "rows": rows})
+    kept = remembered(result.applied, {**options, "rows": rows})
     (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
     console.print(figures_table(result))
     if result.note:
         console.print(result.note, highlight=False, soft_wrap=True, markup=False)
-    written = [str(file), *_report(result, folder, kept, console)]
+    written = [str(file), *_report(folder, console)]
     console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
     return result
 
@@ -204,38 +205,16 @@ def figures_table(result: CreditResult) -> Table:
     return table
 
 
-def _report(result: CreditResult, folder: Path, kept: Mapping[str, Any], console: Console) -> list[str]:
+def _report(folder: Path, console: Console) -> list[str]:
     """Write the report where the packages for it are installed."""
     try:
-        from spanwise.report import TokenView, credit_report, with_stop
+        from spanwise.commands.credit.page import credit_page
     except ModuleNotFoundError as error:
         console.print(
             f"No report: it needs '{error.name}'. Install it with: pip install 'spanwise[report]'", highlight=False
         )
         return []
-    chosen = choose_rows(result.group_n, kept["options"]["rows"])
-    view = TokenView(
-        methods=tuple(one.arm.name for one in result.applied),
-        completions=applied_rows(result.table, result.applied, result.scores, result.marked, chosen),
-        outcome=kept["outcome"],
-    )
-    html = credit_report(
-        source=str(result.table.path),
-        note=rows_note(result.note, len(chosen), len(result.table)),
-        methods=[one.arm.name for one in result.applied],
-        credit={one.arm.name: with_stop(one.by_block, one.credit.stop_n) for one in result.applied},
-        rewards={name: result.scores.reward_nm[:, m] for m, name in enumerate(result.scores.names)},
-        statuses=statuses(result.scores),
-        dead={one.arm.name: one.dead for one in result.applied},
-        view=view,
-        command=credit_command(folder, str(result.table.path), kept["options"]),
-    )
-    place = folder / "report.html"
-    try:
-        place.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"'{place}' cannot be written: {error.strerror or error}.") from error
-    return [str(place)]
+    return [str(write_page(folder, credit_page(folder)))]
 
 
 def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:

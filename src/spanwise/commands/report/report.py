@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,20 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import applied_rows, choose_rows, outcome_of, rows_note
-from spanwise.commands.report.rows import pieces_of, recorded_rows
-from spanwise.commands.shared.again import MOST, compare_command, credit_command, fidelity_command, train_command
-from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_numbers, read_recipe, read_table
+from spanwise.commands.credit.page import credit_page
+from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
+from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
+from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
+from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
-from spanwise.report import TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
-from spanwise.rollouts.text import load_tokenizer
+from spanwise.report import TokenView, compare_report, fidelity_report, train_report
+from spanwise.rollouts import schema
+from spanwise.rollouts.recorded import read_rows
+from spanwise.rollouts.write import rollout_table
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -42,7 +45,7 @@ def report_folder(folder: str | Path) -> Path:
     """
     place = Path(folder)
     kinds: Mapping[str, Callable[[Path], str]] = {
-        "credit.parquet": credit_page,
+        EXPORT: credit_page,
         FIDELITY: fidelity_page,
         "metrics.jsonl": train_page,
         "summary.json": compare_page,
@@ -55,12 +58,7 @@ def report_folder(folder: str | Path) -> Path:
         raise DataError(
             f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
         )
-    target = place / "report.html"
-    try:
-        target.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"'{target}' cannot be written: {error.strerror or error}.") from error
-    return target
+    return write_page(place, html)
 
 
 def train_page(folder: Path) -> str:
@@ -131,39 +129,6 @@ def fidelity_page(folder: Path) -> str:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
 
 
-def credit_page(folder: Path) -> str:
-    """The report of a credit export; tokens are ids where the tokenizer that its summary names is not there any more."""
-    table, summary = read_table(folder / "credit.parquet"), read_json(folder / "summary.json")
-    names, methods, options = table.column_names, list(summary["methods"]), summary.get("options") or {}
-    objectives = [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
-    credit = {
-        method: with_stop(
-            {
-                name.removeprefix(f"credit/{method}/"): read_numbers(table, name)
-                for name in names
-                if name.startswith(f"credit/{method}/") and not name.endswith("/stop")
-            },
-            read_numbers(table, f"credit/{method}/stop"),
-        )
-        for method in methods
-    }
-    group_n = torch.tensor(table.column("group" if "group" in names else "row").to_pylist())
-    chosen = choose_rows(group_n, options.get("rows", MOST))
-    tokenizer = summary.get("tokenizer")
-    rows = recorded_rows(table.take(chosen), pieces=None if tokenizer is None else _pieces(Path(tokenizer)))
-    return credit_report(
-        source=summary["source"],
-        note=rows_note(summary.get("note", ""), len(chosen), len(table)),
-        methods=methods,
-        credit=credit,
-        rewards={name: read_numbers(table, f"reward/{name}") for name in objectives},
-        statuses=summary["statuses"],
-        dead={method: summary["methods"][method]["dead_strata"] for method in methods},
-        view=TokenView(tuple(methods), rows, summary.get("outcome")),
-        command=credit_command(folder, summary["source"], options),
-    )
-
-
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
     made = {}
@@ -225,45 +190,30 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
-    table, method = read_table(files[-1]), str(recipe.get("method", "this run"))
-    rows = recorded_rows(table.slice(0, MOST), pieces=_pieces(folder / "model"), method=method)
-    credit = {method: _recorded(table)}
+    table = read_rows(files[-1])
+    methods = schema.methods(table.column_names)
     asked = recipe.get("objectives") or ()
     lists = (entry.get("given") or () for entry in asked)
     given = [(entry.get("options") or {}).get("of") for entry in asked]
     given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
-    outcome = outcome_of([name for row in rows[:1] for name in row.rewards], given)
-    other = "rlcr" if method == "bae" else "bae"
+    outcome = outcome_of(schema.objectives(table.column_names), given)
+    if len(methods) == 1:
+        table = _beside(table, files[-1], "rlcr" if methods == ["bae"] else "bae")
+    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"))
+    credit = recorded_credit(table)
+    return TokenView(tuple(credit), rows, outcome), credit
+
+
+def _beside(table: pa.Table, file: Path, method: str) -> pa.Table:
+    """Rollouts with what another method would have credited them with, if they tell enough for that."""
     try:
-        found = credit_rollouts(files[-1], methods=[other])
+        found = credit_rollouts(file, methods=[method])
     except SpanwiseError:
-        found = None
-    if found is None or not found.table.has_ids:
-        return TokenView((method,), rows, outcome), credit
-    credit[other] = with_stop(found.applied[0].by_block, found.applied[0].credit.stop_n)
-    beside = applied_rows(found.table, found.applied, found.scores, found.marked, range(len(rows)))
-    both = [
-        replace(row, advantages={**row.advantages, **b.advantages}, stop={**row.stop, **b.stop})
-        for row, b in zip(rows, beside, strict=True)
-    ]
-    return TokenView((method, other), both, outcome), credit
-
-
-def _recorded(table: pa.Table) -> dict[str, Tensor]:
-    """The credit of each block as the run recorded it; NaN where a completion does not have the block."""
-    blocks = [name.removeprefix("end/") for name in table.column_names if name.startswith("end/")]
-    ends = {name: read_numbers(table, f"end/{name}") for name in blocks}
-    by_block = {
-        name: read_numbers(table, f"credit/{name}").masked_fill(end_n == 0, torch.nan)
-        for name, end_n in ends.items()
-        if f"credit/{name}" in table.column_names
-    }
-    return with_stop(by_block, read_numbers(table, "credit/stop")) if "credit/stop" in table.column_names else by_block
-
-
-def _pieces(tokenizer: Path) -> Callable[[list[int]], list[str]] | None:
-    """Token texts from the tokenizer of a folder; None if it cannot be read, the ids are shown then."""
-    try:
-        return pieces_of(load_tokenizer(tokenizer)[1])
-    except SpanwiseError:
-        return None
+        return table
+    if not found.table.has_ids:  # its tokens are not those of the file
+        return table
+    parts = credited_parts(found.table, found.applied, found.scores, found.marked, found.group_n)
+    other = pa.concat_tables(rollout_table(part) for part in parts)
+    for name in schema.made_by(method, other.column_names):
+        table = table.append_column(name, other[name])
+    return table

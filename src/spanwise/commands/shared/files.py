@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import yaml
-from torch import Tensor
 
 from spanwise.errors import DataError
 from spanwise.measure import BASELINES, Fidelity, Rerolls
@@ -46,20 +43,6 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise DataError(f"'{folder / 'recipe.yaml'}' is not YAML: {str(error).splitlines()[0]}.") from error
     return recipe if isinstance(recipe, dict) else {}
-
-
-def read_table(path: Path) -> pa.Table:
-    """Read a parquet file; a DataError if it cannot be read."""
-    try:
-        return pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"'{path}' cannot be read as parquet: {str(error).splitlines()[0]}") from error
-
-
-def read_numbers(table: pa.Table, name: str) -> Tensor:
-    """A column as float64; NaN for null."""
-    values = table.column(name).to_pylist()
-    return torch.tensor([float("nan") if value is None else float(value) for value in values], dtype=torch.float64)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
-from spanwise.engines.trl import Rollouts
 from spanwise.errors import DataError
-from spanwise.types import Status
+from spanwise.rollouts import Rollouts, write_rollouts
 
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -94,8 +91,22 @@ class RunFolder:
         _replace(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
     def write_rollouts(self, rollouts: Rollouts, *, step: int) -> None:
-        """Write one generation batch to `rollouts/step_<step>.parquet`, a row per completion."""
-        pq.write_table(rollout_table(rollouts, step=step), self.path / "rollouts" / f"step_{step:06d}.parquet")
+        """Write one generation batch to `rollouts/step_<step>.parquet`, in the columns of `rollouts.schema`."""
+        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", [rollouts.recorded(step=step)])
+
+
+def write_page(folder: Path, html: str) -> Path:
+    """Write `report.html` into a folder; where it lies.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    target = folder / "report.html"
+    try:
+        target.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+    return target
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
@@ -125,36 +136,3 @@ def _replace(file: Path, text: str) -> None:
 
 def _unwritable(path: str | Path, error: OSError) -> DataError:
     return DataError(f"The output folder '{path}' cannot be written: {error.strerror or error}.")
-
-
-def rollout_table(rollouts: Rollouts, *, step: int) -> pa.Table:
-    """One row per completion: ids, text, block spans, rewards, statuses, credit, advantages per token.
-
-    Columns `start/<block>`, `end/<block>` (half-open, in tokens), `credit/<block>`, `reward/<objective>` (null where absent) and
-    `status/<objective>` repeat per block and objective; `outcome` is the first objective's reward, what later ones are given.
-    """
-    scores, spans = rollouts.scores, rollouts.spans
-    lengths = [int(row.nonzero().max()) + 1 if bool(row.any()) else 0 for row in rollouts.mask_nt]
-
-    def cut(matrix: Any) -> list[list[Any]]:
-        return [row[:length] for row, length in zip(matrix.tolist(), lengths, strict=True)]
-
-    columns: dict[str, Any] = {
-        "step": [step] * len(lengths),
-        "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in rollouts.prompts],
-        "completion_ids": cut(rollouts.ids_nt),
-        "trainable": cut(rollouts.mask_nt),
-        "text": ["".join(block[""] or "" for block in text.values() if block is not None) for text in rollouts.text],
-        "fault": spans.fault_n.tolist(),
-    }
-    for k, name in enumerate(spans.names):
-        columns[f"start/{name}"] = spans.start_nk[:, k].tolist()
-        columns[f"end/{name}"] = spans.end_nk[:, k].tolist()
-        columns[f"credit/{name}"] = rollouts.credit.block_nk[:, k].tolist()
-    columns["credit/stop"] = rollouts.credit.stop_n.tolist()
-    for m, name in enumerate(scores.names):
-        columns[f"reward/{name}"] = [None if value != value else value for value in scores.reward_nm[:, m].tolist()]
-        columns[f"status/{name}"] = [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()]
-    columns["outcome"] = columns[f"reward/{scores.names[0]}"]
-    columns["advantages"] = cut(rollouts.advantages_nt)
-    return pa.table(columns)

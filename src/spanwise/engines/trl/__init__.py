@@ -1,8 +1,7 @@
 """TRL on one machine or many: `SpanGRPOTrainer` gives every span its own advantage in TRL's GRPO trainer."""
 
-from spanwise.engines.trl.batch import Rollouts
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import LOSS_TYPES
 from spanwise.engines.trl.trainer import SpanGRPOTrainer
 
-__all__ = ["LOSS_TYPES", "Rollouts", "SpanGRPOConfig", "SpanGRPOTrainer"]
+__all__ = ["LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]

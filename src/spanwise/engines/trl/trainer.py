@@ -17,12 +17,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.credit import restrict
 from spanwise.engines.trl import checks
-from spanwise.engines.trl.batch import Rollouts, loss_mask
+from spanwise.engines.trl.batch import loss_mask
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Batch, Reading, advantages, credit, metrics, read
+from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Spans
@@ -169,11 +170,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         everyone, whole = self._gathered(batch, reading, mode)
         found = credit(everyone, whole, self.scheme)
         first = self.accelerator.process_index * len(reading)
-        own = found.take(slice(first, first + len(reading)))
+        here = slice(first, first + len(reading))
+        own = found.take(here)
         mask_nt = loss_mask(output).bool().cpu()
         advantages_nt = advantages(own, reading.spans, self.scheme, mask_nt=mask_nt)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
-        self._keep(mode, batch, reading, restrict(reading.spans, mask_nt), own, advantages_nt)
+        self._keep(
+            mode, replace(batch, group_n=whole.group_n[here]), reading, restrict(reading.spans, mask_nt), own, advantages_nt
+        )
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
@@ -206,6 +210,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
+            method=self.scheme.method,
+            group_n=batch.group_n,
             prompts=list(batch.columns["prompts"]),
             completions=list(batch.columns["completions"]),
             columns={name: list(values) for name, values in batch.columns.items() if name not in told},

@@ -1,10 +1,9 @@
-"""spanwise's own rollouts: `rollouts/step_<step>.parquet`, with the ids that were sampled."""
+"""spanwise's own files, of a training run or of `spanwise credit`: the columns of `rollouts.schema`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,66 +11,83 @@ import pyarrow.parquet as pq
 import torch
 
 from spanwise.errors import DataError
-from spanwise.rollouts.parquet import joined, steps_of
+from spanwise.rollouts import schema
+from spanwise.rollouts.parquet import flat, joined, offsets, steps_of
 from spanwise.rollouts.table import Cut, Ragged, RolloutTable, finite
 from spanwise.rollouts.text import cut_text, load_tokenizer
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-REQUIRED = ("prompt", "completion_ids", "trainable")
-_PER_TOKEN = {"value": ("values", "value"), "logp": ("logprobs", "log_probs", "logps")}
-_OWN = ("credit/", "start/", "reward/", "status/", "advantages")
+AS_TEXT = "The file holds its tokens as text, without ids."
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read spanwise's own parquet; the tokenizer is the one of the run's model, if it lies there.
+    """Read spanwise's own parquet; the tokenizer is the one of the run's model, or the one that the file names.
+
+    Credit and advantages are left where they are: they are what a method made of the rest.
 
     Raises:
-        DataError: lists of one completion that differ in length, or a tokenizer that spells another text.
+        DataError: lists of one completion that differ in length, a tokenizer that spells another text, or one where the file
+            holds no ids.
     """
     folder = run_folder(files[0])
-    names = pq.read_schema(files[0]).names
-    per_token = {key: next((n for n in known if n in names), None) for key, known in _PER_TOKEN.items()}
-    if tokenizer is None and folder is not None and (folder / "model" / "tokenizer.json").is_file():
-        tokenizer = folder / "model"
-    held = [n for n in per_token.values() if n]
-    wanted = [n for n in names if not n.startswith(_OWN) and n not in ("text", *held)]
-    wanted += [n for n in names if n.startswith(("reward/", "status/")) or (n == "text" and tokenizer is None)]
-    tables = [pq.read_table(file, columns=[*wanted, *held]) for file in files]
+    found = pq.read_schema(files[0])
+    source = schema.IDS if schema.IDS in found.names else schema.TOKENS
+    place = tokenizer or (_tokenizer(folder, found) if source == schema.IDS else None)
+    if source == schema.TOKENS and tokenizer is not None:
+        raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
+    held = {key: name for key, name in schema.PER_TOKEN.items() if name in found.names}
+    wanted = [name for name in _given(found.names) if name != schema.TEXT or place is None]
+    tables = [pq.read_table(file, columns=wanted) for file in files]
     for file, table in zip(files, tables, strict=True):
-        _check(file, table, ["trainable", *held])
+        _check(file, table, source, [schema.TRAINABLE, *held.values()])
     table = joined(path, tables, promote="default")
-    ids = _ragged(table["completion_ids"], np.int32)
-    trainable = _flat(table["trainable"], np.bool_)
-    values = {key: _flat(table[name], np.float32) for key, name in per_token.items() if name}
-    has_ids = tokenizer is not None
-    if tokenizer is not None:
-        cut = Cut(ids, trainable, load_tokenizer(tokenizer)[1], "")
-        _check_spelling(files[0], cut.vocabulary, tokenizer)
-    elif "text" in table.column_names:
+    trainable = flat(table[schema.TRAINABLE], np.bool_)
+    same = True  # the tokens are the file's own, so what it says of each is of use
+    if source == schema.TOKENS:
+        cut = _texts(table[source], trainable)
+    elif place is not None:
+        cut = Cut(_ragged(table[source]), trainable, load_tokenizer(place)[1], "")
+        _check_spelling(files[0], cut.vocabulary, place)
+    elif schema.TEXT in table.column_names:
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
-        cut = cut_text([[(text or "", True)] for text in table["text"].to_pylist()])._replace(note=note)
+        cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
+        same = False
     else:
         raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
-    skipped = ("step", "prompt", "completion_ids", "trainable", "text", *held)
     return RolloutTable.of(
         "spanwise",
         path,
         cut,
-        prompts=table["prompt"].to_pylist(),
+        prompts=table[schema.PROMPT].to_pylist(),
         steps=steps_of(path, table),
+        keys=_groups(path, table),
         rewards=_rewards(path, table),
-        has_ids=has_ids,
+        tokenizer=None if place is None else Path(place),
         columns={
             name: table[name].to_pylist()
             for name in table.column_names
-            if name not in skipped and "/" not in name and not pa.types.is_list(table[name].type)
+            if schema.type_of(name) is None and not pa.types.is_list(table[name].type)
         },
-        token_values=values if has_ids else {},
-        learned_n=_learned(table, ids, trainable) if has_ids else None,
+        token_values={key: flat(table[name], np.float32) for key, name in held.items()} if same else {},
+        keyed=schema.GROUP in table.column_names,
+        learned_n=_learned(table, cut) if same else None,
         folder=folder,
     )
+
+
+def _given(names: Sequence[str]) -> list[str]:
+    """The columns that no method made and that segmentation does not find again."""
+    made = {schema.start(block) for block in schema.blocks(names)}
+    made.update(name for method in schema.methods(names) for name in schema.made_by(method, names))
+    return [name for name in names if name not in made]
+
+
+def _tokenizer(folder: Path | None, found: pa.Schema) -> Path | None:
+    if folder is not None and (folder / "model" / "tokenizer.json").is_file():
+        return folder / "model"
+    return schema.tokenizer_of(found)
 
 
 def run_folder(file: Path) -> Path | None:
@@ -80,8 +96,8 @@ def run_folder(file: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _check(file: Path, table: pa.Table, names: Sequence[str]) -> None:
-    lengths = _lengths(file, table, "completion_ids")
+def _check(file: Path, table: pa.Table, source: str, names: Sequence[str]) -> None:
+    lengths = _lengths(file, table, source)
     for name in names:
         other = _lengths(file, table, name)
         wrong = np.flatnonzero(lengths != other)
@@ -101,62 +117,71 @@ def _lengths(file: Path, table: pa.Table, name: str) -> np.ndarray:
         raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
     if column.null_count:
         raise DataError(f"{column.null_count} of {len(column)} completions of '{file}' have no '{name}'.")
-    flat = column.combine_chunks()
-    return flat.value_lengths().to_numpy(zero_copy_only=False)
+    return np.diff(offsets(column))
 
 
-def _ragged(column: pa.ChunkedArray, dtype: Any) -> Ragged:
-    lengths = column.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
-    return Ragged(_flat(column, dtype), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+def _ragged(column: pa.ChunkedArray) -> Ragged:
+    return Ragged(flat(column, np.int32), offsets(column))
 
 
-def _flat(column: pa.ChunkedArray, dtype: Any) -> np.ndarray:
-    flat = column.combine_chunks().flatten()
-    if flat.null_count:
-        flat = flat.cast(pa.float64())  # a gap among values is NaN; ids and flags have none
-    return flat.to_numpy(zero_copy_only=False).astype(dtype)
+def _texts(column: pa.ChunkedArray, trainable: np.ndarray) -> Cut:
+    """Tokens that are kept as texts, or as bytes: each text gets an id."""
+    coded = column.combine_chunks().flatten().dictionary_encode()
+    pieces = [text.encode() if isinstance(text, str) else text for text in coded.dictionary.to_pylist()]
+    ids = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    return Cut(Ragged(ids, offsets(column)), trainable, Vocabulary(tuple(pieces) or (b"",)), AS_TEXT)
+
+
+def _groups(path: Path, table: pa.Table) -> list[int] | None:
+    """What the file says of groups."""
+    if schema.GROUP not in table.column_names:
+        return None
+    column = table[schema.GROUP]
+    if column.null_count:
+        lack = f"{column.null_count} of {len(column)} completions of '{path}' have no '{schema.GROUP}'"
+        raise DataError(f"{lack}; say it of all of them, or leave the column out.")
+    return column.to_pylist()
 
 
 def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     """The rewards with the statuses they were written with; a gap without a reason was never scored."""
     rewards = {}
     known = {status.name.lower(): status for status in Status}
-    for column in table.column_names:
-        if column.startswith("reward/"):
-            name = column.removeprefix("reward/")
-            status = f"status/{name}"
-            given = table[status].to_pylist() if status in table.column_names else ["error"] * len(table)
-            for row, value in enumerate(given):
-                if value not in known:
-                    raise DataError(
-                        f"Completion {row} of '{path}' has '{value}' as '{status}', which is none of {', '.join(known)}."
-                    )
-            reasons = [Status.ERROR if value == "ok" else known[value] for value in given]
-            rewards[name] = Reward.of([finite(value) for value in table[column].to_pylist()], status=reasons)
+    for name in schema.objectives(table.column_names):
+        status = schema.status(name)
+        given = table[status].to_pylist() if status in table.column_names else ["error"] * len(table)
+        for row, value in enumerate(given):
+            if value not in known:
+                raise DataError(
+                    f"Completion {row} of '{path}' has '{value}' as '{status}', which is none of {', '.join(known)}."
+                )
+        reasons = [Status.ERROR if value == "ok" else known[value] for value in given]
+        rewards[name] = Reward.of([finite(value) for value in table[schema.reward(name)].to_pylist()], status=reasons)
     return rewards
 
 
-def _learned(table: pa.Table, ids: Ragged, trainable: np.ndarray) -> torch.Tensor | None:
+def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
     """A completion that has tokens and no block was left out of the loss (`mask_truncated_completions`)."""
-    ends = [name for name in table.column_names if name.startswith("end/")]
+    ends = [schema.end(block) for block in schema.blocks(table.column_names)]
     if not ends:
         return None
     inside = np.max([table[name].to_numpy() for name in ends], axis=0) > 0
-    counts = np.concatenate(([0], np.cumsum(trainable)))[ids.offsets]
+    counts = np.concatenate(([0], np.cumsum(cut.trainable)))[cut.tokens.offsets]
     return torch.from_numpy(inside | (np.diff(counts) == 0))
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
     """The first completions as the tokenizer spells them, against the text beside them."""
-    if "text" not in pq.read_schema(file).names:
+    names = [schema.IDS, schema.TRAINABLE, schema.TEXT]
+    if schema.TEXT not in pq.read_schema(file).names:
         return
-    batch = next(pq.ParquetFile(file).iter_batches(batch_size=32, columns=["completion_ids", "trainable", "text"]), None)
+    batch = next(pq.ParquetFile(file).iter_batches(batch_size=32, columns=names), None)
     rows = [] if batch is None else batch.to_pylist()
     wrong = 0
     for row in rows:
-        ids = np.array([i for i, keep in zip(row["completion_ids"], row["trainable"], strict=True) if keep], dtype=np.int64)
+        ids = np.array([i for i, keep in zip(row[schema.IDS], row[schema.TRAINABLE], strict=True) if keep], dtype=np.int64)
         known = ids[(ids >= 0) & (ids < len(vocabulary))]
-        wrong += len(known) < len(ids) or vocabulary.join(known)[0].decode(errors="replace") != row["text"]
+        wrong += len(known) < len(ids) or vocabulary.join(known)[0].decode(errors="replace") != row[schema.TEXT]
     if wrong > len(rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' spells {wrong} of the first {len(rows)} completions of '{file}' otherwise than "

@@ -73,7 +73,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
             f"{without} episodes hold no message that a trained model sampled." if without else "",
             gaps(rewards),
         ],
-        has_ids=has_ids,
+        tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
         columns=_columns([row.columns for row in rows]),
         token_values=_logprobs(rows, cut.trainable) if has_ids else {},
         keyed=all(row.keyed for row in rows),

@@ -1,0 +1,82 @@
+"""`Rollouts`: a generation batch as an engine leaves it, with everything that was said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.rollouts.table import Ragged
+from spanwise.rollouts.write import Completions, Credited
+from spanwise.types import BlockText, Credit, Scores, Spans
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The completions of the last generation batch of this process, with everything that was said of them.
+
+    Attributes:
+        mode: "train" or "eval".
+        step: the optimiser step they were generated at.
+        method: the name of what credited them.
+        group_n: the group of each completion, numbered over all processes.
+        prompts: N prompts, strings or message lists, as the dataset has them.
+        completions: N completions as the trainer decoded them.
+        columns: the other dataset columns, N values each.
+        ids_nt: token ids, right-padded with 0.
+        mask_nt: True at the tokens the model sampled (no padding, no tool output).
+        text: what each completion says, block by block.
+        spans: where each block lies among the tokens that enter the loss.
+        scores: rewards and statuses of the N completions.
+        credit: credit per block of the N completions; its two counters cover all processes.
+        advantages_nt: what every token is trained with, before the fold.
+    """
+
+    mode: str
+    step: int
+    method: str
+    group_n: Int[Tensor, " n"]
+    prompts: list[Any]
+    completions: list[Any]
+    columns: Mapping[str, list[Any]]
+    ids_nt: Int[Tensor, "n t"]
+    mask_nt: Bool[Tensor, "n t"]
+    text: list[BlockText]
+    spans: Spans
+    scores: Scores
+    credit: Credit
+    advantages_nt: Float[Tensor, "n t"]
+
+    def recorded(self, *, step: int) -> Completions:
+        """What a rollout file keeps of them: no padding, no dataset columns.
+
+        Args:
+            step: of training, which a batch may serve several optimiser steps of.
+        """
+        filled_nt = self.mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
+        learned_n1 = (self.spans.block_nt >= 0).any(dim=1, keepdim=True)
+        by_block = {}
+        for k, name in enumerate(self.spans.names):
+            held_n = torch.tensor([text[name] is not None for text in self.text])
+            by_block[name] = self.credit.block_nk[:, k].masked_fill(~held_n, torch.nan)
+        advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
+        return Completions(
+            step_n=torch.full((len(self.text),), step),
+            group_n=self.group_n,
+            prompts=[prompt if isinstance(prompt, str) else json.dumps(prompt, default=str) for prompt in self.prompts],
+            tokens=Ragged(self.ids_nt[filled_nt].numpy(), np.cumsum([0, *filled_nt.sum(dim=1).tolist()])),
+            trainable=self.mask_nt[filled_nt].numpy(),
+            names=self.spans.names,
+            start_nk=self.spans.start_nk,
+            end_nk=self.spans.end_nk,
+            fault_n=self.spans.fault_n,
+            scores=self.scores,
+            credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
+            text=["".join(block[""] or "" for block in text.values() if block is not None) for text in self.text],
+        )

@@ -1,0 +1,193 @@
+"""The columns of a rollout file, each name spelled here and nowhere else.
+
+A run's `rollouts/step_*.parquet` and the `credit.parquet` of `spanwise credit` are one format: a row per completion, and credit
+under the name of the method that made it. A run has one method, an export has those that were asked for.
+
+| column | type | what it holds |
+|---|---|---|
+| `step` | int64 | the training step that the completion was generated in |
+| `group` | int64 | completions of one step with the same number are compared with each other |
+| `prompt` | string | its text; a conversation as JSON |
+| `completion_ids` | list<int32> | the ids that were sampled, and those of tools in between |
+| `tokens` | list<string> | instead of ids, where none are known: the texts; list<binary> where they cut characters |
+| `trainable` | list<bool> | for each token, whether the model sampled it |
+| `text` | string | what the completion says; left out of an export |
+| `fault` | int64 | what is wrong with the tags, as bits of `Fault` |
+| `start/<block>` | int64 | the block's first token |
+| `end/<block>` | int64 | the token after its last; no block has any token where the completion was left out of the loss |
+| `reward/<objective>` | double | null where there is none |
+| `status/<objective>` | string | why the reward has its value or has none: `Status` in lower case |
+| `values` | list<float> | what a critic expected at each token; null where it is not known |
+| `logprobs` | list<float> | log-probability of each token under the policy that sampled it; null where it is not known |
+| `credit/<method>/<block>` | double | null where the completion does not have the block |
+| `credit/<method>/stop` | double | credit of the decision to stop, which the last trainable token carries |
+| `advantages/<method>` | list<float> | what each token trains with; null where the completion was left out of the loss |
+
+Required are `prompt`, `trainable` and one of `completion_ids` and `tokens`. Any other column (answers, ...) is handed to rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from spanwise.errors import DataError, SpanwiseError
+
+STEP, GROUP, PROMPT, IDS, TOKENS = "step", "group", "prompt", "completion_ids", "tokens"
+TRAINABLE, TEXT, FAULT, STOP = "trainable", "text", "fault", "stop"
+#: What may be known of each token, and its column.
+PER_TOKEN = {"value": "values", "logp": "logprobs"}
+
+#: Of the format; it stands in the file's metadata.
+VERSION = "1"
+_VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
+_NUMBERS = pa.list_(pa.float32())
+_TYPES = {
+    STEP: pa.int64(), GROUP: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()), TOKENS: pa.list_(pa.string()),
+    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
+}  # fmt: skip
+_FAMILIES = {
+    "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),
+    "advantages": _NUMBERS,
+}  # fmt: skip
+
+
+def start(block: str) -> str:
+    """The column of a block's first token."""
+    return f"start/{block}"
+
+
+def end(block: str) -> str:
+    """The column of the token after a block's last."""
+    return f"end/{block}"
+
+
+def reward(objective: str) -> str:
+    """The column of an objective's rewards."""
+    return f"reward/{objective}"
+
+
+def status(objective: str) -> str:
+    """The column that says why an objective's rewards are what they are."""
+    return f"status/{objective}"
+
+
+def credit(method: str, block: str) -> str:
+    """The column of a block's credit; of the decision to stop, if the block is `STOP`.
+
+    >>> credit("bae:group", "solution")
+    'credit/bae:group/solution'
+    """
+    return f"credit/{_checked(method)}/{block}"
+
+
+def advantages(method: str) -> str:
+    """The column of a method's advantages."""
+    return f"advantages/{_checked(method)}"
+
+
+def _checked(method: str) -> str:
+    if "/" in method:
+        raise SpanwiseError(
+            f"Method '{method}' has a '/' in its name, which the columns of a rollout file are cut at; rename it."
+        )
+    return method
+
+
+def blocks(names: Iterable[str]) -> list[str]:
+    """The blocks that columns tell of.
+
+    >>> blocks(["start/a b", "end/a b", "end/c/d"])
+    ['a b', 'c/d']
+    """
+    return _behind(names, "end")
+
+
+def objectives(names: Iterable[str]) -> list[str]:
+    """The objectives that columns tell of."""
+    return _behind(names, "reward")
+
+
+def methods(names: Iterable[str]) -> list[str]:
+    """The methods that columns tell of.
+
+    >>> methods(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
+    ['bae', 'grpo']
+    """
+    parts = (name.split("/") for name in names)
+    return list(dict.fromkeys(part[1] for part in parts if part[0] in ("credit", "advantages") and len(part) > 1))
+
+
+def credited(names: Iterable[str], method: str) -> list[str]:
+    """The blocks, `STOP` among them, that a method has credit for.
+
+    >>> credited(["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"], "bae")
+    ['a', 'stop']
+    """
+    return _behind(names, credit(method, "").removesuffix("/"))
+
+
+def made_by(method: str, names: Iterable[str]) -> list[str]:
+    """The columns, of those there are, that a method made.
+
+    >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
+    ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
+    """
+    return [name for name in names if name == advantages(method) or name.startswith(credit(method, ""))]
+
+
+def _behind(names: Iterable[str], family: str) -> list[str]:
+    return [name.removeprefix(f"{family}/") for name in names if name.startswith(f"{family}/")]
+
+
+def type_of(name: str) -> pa.DataType | None:
+    """What a column is written as; None if the format has no such column.
+
+    >>> type_of("credit/bae/solution"), type_of("answer")
+    (DataType(double), None)
+    """
+    family, slash, _ = name.partition("/")
+    return _FAMILIES.get(family) if slash else _TYPES.get(name)
+
+
+def is_own(names: Iterable[str]) -> bool:
+    """Whether the columns are of this format.
+
+    >>> is_own(["prompt", "tokens", "trainable"]), is_own(["prompt", "completion"])
+    (True, False)
+    """
+    return {PROMPT, TRAINABLE} <= set(names) and not {IDS, TOKENS}.isdisjoint(names)
+
+
+def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
+    """What a file says of itself: the version of its format, and the folder of the tokenizer that its ids are of."""
+    said = {_VERSION_KEY: VERSION.encode()}
+    return said if tokenizer is None else {**said, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
+
+
+def tokenizer_of(schema: pa.Schema) -> Path | None:
+    """The folder of the tokenizer that the ids of a file are of, if it says so and it is still there."""
+    said = (schema.metadata or {}).get(_TOKENIZER_KEY)
+    place = None if said is None else Path(said.decode())
+    return place if place is not None and place.exists() else None
+
+
+def check(file: Path, schema: pa.Schema) -> None:
+    """Refuse a file of another version; one without any is taken at its columns.
+
+    Raises:
+        DataError: another version, or the columns from before the format had one.
+    """
+    said = (schema.metadata or {}).get(_VERSION_KEY)
+    if said is not None and said != VERSION.encode():
+        raise DataError(
+            f"'{file}' has version {said.decode(errors='replace')} of the rollout format and this spanwise reads {VERSION}; "
+            "write it again, or read it with the spanwise that wrote it."
+        )
+    if said is None and "advantages" in schema.names:
+        raise DataError(
+            f"'{file}' has a column 'advantages' that names no method, as spanwise wrote before its rollout format had a version; "
+            "write it again, or call the column 'advantages/<method>'."
+        )

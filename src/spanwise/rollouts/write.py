@@ -1,0 +1,182 @@
+"""The one writer of rollout files: completions with what is said of them, as a table, streamed by parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, DataError
+from spanwise.rollouts import schema
+from spanwise.rollouts.messages import clean
+from spanwise.rollouts.table import Ragged
+from spanwise.types import Scores, Status
+
+
+@dataclass(frozen=True)
+class Credited:
+    """What one method credits completions with; NaN is written as null.
+
+    Attributes:
+        by_block: block -> credit of each completion, NaN where it does not have the block.
+        stop_n: credit of the decision to stop.
+        advantages: of each token, flat; NaN at the tokens of completions that were left out of the loss.
+    """
+
+    by_block: Mapping[str, Float[Tensor, " n"]]
+    stop_n: Float[Tensor, " n"]
+    advantages: Float[np.ndarray, " v"]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Completions as a rollout file holds them; what they are in words stands in `rollouts.schema`.
+
+    Attributes:
+        step_n, group_n: when they were generated, and which are compared.
+        prompts: N texts.
+        tokens: N rows of ids.
+        trainable: of each token, flat.
+        names: the K blocks.
+        start_nk, end_nk: their spans; empty where the block is absent or the completion was left out of the loss.
+        fault_n: `Fault` bits.
+        scores: rewards and statuses; rewards by outcome are not written.
+        credit: method -> what it credits.
+        text: N texts; None where the tokens say it.
+        token_values: "value", "logp" of each token, flat; NaN where it is not known.
+
+    Raises:
+        AlignmentError: something flat that does not have one entry per token.
+    """
+
+    step_n: Int[Tensor, " n"]
+    group_n: Int[Tensor, " n"]
+    prompts: Sequence[str]
+    tokens: Ragged
+    trainable: Bool[np.ndarray, " v"]
+    names: tuple[str, ...]
+    start_nk: Int[Tensor, "n k"]
+    end_nk: Int[Tensor, "n k"]
+    fault_n: Int[Tensor, " n"]
+    scores: Scores
+    credit: Mapping[str, Credited]
+    text: Sequence[str] | None = None
+    token_values: Mapping[str, Shaped[np.ndarray, " v"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        flat = {"trainable flags": self.trainable, **self.token_values}
+        flat |= {f"advantages of '{method}'": one.advantages for method, one in self.credit.items()}
+        for name, values in flat.items():
+            if len(values) != len(self.tokens.values):
+                raise AlignmentError(
+                    f"There are {len(self.tokens.values)} tokens and {len(values)} {name}; give one for each."
+                )
+
+
+def write_rollouts(
+    file: Path, parts: Iterable[Completions], *, pieces: Sequence[bytes] | None = None, tokenizer: Path | None = None
+) -> None:
+    """Write a rollout file, part by part; nobody ever sees half of it.
+
+    Args:
+        file: its folder is made if it does not exist.
+        parts: completions, in order; all of the same blocks, objectives and methods.
+        pieces: the bytes of every id, where the ids are no tokenizer's own; they are written instead of ids.
+        tokenizer: the folder that the ids are of, where a reader could not know it.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    texts = None if pieces is None else piece_texts(pieces)
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    writer: pq.ParquetWriter | None = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for part in parts:
+            table = rollout_table(part, texts).replace_schema_metadata(schema.metadata(tokenizer))
+            # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
+            writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
+            writer.write_table(table)
+        if writer is not None:
+            writer.close()
+            beside.replace(file)
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be written: {error.strerror or error}.") from error
+    finally:
+        if writer is not None:
+            writer.close()
+            beside.unlink(missing_ok=True)
+
+
+def piece_texts(pieces: Sequence[bytes]) -> pa.Array:
+    """What each id says as text; as bytes where a tokenizer cuts characters."""
+    try:
+        return pa.array([piece.decode() for piece in pieces], pa.string())
+    except UnicodeDecodeError:
+        return pa.array(pieces, pa.binary())
+
+
+def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table:
+    """The columns of `rollouts.schema` for some completions.
+
+    Args:
+        part: the completions.
+        pieces: what each id says, to be written instead of ids.
+    """
+    ids = pa.array(part.tokens.values, pa.int32())
+    columns = {
+        schema.STEP: _array(schema.STEP, part.step_n.numpy()),
+        schema.GROUP: _array(schema.GROUP, part.group_n.numpy()),
+        schema.PROMPT: _array(schema.PROMPT, [clean(prompt) for prompt in part.prompts]),
+        **({} if part.text is None else {schema.TEXT: _array(schema.TEXT, part.text)}),
+        schema.FAULT: _array(schema.FAULT, part.fault_n.numpy()),
+        **_blocks(part),
+        **_rewards(part.scores),
+        **_lists(part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: pieces.take(ids)}),
+        **_lists(part.tokens, {schema.TRAINABLE: pa.array(part.trainable)}),
+        **_lists(part.tokens, {schema.PER_TOKEN[name]: _floats(values) for name, values in part.token_values.items()}),
+    }
+    for method, one in part.credit.items():
+        for block, credit_n in {**one.by_block, schema.STOP: one.stop_n}.items():
+            name = schema.credit(method, block)
+            columns[name] = _array(name, credit_n.numpy())
+        columns |= _lists(part.tokens, {schema.advantages(method): _floats(one.advantages)})
+    return pa.table(columns)
+
+
+def _blocks(part: Completions) -> dict[str, pa.Array]:
+    columns = {}
+    for k, block in enumerate(part.names):
+        for name, edge_nk in ((schema.start(block), part.start_nk), (schema.end(block), part.end_nk)):
+            columns[name] = _array(name, edge_nk[:, k].numpy())
+    return columns
+
+
+def _rewards(scores: Scores) -> dict[str, pa.Array]:
+    columns = {}
+    for m, objective in enumerate(scores.names):
+        reward, status = schema.reward(objective), schema.status(objective)
+        columns[reward] = _array(reward, scores.reward_nm[:, m].numpy())
+        columns[status] = _array(status, [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()])
+    return columns
+
+
+def _array(name: str, values: Sequence[str] | np.ndarray) -> pa.Array:
+    return pa.array(values, schema.type_of(name), from_pandas=True)  # NaN becomes null
+
+
+def _floats(values: np.ndarray) -> pa.Array:
+    return pa.array(values.astype(np.float32, copy=False), from_pandas=True)
+
+
+def _lists(tokens: Ragged, flat: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Flat columns as a list per completion."""
+    offsets = pa.array(tokens.offsets.astype(np.int32))
+    return {name: pa.ListArray.from_arrays(offsets, values) for name, values in flat.items()}

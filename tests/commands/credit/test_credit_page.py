@@ -1,0 +1,87 @@
+"""The page of `spanwise credit` is made of its files and shows what was worked out: every token under every method."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+
+import trl_small
+from rollouts_cases import Case, completion
+from spanwise.commands.credit.credit import credit
+from spanwise.commands.credit.page import credit_page
+from spanwise.rollouts import write_rollouts
+
+LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
+
+
+def data_of(html):
+    packed = re.search(r'class="token-data">(.*?)</script>', html, re.S)[1]
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(packed)["deflate"])))
+
+
+def decoded(column, n):
+    """The n-th text of a coded column; the view's format puts word i at code point 32 + i."""
+    return [column["words"][ord(code) - 32] for code in column["codes"][n]]
+
+
+def run(folder, *, texts=False, said=trl_small.SAID, **options):
+    """Completions of some prompts, four of each, the third left out of the loss, as ids of a tokenizer or as texts."""
+    tokenizer = trl_small.tokenizer()
+    tokenizer.save_pretrained(folder / "model")
+    rows = []
+    for n, one in enumerate(said):
+        ids = tokenizer.convert_tokens_to_ids(one.pieces)
+        spans = {"solution": (0, 0), "confidence": (0, 0)} if n == 2 else {"solution": (0, len(ids)), "confidence": (0, 0)}
+        rows.append(
+            completion(
+                ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in one.blocks],
+                start={name: span[0] for name, span in spans.items()}, end={name: span[1] for name, span in spans.items()},
+                reward={"correct": one.right}, logp=[-0.25] * len(ids),
+            )
+        )  # fmt: skip
+    pieces = [piece.encode() for piece in trl_small.PIECES] if texts else None
+    case = Case(rows, per_token=("logp",), pieces=pieces)
+    write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=folder / "model")
+    options = {"methods": ["grpo", "rlcr", "bae"], "overrides": {"layout": LAYOUT}, **options}
+    return credit(folder / "in.parquet", output=folder / "out", **options)
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_the_page_shows_what_was_worked_out(texts, tmp_path):
+    made = run(tmp_path, texts=texts)
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert credit_page(tmp_path / "out") == html
+    data = data_of(html)
+    assert data["methods"] == ["grpo", "rlcr", "bae"]
+    for n, one in enumerate(trl_small.SAID):
+        assert decoded(data["tokens"], n) == one.pieces
+        assert decoded(data["prompts"], n) == [f"prompt {n // 4}"]
+        assert decoded(data["probabilities"], n) == [pytest.approx(np.exp(-0.25), rel=1e-3)] * len(one.pieces)
+        for method, applied in enumerate(made.applied):
+            shown = decoded(data["advantages"][method], n)
+            if n == 2:
+                assert shown == [None] * len(one.pieces)  # not trained
+                continue
+            assert shown == pytest.approx(applied.advantages(made.table, n, n + 1).tolist(), rel=1e-3)
+        solution, confidence, stop = trl_small.credit(trl_small.SAID)[n]  # loops over the definitions
+        if n != 2:
+            by_block = [sum(a for a, block in zip(shown, one.blocks, strict=True) if block == k) for k in (0, 1)]
+            last = one.blocks[-1]  # its last token carries the stop credit
+            assert by_block == pytest.approx([solution + stop * (last == 0), confidence + stop * (last == 1)], abs=2e-3)
+        assert data["rewards"][n][0] == one.right
+
+
+def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
+    """Eight of twelve, written in parts of a few completions: the first prompt and the last."""
+    monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 30)
+    said = [*trl_small.SAID, *trl_small.SAID[:4]]
+    run(tmp_path, said=said, rows=8)
+    html = (tmp_path / "out" / "report.html").read_text()
+    data = data_of(html)
+    assert [decoded(data["prompts"], n) for n in range(8)] == [["prompt 0"]] * 4 + [["prompt 2"]] * 4
+    assert [decoded(data["tokens"], n) for n in range(8)] == [one.pieces for one in [*said[:4], *said[8:]]]
+    assert "8 of 12 completions are shown, evenly from the file." in html
+    assert ">12</" in html  # the figures are over all of them

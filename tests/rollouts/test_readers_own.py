@@ -1,0 +1,285 @@
+"""What the writer writes, the reader gives back; credit on an export is credit on what it was made of."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tokenizers import Tokenizer, decoders, models
+
+from rollout_files import ABSENT, ERROR, OK, own_run
+from rollouts_cases import TEXTS, Case, cases, completion
+from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.shared.rows import recorded_credit, recorded_rewards, token_rows
+from spanwise.errors import DataError
+from spanwise.rollouts import read_rollouts, write_rollouts
+from spanwise.rollouts.recorded import read_numbers, read_rows
+from spanwise.types import Fault, Status
+
+SPELLED = ["<answer>", "</answer>", "4", "5", "<confidence>", "</confidence>", "0.9", "so ", "0.2"]
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The folder of a tokenizer of nine words."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(SPELLED)}, unk_token="so "))
+    backend.decoder = decoders.Fuse()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("files") / "a.parquet"
+
+
+def same(one, other):
+    """Equal, NaN and None alike."""
+    return all(a == b or (a != a and (b is None or b != b)) for a, b in zip(one, other, strict=True))
+
+
+# --------------------------------------------------------------------------- round trips
+
+
+@EXAMPLES
+@given(case=cases())
+def test_what_is_written_is_read(case, tokenizer, place):
+    write_rollouts(place, case.parts(), pieces=case.pieces, tokenizer=None if case.pieces else tokenizer)
+    table = read_rollouts(place)
+    rows = case.rows
+    assert len(table) == len(rows)
+    assert list(table.prompts) == [row["prompt"] for row in rows]
+    assert table.step_n.tolist() == [row["step"] for row in rows]
+    keys = [(row["step"], row["group"]) for row in rows]
+    numbers = list(dict.fromkeys(keys))
+    assert table.group_n.tolist() == [numbers.index(key) for key in keys]
+    assert table.keyed
+    spelled = [word.encode() for word in SPELLED] if case.pieces is None else case.pieces
+    for n, row in enumerate(rows):
+        found = [table.vocabulary.pieces[index] for index in table.tokens.slice(n, n + 1)]
+        assert found == [spelled[index] for index in row["ids"]]
+        if case.pieces is None:
+            assert table.tokens.slice(n, n + 1).tolist() == row["ids"]
+        assert table.tokens.with_values(table.trainable).slice(n, n + 1).tolist() == row["trainable"]
+        assert bool(table.learned_n[n]) != row["left_out"]
+        for name in case.per_token:
+            assert same(row[name], table.tokens.with_values(table.token_values[name]).slice(n, n + 1).tolist())
+    assert table.has_ids == (case.pieces is None)
+    assert set(table.token_values) == set(case.per_token)
+    assert set(table.rewards) == set(case.objectives)
+    for name, reward in table.rewards.items():
+        assert same([row["reward"][name] for row in rows], reward.value_n.tolist())
+        assert reward.status_n.tolist() == [row["status"][name] for row in rows]
+    assert table.columns == {}
+
+
+@EXAMPLES
+@given(case=cases())
+def test_what_is_written_is_shown(case, tokenizer, place):
+    """Numbers of every row, and all of the rows that are asked for, whatever parts they lie in."""
+    write_rollouts(place, case.parts(), pieces=case.pieces)
+    table, rows = read_numbers(place), case.rows
+    credit = recorded_credit(table)
+    assert list(credit) == list(case.methods)
+    for method in case.methods:
+        for block in case.blocks:
+            assert same([row[f"credit/{method}"][block] for row in rows], credit[method][block].tolist())
+        stops = [row[f"stop/{method}"] or math.nan for row in rows]  # 0 is no stop credit
+        found = credit[method].get("stop")
+        assert ("stop" in credit[method]) == any(stop == stop for stop in stops)
+        assert found is None or same(stops, found.tolist())
+    for name, reward_n in recorded_rewards(table).items():
+        assert same([row["reward"][name] for row in rows], reward_n.tolist())
+    chosen = list(range(0, len(rows), 2))
+    for n, shown in zip(chosen, token_rows(read_rows(place, chosen), None), strict=True):
+        row = rows[n]
+        texts = [f"⟨{i}⟩" if case.pieces is None else case.pieces[i].decode(errors="surrogateescape") for i in row["ids"]]
+        assert shown.tokens == texts
+        assert shown.step == row["step"]
+        assert shown.spans == {name: (row["start"][name], row["end"][name]) for name in case.blocks}
+        assert shown.fault == ", ".join(fault.name.lower() for fault in Fault(row["fault"]))
+        assert shown.statuses == {name: Status(row["status"][name]).name.lower() for name in case.objectives}
+        assert list(shown.rewards) == list(case.objectives)
+        assert same([row["reward"][name] for name in case.objectives], shown.rewards.values())
+        assert shown.stop == {m: row[f"stop/{m}"] for m in case.methods if row[f"stop/{m}"] != 0}
+        for method in case.methods:
+            trained = zip(row[f"advantages/{method}"], row["trainable"], strict=True)
+            assert same([value if flag else math.nan for value, flag in trained], shown.advantages[method])
+        assert (shown.values is None, shown.probabilities is None) == (
+            "value" not in case.per_token,
+            "logp" not in case.per_token,
+        )
+        if "value" in case.per_token:
+            assert same(row["value"], shown.values)
+        if "logp" in case.per_token:
+            assert same(np.exp(np.array(row["logp"])).tolist(), shown.probabilities)
+
+
+# --------------------------------------------------------------------------- tokens and tokenizers
+
+
+def test_a_file_names_the_tokenizer_of_its_ids(tokenizer, tmp_path):
+    moved = tmp_path / "tokenizer"
+    moved.mkdir()
+    (moved / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    case = Case([completion(ids=(0, 2, 1))])
+    write_rollouts(tmp_path / "a.parquet", case.parts(), tokenizer=moved)
+    table = read_rollouts(tmp_path / "a.parquet")
+    assert (table.has_ids, table.tokenizer) == (True, moved)
+    moved.rename(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"holds token ids and no text; give the folder of the tokenizer with --tokenizer"):
+        read_rollouts(tmp_path / "a.parquet")
+    assert read_rollouts(tmp_path / "a.parquet", tokenizer=tokenizer).tokens.values.tolist() == [0, 2, 1]
+
+
+def test_texts_take_no_tokenizer(tokenizer, tmp_path):
+    write_rollouts(tmp_path / "a.parquet", Case([completion()], pieces=TEXTS).parts(), pieces=TEXTS)
+    with pytest.raises(
+        DataError, match="holds its tokens as text, so there is nothing to read with --tokenizer; leave it out"
+    ):
+        read_rollouts(tmp_path / "a.parquet", tokenizer=tokenizer)
+
+
+# --------------------------------------------------------------------------- groups
+
+
+def test_a_prompt_drawn_twice_is_two_groups(tmp_path):
+    rows = [completion(group=n // 2, prompt="same") for n in range(4)]
+    write_rollouts(tmp_path / "a.parquet", Case(rows, pieces=TEXTS).parts(), pieces=TEXTS)
+    assert read_rollouts(tmp_path / "a.parquet").group_n.tolist() == [0, 0, 1, 1]
+
+
+def test_groups_that_some_rows_lack_are_refused(tmp_path):
+    columns = {"prompt": ["p", "p"], "tokens": [["a"], ["b"]], "trainable": [[True], [True]], "group": [0, None]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'; say it of all of them"):
+        read_rollouts(tmp_path / "a.parquet")
+
+
+# --------------------------------------------------------------------------- made by hand
+
+
+def test_statuses_of_our_own_files(tmp_path):
+    rewards = [1.0, None, None, 0.0]
+    kept = read_rollouts(own_run(tmp_path / "a", rewards=rewards, status=["ok", "timeout", "absent", "ok"]))
+    assert kept.rewards["correct"].status_n.tolist() == [OK, int(Status.TIMEOUT), ABSENT, OK]
+    bare = read_rollouts(own_run(tmp_path / "b", rewards=rewards))
+    assert bare.rewards["correct"].status_n.tolist() == [OK, ERROR, ERROR, OK]
+    with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' as 'status/correct', which is none of ok, absent"):
+        read_rollouts(own_run(tmp_path / "c", rewards=rewards, status=["ok", "late", "ok", "ok"]))
+
+
+# --------------------------------------------------------------------------- credit on an export
+
+LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
+#: Right, wrong, right without a confidence, and one that was left out of the loss; each stands in two groups.
+SAID = ["0271465", "031485", "021", "021485"]
+
+
+def exported(folder, tokenizer, *, ids, **options):
+    """Rollouts as a run writes them or as texts, credited; the export, and what it holds as objects."""
+    rows = []
+    for n, said in enumerate(SAID * 2):
+        tokens = [int(sign) for sign in said]
+        size, left_out = len(tokens), n == 3
+        spans = {"solution": (0, 0) if left_out else (0, size), "confidence": (0, 0)}
+        right = 1.0 if 2 in tokens else 0.0
+        rows.append(
+            completion(
+                tokens,
+                group=n // 4,
+                prompt="same",
+                start={name: span[0] for name, span in spans.items()},
+                end={name: span[1] for name, span in spans.items()},
+                reward={"correct": math.nan if n == 5 else right},
+                status={"correct": int(Status.TIMEOUT if n == 5 else Status.OK)},
+                value=[0.25] * size,
+                logp=[-0.5] * size,
+            )
+        )
+    pieces = None if ids else [word.encode() for word in SPELLED]
+    case = Case(rows, per_token=("value", "logp"), pieces=pieces)
+    write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
+    options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}, **options}
+    made = credit(folder / "in.parquet", output=folder / "out", **options)
+    return folder / "out" / "credit.parquet", made, options
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path):
+    file, made, options = exported(tmp_path, tokenizer, ids=ids)
+    assert made.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
+    again = credit_rollouts(file, **options)
+    assert [one.arm.name for one in again.applied] == ["grpo", "bae", "gae"]
+    assert again.table.learned_n.tolist() == made.table.learned_n.tolist()
+    for one, other in zip(made.applied, again.applied, strict=True):
+        assert one.credit.block_nk.tolist() == other.credit.block_nk.tolist()
+        assert one.credit.stop_n.tolist() == other.credit.stop_n.tolist()
+        expected = one.advantages(made.table, 0, 8)
+        np.testing.assert_array_equal(expected, other.advantages(again.table, 0, 8))
+        assert np.abs(expected).max() > 0
+    assert again.scores.status_nm.tolist() == made.scores.status_nm.tolist()
+    assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2  # a timeout stays one, also of what it judges
+    credit(file, output=tmp_path / "twice", **options)
+    assert pq.read_table(tmp_path / "twice" / "credit.parquet").equals(pq.read_table(file))
+
+
+def test_an_export_may_be_written_over_what_it_was_made_of(tokenizer, tmp_path):
+    file, _, options = exported(tmp_path, tokenizer, ids=True)
+    before = pq.read_table(file)
+    credit(file, output=file.parent, **options)
+    assert pq.read_table(file).equals(before)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_an_export_says_what_was_left_out_and_what_is_not_there(ids, tokenizer, tmp_path):
+    file, made, _ = exported(tmp_path, tokenizer, ids=ids)
+    rows = pq.read_table(file).to_pylist()
+    for method in ("grpo", "bae", "gae"):
+        assert [row[f"advantages/{method}"] == [None] * 6 for row in rows] == [False] * 3 + [True] + [False] * 4
+    assert [row["credit/bae/confidence"] is None for row in rows] == [False, False, True, False] * 2
+    assert rows[3]["credit/bae/confidence"] == float(made.applied[1].credit.block_nk[3, 1])  # it was compared all the same
+    assert [(row["start/confidence"], row["end/confidence"]) for row in rows[:4]] == [(4, 7), (3, 6), (0, 0), (0, 0)]
+    assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
+
+
+# --------------------------------------------------------------------------- reading little
+
+
+def spoilt(file, *, part, column):
+    """Put zeros over one column of one part of the file."""
+    place = pq.ParquetFile(file).metadata.row_group(part)
+    names = [place.column(n).path_in_schema for n in range(place.num_columns)]
+    chunk = place.column(names.index(column))
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data = bytearray(file.read_bytes())
+    data[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    file.write_bytes(data)
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    """A column of tokens that cannot be read any more stops nobody who does not need it."""
+    file = tmp_path / "a.parquet"
+    rows = [completion(range(6), prompt=str(n)) for n in range(6)]
+    write_rollouts(file, Case(rows, cuts=[2, 4]).parts())
+    spoilt(file, part=1, column="completion_ids.list.element")
+    assert recorded_credit(read_numbers(file))["bae"]["solution"].tolist() == [0.5] * 6
+    assert [row.prompt for row in token_rows(read_rows(file, [0, 1, 5]), None)] == ["0", "1", "5"]
+    with pytest.raises(DataError, match=r"a.parquet' is not readable as parquet; it is damaged or cut off \("):
+        read_rows(file, [2])
+
+
+@pytest.mark.parametrize("read", [read_numbers, read_rows])
+def test_files_that_cannot_be_shown_are_one_sentence(read, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(DataError, match="is not readable as parquet"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="is not readable as parquet"):
+        read(tmp_path / "none.parquet")
+    pq.write_table(pa.table({"prompt": ["p"], "advantages": [[0.5]]}), tmp_path / "old.parquet")
+    with pytest.raises(DataError, match="names no method"):
+        read(tmp_path / "old.parquet")

@@ -1,0 +1,137 @@
+"""One schema: what its table says is what both writers write, no other file spells a column, other versions are refused."""
+
+import ast
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import spanwise
+from rollouts_cases import TEXTS, Case, completion
+from spanwise.errors import DataError, SpanwiseError
+from spanwise.rollouts import read_rollouts, schema, write_rollouts
+
+TABLE = dict(re.findall(r"^\| `([^|`]+)`(?:[^|]*)\| ([^|]+) \|", schema.__doc__, re.M))
+
+
+def table_type(name):
+    """The type that the docstring gives a column, by its family."""
+    family, slash, _ = name.partition("/")
+    if name.endswith("/stop") and family == "credit":
+        return TABLE["credit/<method>/stop"]
+    if not slash:
+        return TABLE[name]
+    names = {
+        "start": "<block>",
+        "end": "<block>",
+        "reward": "<objective>",
+        "status": "<objective>",
+        "advantages": "<method>",
+    }
+    return TABLE[f"{family}/{names[family]}" if family in names else "credit/<method>/<block>"]
+
+
+def plain(kind):
+    """A type in the words of the table: the name of a list's entry says nothing."""
+    return re.sub(r"list<\w+: ", "list<", str(kind))
+
+
+def written(path, **changes):
+    rows = [completion(value=[0.0] * 3, logp=[0.0] * 3)]
+    case = Case(rows, per_token=("value", "logp"), **{"text": True, **changes})
+    write_rollouts(path, case.parts(), pieces=case.pieces)
+    return pq.read_schema(path)
+
+
+@pytest.mark.parametrize("pieces", [None, TEXTS])
+def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
+    found = written(tmp_path / "a.parquet", pieces=pieces)
+    assert {one.name: plain(one.type) for one in found} == {one.name: table_type(one.name) for one in found}
+    families = {name.partition("/")[0] for name in found.names}
+    other = "tokens" if pieces is None else "completion_ids"
+    assert families == {name.partition("/")[0] for name in TABLE} - {other}
+
+
+def test_tokens_that_cut_characters_are_bytes(tmp_path):
+    found = written(tmp_path / "a.parquet", pieces=[b"\xc3", b"\xa9", b"a"])
+    assert plain(found.field("tokens").type) == "list<binary>"
+    assert "list<binary>" in schema.__doc__
+
+
+def test_every_type_of_the_table_is_known():
+    for name, kind in TABLE.items():
+        column = re.sub(r"<\w+>", "x", name)
+        assert plain(schema.type_of(column)) == kind
+
+
+#: What starts a column and nothing else; metrics of training are called credit/..., too.
+FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/")
+COLUMNS = ("completion_ids", "logprobs", "trainable")
+
+
+def test_no_other_module_spells_a_column():
+    """In the rooms that read and write own files; TRL's and verifiers' fields are those of their own formats."""
+    root = Path(spanwise.__file__).parent
+    rooms = [*(root / "rollouts").rglob("*.py"), *(root / "commands").rglob("*.py"), *(root / "report").rglob("*.py")]
+    spelled = set()
+    for file in rooms:
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+        texts = [text for text in texts if isinstance(text, str)]
+        spelled |= {(file.stem, word) for word in FAMILIES for text in texts if text.startswith(word)}
+        spelled |= {(file.stem, word) for word in COLUMNS if word in texts}
+    here = {("schema", word) for word in (*FAMILIES[:4], *COLUMNS)}
+    assert spelled >= here  # the search finds them where they are
+    # A reward function's argument of that name, two fields of verifiers' own.
+    others = {("score", "completion_ids"), ("verifiers", "logprobs"), ("verifiers", "trainable")}
+    assert {place for place in spelled if place[0] != "schema"} <= others
+
+
+@pytest.mark.parametrize("method", ["bae:group", "reinforce++", "日本 x"])
+@pytest.mark.parametrize("block", ["a", "c/d", "stop it"])
+def test_names_come_back_out_of_columns(method, block):
+    names = [schema.advantages(method), schema.credit(method, block), schema.credit(f"{method}x", block)]
+    names += [schema.start(block), schema.end(block), schema.reward(block), schema.status(block)]
+    assert schema.methods(names) == [method, f"{method}x"]
+    assert schema.credited(names, method) == [block]
+    assert schema.blocks(names) == schema.objectives(names) == [block]
+    assert schema.made_by(method, names) == names[:2]
+
+
+def test_a_method_that_columns_cannot_hold_is_refused():
+    for column in (lambda: schema.advantages("a/b"), lambda: schema.credit("a/b", "c")):
+        with pytest.raises(SpanwiseError, match="Method 'a/b' has a '/' in its name"):
+            column()
+
+
+# --------------------------------------------------------------------------- versions
+
+
+def hand_made(path, metadata=None, **columns):
+    rows = {"prompt": ["p"], "completion_ids": [[1]], "trainable": [[True]], "text": ["t"], **columns}
+    pq.write_table(pa.table(rows).replace_schema_metadata(metadata), path)
+    return path
+
+
+def test_a_file_says_its_version(tmp_path):
+    assert written(tmp_path / "a.parquet").metadata[b"spanwise.rollouts"] == b"1"
+
+
+def test_another_version_is_refused(tmp_path):
+    file = hand_made(tmp_path / "a.parquet", {"spanwise.rollouts": "2"})
+    with pytest.raises(DataError, match=r"a.parquet' has version 2 of the rollout format and this spanwise reads 1; write"):
+        read_rollouts(file)
+
+
+def test_the_columns_from_before_versions_are_refused(tmp_path):
+    file = hand_made(tmp_path / "a.parquet", **{"credit/solution": [0.5], "advantages": [[0.5]]})
+    with pytest.raises(DataError, match="has a column 'advantages' that names no method") as error:
+        read_rollouts(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_made_by_hand_needs_no_version(tmp_path):
+    file = hand_made(tmp_path / "a.parquet", **{"advantages/mine": [[0.5]], "answer": ["4"]})
+    table = read_rollouts(file)
+    assert table.columns == {"answer": ["4"]}

@@ -1,0 +1,190 @@
+"""The one writer: without any trainer, part by part, whole or not at all; a training batch by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import spanwise
+from rollouts_cases import Case, completion
+from spanwise.errors import AlignmentError, DataError
+from spanwise.rollouts import Rollouts, write_rollouts
+from spanwise.rollouts.write import rollout_table
+from spanwise.types import Credit, Scores, Spans, Status
+
+NAN = float("nan")
+WITHOUT_TRAINERS = """
+import sys
+for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
+    sys.modules[name] = None
+sys.path.insert(0, {tests!r})
+from test_write import batch
+from spanwise.commands.shared.folder import RunFolder
+RunFolder({folder!r}).write_rollouts(batch(), step=7)
+assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
+"""
+
+
+def batch():
+    """Four completions of up to five tokens: tool output, a part that is missing, one left out of the loss, one without tokens."""
+    block_nt = torch.tensor([[0, -1, 1, -1, -1], [0, 0, -1, -1, -1], [-1] * 5, [-1] * 5])
+    mask_nt = torch.tensor([[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0] * 5]).bool()
+    both = {"solution": {"": "so"}, "confidence": {"": " .5"}}
+    return Rollouts(
+        mode="train",
+        step=70,
+        method="bae",
+        group_n=torch.tensor([4, 4, 5, 5]),
+        prompts=["1+1=", "1+1=", [{"role": "user", "content": "é"}], "2+2="],
+        completions=[""] * 4,
+        columns={},
+        ids_nt=torch.arange(20).reshape(4, 5),  # the fourth and fifth token of the first were written by a tool
+        mask_nt=mask_nt,
+        text=[both, {"solution": {"": "no"}, "confidence": None}, both, {"solution": None, "confidence": None}],
+        spans=Spans(
+            ("solution", "confidence"),
+            torch.tensor([[0, 2], [0, 2], [0, 0], [0, 0]]),
+            torch.tensor([[1, 3], [2, 2], [0, 0], [0, 0]]),
+            block_nt,
+            torch.tensor([0, 1, 16, 32]),
+        ),
+        scores=Scores(
+            ("correct", "brier"),
+            torch.tensor([[1.0, -0.25], [0.0, NAN], [NAN, -0.5], [NAN, NAN]], dtype=torch.float64),
+            torch.tensor(
+                [[Status.OK, Status.OK], [Status.OK, Status.ABSENT], [Status.TIMEOUT, Status.OK], [Status.ABSENT] * 2]
+            ),
+            torch.full((4, 2, 2), NAN, dtype=torch.float64),
+        ),
+        credit=Credit(
+            torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.25, -0.25], [0.0, 0.0]], dtype=torch.float64),
+            torch.tensor([0.0, -1.0, 0.0, 0.0], dtype=torch.float64),
+            torch.zeros(2).long(),
+            torch.zeros(2).long(),
+        ),
+        advantages_nt=torch.tensor([[0.5, 0.0, 0.25, 0.0, 0.0], [-0.25, -1.25, 0.0, 0.0, 0.0], [0.0] * 5, [0.0] * 5]),
+    )
+
+
+def test_a_run_folder_is_written_without_a_trainer(tmp_path):
+    code = WITHOUT_TRAINERS.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    tests, source = str(Path(__file__).parents[1]), str(Path(spanwise.__file__).parents[1])
+    environment = {"PYTHONPATH": f"{source}:{tests}", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "rollouts" / "step_000007.parquet").num_rows == 4
+
+
+def test_a_training_batch_by_hand():
+    """No padding and nothing that a tool wrote last; null is what does not exist, 0 what is worth nothing."""
+    rows = rollout_table(batch().recorded(step=7)).to_pylist()
+    assert [row["step"] for row in rows] == [7] * 4
+    assert [row["group"] for row in rows] == [4, 4, 5, 5]
+    assert [row["prompt"] for row in rows[:2]] == ["1+1="] * 2
+    assert json.loads(rows[2]["prompt"]) == [{"role": "user", "content": "é"}]
+    assert [row["completion_ids"] for row in rows] == [[0, 1, 2], [5, 6], [10, 11, 12, 13, 14], []]
+    assert [row["trainable"] for row in rows] == [[True, False, True], [True, True], [True] * 5, []]
+    assert [row["text"] for row in rows] == ["so .5", "no", "so .5", ""]
+    assert [row["fault"] for row in rows] == [0, 1, 16, 32]
+    assert [(row["start/confidence"], row["end/confidence"]) for row in rows] == [(2, 3), (2, 2), (0, 0), (0, 0)]
+    assert [row["credit/bae/solution"] for row in rows] == [0.5, -0.5, 0.25, None]
+    assert [row["credit/bae/confidence"] for row in rows] == [0.0, None, -0.25, None]  # there and worth 0; absent
+    assert [row["credit/bae/stop"] for row in rows] == [0.0, -1.0, 0.0, 0.0]
+    assert [row["advantages/bae"] for row in rows] == [[0.5, 0.0, 0.25], [-0.25, -1.25], [None] * 5, []]
+    assert [row["reward/correct"] for row in rows] == [1.0, 0.0, None, None]
+    assert [row["status/correct"] for row in rows] == ["ok", "ok", "timeout", "absent"]
+    assert [row["status/brier"] for row in rows] == ["ok", "absent", "ok", "absent"]
+
+
+def test_a_batch_without_any_token():
+    whole = batch()
+    none = {"ids_nt": whole.ids_nt[:, :0], "mask_nt": whole.mask_nt[:, :0], "advantages_nt": whole.advantages_nt[:, :0]}
+    spans = Spans(
+        whole.spans.names, whole.spans.start_nk, whole.spans.end_nk, whole.spans.block_nt[:, :0], whole.spans.fault_n
+    )
+    rows = rollout_table(Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(step=1)).to_pylist()
+    assert [row["completion_ids"] for row in rows] == [[]] * 4
+
+
+def rows_of(prompts):
+    return Case([completion(range(n % 4), prompt=prompt) for n, prompt in enumerate(prompts)])
+
+
+def test_parts_are_one_file(tmp_path):
+    whole, cut = rows_of("abcdefg"), rows_of("abcdefg")
+    cut.cuts = [2, 3]
+    write_rollouts(tmp_path / "whole.parquet", whole.parts())
+    write_rollouts(tmp_path / "new" / "cut.parquet", iter(cut.parts()))
+    assert pq.ParquetFile(tmp_path / "new" / "cut.parquet").num_row_groups == 3
+    assert pq.read_table(tmp_path / "whole.parquet").equals(pq.read_table(tmp_path / "new" / "cut.parquet"))
+
+
+def test_parts_are_written_as_they_come(tmp_path):
+    """No more than one part is held: when the second is asked for, the first is on the disk."""
+    sizes = []
+
+    def parts():
+        for part in rows_of("ab" * 1000).parts() * 2:
+            yield part
+            sizes.append(sum(file.stat().st_size for file in tmp_path.iterdir()))
+
+    write_rollouts(tmp_path / "a.parquet", parts())
+    assert sizes[0] > 1000
+
+
+def test_nobody_sees_half_a_file(tmp_path):
+    file = tmp_path / "a.parquet"
+    write_rollouts(file, rows_of("a").parts())
+
+    def broken():
+        yield from rows_of("bc").parts()
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        write_rollouts(file, broken())
+    assert pq.read_table(file)["prompt"].to_pylist() == ["a"]
+    assert [found.name for found in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/a.parquet' cannot be written: "):
+        write_rollouts(tmp_path / "file" / "a.parquet", rows_of("a").parts())
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"trainable": [True]}, "There are 3 tokens and 1 trainable flags"),
+        ({"advantages/bae": [0.5] * 4}, "There are 3 tokens and 4 advantages of 'bae'; give one for each."),
+        ({"value": []}, "There are 3 tokens and 0 value"),
+    ],
+)
+def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
+    with pytest.raises(AlignmentError, match=said):
+        Case([completion(**{"value": [0.0] * 3, **field})], per_token=("value",)).part(0, 1)
+
+
+def test_a_prompt_that_no_file_can_hold_is_mended():
+    part = Case([completion(prompt="a\ud800b")]).part(0, 1)
+    assert rollout_table(part)["prompt"].to_pylist() == ["a\ufffdb"]
+
+
+def test_an_export_by_hand():
+    """Two methods; a reward and a credit that do not exist; a token value that is not known."""
+    other = {"credit/grpo": {"solution": NAN, "confidence": 2.0}, "stop/grpo": -1.0, "advantages/grpo": [NAN] * 3}
+    row = completion(**other, value=[0.5, NAN, 1.0], reward={"correct": NAN}, status={"correct": int(Status.ERROR)})
+    table = rollout_table(Case([row], methods=("bae", "grpo"), per_token=("value",)).part(0, 1)).to_pylist()[0]
+    assert table["credit/grpo/solution"] is None
+    assert table["credit/grpo/confidence"] == 2.0
+    assert (table["credit/bae/stop"], table["credit/grpo/stop"]) == (0.0, -1.0)
+    assert (table["advantages/bae"], table["advantages/grpo"]) == ([0.5] * 3, [None] * 3)
+    assert table["values"] == [0.5, None, 1.0]
+    assert (table["reward/correct"], table["status/correct"]) == (None, "error")
+    assert "text" not in table
+    assert np.isclose(table["credit/bae/solution"], 0.5)

@@ -1,0 +1,141 @@
+"""Small tables for the tests of rollout files: what stands in them as plain lists, and the same as the writer takes it."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from spanwise.rollouts import Completions, Credited, Ragged
+from spanwise.types import Scores, Status
+
+NAN = float("nan")
+
+
+@dataclass
+class Case:
+    """N completions, one dictionary each; `pieces` are the bytes of the ids, None in a file of ids."""
+
+    rows: list[dict]
+    blocks: tuple[str, ...] = ("solution", "confidence")
+    objectives: tuple[str, ...] = ("correct",)
+    methods: tuple[str, ...] = ("bae",)
+    per_token: tuple[str, ...] = ()
+    pieces: list[bytes] | None = None
+    text: bool = False
+    cuts: list[int] = field(default_factory=list)
+
+    def part(self, first, last):
+        """The rows first..last - 1 as the writer takes them."""
+        rows = self.rows[first:last]
+
+        def flat(name, dtype):
+            return np.array([value for row in rows for value in row[name]], dtype=dtype)
+
+        def table(name, columns, dtype):
+            values = [[row[name][column] for column in columns] for row in rows]
+            return torch.tensor(values, dtype=dtype).reshape(len(rows), len(columns))
+
+        edges = [table(name, self.blocks, torch.long) for name in ("start", "end")]
+        scores = Scores(
+            self.objectives,
+            table("reward", self.objectives, torch.float64),
+            table("status", self.objectives, torch.long),
+            torch.full((len(rows), len(self.objectives), 2), NAN, dtype=torch.float64),
+        )
+        credit = {
+            method: Credited(
+                {block: table(f"credit/{method}", [block], torch.float64)[:, 0] for block in self.blocks},
+                torch.tensor([row[f"stop/{method}"] for row in rows], dtype=torch.float64),
+                flat(f"advantages/{method}", np.float32),
+            )
+            for method in self.methods
+        }
+        return Completions(
+            step_n=torch.tensor([row["step"] for row in rows]),
+            group_n=torch.tensor([row["group"] for row in rows]),
+            prompts=[row["prompt"] for row in rows],
+            tokens=Ragged.of([row["ids"] for row in rows]),
+            trainable=flat("trainable", np.bool_),
+            names=self.blocks,
+            start_nk=edges[0],
+            end_nk=edges[1],
+            fault_n=torch.tensor([row["fault"] for row in rows]),
+            scores=scores,
+            credit=credit,
+            text=[row["text"] for row in rows] if self.text else None,
+            token_values={name: flat(name, np.float32) for name in self.per_token},
+        )
+
+    def parts(self):
+        """All rows, cut where the case says."""
+        edges = [0, *sorted(self.cuts), len(self.rows)]
+        return [self.part(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def completion(ids=(0, 1, 2), **changes):
+    """One completion of two blocks under one method."""
+    size = len(ids)
+    plain = {
+        "step": 1, "group": 0, "prompt": "p", "ids": list(ids), "trainable": [True] * size, "fault": 0, "text": "t",
+        "start": {"solution": 0, "confidence": 1}, "end": {"solution": 1, "confidence": size},
+        "reward": {"correct": 1.0}, "status": {"correct": int(Status.OK)},
+        "credit/bae": {"solution": 0.5, "confidence": -0.25}, "stop/bae": 0.0, "advantages/bae": [0.5] * size,
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+DOUBLE = st.floats(allow_nan=False, allow_infinity=False)
+NAMES = st.sampled_from(["a", "a b", "c/d", "é", "credit", "advantages", "reward/x"])
+METHODS = st.sampled_from(["bae", "bae:group", "reinforce++", "gdpo", "stop", "日本"])
+#: Bytes that are a text each, and bytes that are none: a character cut in two, a byte that starts nothing.
+TEXTS, BYTES = [b"a", b" b", "é".encode(), b"", b"a", b"\n"], [b"a", b"\xc3", b"\xa9", b"\xff", b"", "日".encode()]
+
+
+@st.composite
+def cases(draw):
+    """Any small table: ids or texts, absent and failed rewards, completions left out of the loss, null credit, NaN values."""
+    blocks = tuple(draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)))
+    objectives = tuple(draw(st.lists(NAMES, max_size=2, unique=True)))
+    methods = tuple(draw(st.lists(METHODS, min_size=1, max_size=3, unique=True)))
+    per_token = tuple(draw(st.sets(st.sampled_from(["value", "logp"]))))
+    pieces = draw(st.sampled_from([None, TEXTS, BYTES]))
+
+    def row():
+        size = draw(st.integers(0, 5))
+        trainable = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+        left_out = any(trainable) and draw(st.booleans())
+        spans = {name: sorted(draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for name in blocks}
+        if any(trainable) and not left_out:
+            spans[draw(st.sampled_from(blocks))] = [0, size]  # a token that is trained lies in a block
+        if left_out:
+            spans = {name: [0, 0] for name in blocks}
+        status = {name: draw(st.sampled_from(list(Status))) for name in objectives}
+        one = {
+            "step": draw(st.integers(0, 2)),
+            "group": draw(st.integers(-1, 2)),
+            "prompt": draw(st.text(max_size=3)),
+            "ids": draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)),
+            "trainable": trainable,
+            "left_out": left_out,
+            "fault": draw(st.integers(0, 63)),
+            "start": {name: span[0] for name, span in spans.items()},
+            "end": {name: span[1] for name, span in spans.items()},
+            "status": {name: int(value) for name, value in status.items()},
+            "reward": {name: draw(DOUBLE) if value is Status.OK else NAN for name, value in status.items()},
+        }
+        for method in methods:
+            one[f"credit/{method}"] = {name: draw(st.just(NAN) | DOUBLE) for name in blocks}
+            one[f"stop/{method}"] = draw(st.just(0.0) | DOUBLE)
+            numbers = draw(st.lists(SINGLE, min_size=size, max_size=size))
+            one[f"advantages/{method}"] = [NAN] * size if left_out else numbers
+        for name in per_token:
+            sign = -1 if name == "logp" else 1
+            one[name] = [sign * abs(value) for value in draw(st.lists(st.just(NAN) | SINGLE, min_size=size, max_size=size))]
+        return one
+
+    rows = [row() for _ in range(draw(st.integers(1, 5)))]
+    cuts = draw(st.lists(st.integers(0, len(rows)), max_size=2))
+    return Case(rows, blocks, objectives, methods, per_token, pieces, cuts=cuts)
