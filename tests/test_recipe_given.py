@@ -6,7 +6,7 @@ import pytest
 
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
-from spanwise.recipe import load, plan, resolved
+from spanwise.recipe import load, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 
@@ -22,7 +22,7 @@ def tidy(blocks):
 def filled(**report):
     entries = [{"reward": "correct", "pays": "solution"}, {"reward": "brier", "pays": ["confidence"], **report}]
     recipe = load(None, {"objectives": entries})
-    return recipe, plan(recipe, LAYOUT, 64)
+    return recipe, scheme_of(recipe, LAYOUT, 64)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_given_is_read_and_written(given, read):
     assert made.objectives[1].given == read
     written = resolved(recipe, made)["objectives"][1]
     assert written["given"] == (list(read) if len(read) > 1 else read[0])
-    again = plan(load(None, {"objectives": resolved(recipe, made)["objectives"]}), LAYOUT, 64)
+    again = scheme_of(load(None, {"objectives": resolved(recipe, made)["objectives"]}), LAYOUT, 64)
     assert again.objectives == made.objectives
 
 
@@ -55,8 +55,8 @@ def test_what_is_left_open_stays_open():
 def test_functions_are_written_as_module_and_name():
     recipe, made = filled(reward=f"{__name__}:tidy")
     assert made.objectives[1].reward is tidy
-    report = replace(made.objectives[1], given=("correct", known))
-    written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
+    report = replace(made.objectives[1], given=("correct", known), baseline="outcome")
+    written = resolved(recipe, made.change(objectives=(made.objectives[0], report)))["objectives"][1]
     assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
 
 
