@@ -310,7 +310,7 @@ def test_a_scheme_is_plain_data():
         "reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "blended", "weight": 1.0, "if_missing": -1.0,
         "name": "brier",
     }  # fmt: skip
-    assert rule.change(per="completion").per == "completion"
+    assert replace(rule, per="completion").per == "completion"
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,6 @@ class Layout:
         """All tags in the order a well-formed completion has them; a tag used by two blocks appears twice."""
         return tuple(tag for _, tags in self.blocks for tag in tags)
 
-    def block_index(self, name: str) -> int:
-        """The position of block `name`; a LayoutError that lists the blocks if there is none."""
-        if name not in self.names:
-            raise LayoutError(f"The layout has no block '{name}'; its blocks are {', '.join(self.names)}.")
-        return self.names.index(name)
-
     def _check(self) -> None:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from spanwise.credit import METHODS, Method, Preset, method, preset_layout, preset_objectives, states_confidence
@@ -153,10 +153,6 @@ class Scheme:
                 f"Method '{self.method}' needs {' and '.join(missing)}, which is not there. Methods that can be run: "
                 f"{', '.join(there)}."
             )
-
-    def change(self, **fields: Any) -> Scheme:
-        """The same with other fields, checked anew."""
-        return replace(self, **fields)
 
     def plain(self) -> dict[str, Any]:
         """The scheme as plain data, ready for YAML; a recipe with these fields is the same scheme."""

@@ -6,6 +6,9 @@ the token's loss, and the normaliser of each `loss_type` can be undone in the ad
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
@@ -38,6 +41,12 @@ def check_loss_type(loss_type: str) -> None:
         )
     if loss_type not in LOSS_TYPES:
         raise RecipeError(unknown("loss_type", loss_type, LOSS_TYPES))
+
+
+def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
+    """1 at the tokens that enter TRL's loss: its completion mask, times its tool mask if there are tools."""
+    tool_mask = inputs.get("tool_mask")
+    return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
 
 
 def fold_factor(

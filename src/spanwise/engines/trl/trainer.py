@@ -18,10 +18,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from spanwise.batch import Batch
 from spanwise.credit import restrict
 from spanwise.engines.trl import checks
-from spanwise.engines.trl.batch import loss_mask
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
-from spanwise.engines.trl.fold import fold_factor
+from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.rollouts import Rollouts
