@@ -24,7 +24,6 @@ from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.files import without_nan
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
-from spanwise.commands.shared.task import make_task
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
@@ -135,6 +134,8 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
 
 def _warm_up(recipe: Recipe, console: Console) -> None:
     """Make the shared start once, before several processes would."""
+    from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
+
     make_task(recipe, console)
 
 
