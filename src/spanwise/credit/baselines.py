@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.strata import as_columns, centred, group_index, moments, refine
+from spanwise.credit.strata import as_columns, centred, group_index, member_counts, moments, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
 
@@ -134,7 +134,7 @@ def advantage(
     level_n, alone_n = _levels(reward_n, strata, min_stratum)
     options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "scale": scale, "ddof": ddof, "eps": eps}
     advantage_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
-    if if_missing is None:
+    if if_missing is None or not bool(absent_n.any()):
         return Advantage(advantage_n, nothing_n, alone_n)
     within = [moments(reward_n, stratum_n) for stratum_n in strata]
     missing_n = _missing(reward_n, group_n, _at([level.mean_n() for level in within], level_n), if_missing)
@@ -200,9 +200,10 @@ def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | No
 
 def _levels(reward_n: Tensor, strata: Sequence[Tensor], min_stratum: int) -> tuple[Tensor, Tensor]:
     """The first of the strata that holds enough rewards, the last one where none does; and which rewards have none."""
-    enough_ln = torch.stack([moments(reward_n, stratum_n).count_n() >= max(min_stratum, 2) for stratum_n in strata])
+    present_n = ~reward_n.isnan()
+    enough_ln = torch.stack([member_counts(stratum_n, present_n) >= max(min_stratum, 2) for stratum_n in strata])
     some_n = enough_ln.any(dim=0)
-    return torch.where(some_n, enough_ln.int().argmax(dim=0), len(strata) - 1), ~some_n & ~reward_n.isnan()
+    return torch.where(some_n, enough_ln.int().argmax(dim=0), len(strata) - 1), ~some_n & present_n
 
 
 def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off: bool | None) -> list[Tensor]:
@@ -244,7 +245,7 @@ def _refuse_scale(baseline: str, scale: str) -> None:
 
 def _missing(reward_n: Tensor, group_n: Tensor, baseline_n: Tensor, if_missing: float | None) -> Tensor:
     """`if_missing` minus the baseline at absent rewards, falling back on the group's, then the batch's mean."""
-    if if_missing is None:
+    if if_missing is None or not bool(reward_n.isnan().any()):
         return torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
     group_mean_n = moments(reward_n, group_index(group_n)).mean_n()
     batch_mean_n = moments(reward_n, torch.zeros_like(group_n, dtype=torch.long)).mean_n()

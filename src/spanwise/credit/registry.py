@@ -94,43 +94,38 @@ class Method:
         """The first sentence of the estimator's docstring."""
         return (inspect.getdoc(self.estimator) or "").split("\n")[0]
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """All names in its signature, in order."""
         return tuple(self._parameters)
 
-    @property
-    def positional(self) -> tuple[str, ...]:
-        """What it takes by position."""
-        return tuple(name for name, p in self._parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-
-    @property
+    @cached_property
     def required(self) -> tuple[str, ...]:
         """The inputs it cannot do without."""
         return tuple(name for name, p in self._parameters.items() if p.default is p.empty)
 
-    @property
+    @cached_property
     def needs(self) -> tuple[str, ...]:
         """The inputs it cannot do without, beside rewards and prompt ids."""
         return tuple(name for name in self.required if name not in (*_REWARDS, *_GROUPS))
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Its keyword parameters with their defaults."""
         parameters = self._parameters.items()
         return {name: p.default for name, p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
 
-    @property
+    @cached_property
     def facts(self) -> tuple[str, ...]:
         """Those of its settings that say what the objectives say, or what only some batches have."""
         return tuple(name for name in self.settings if name in FACTS)
 
-    @property
+    @cached_property
     def takes_everything(self) -> bool:
         """Whether it takes `**anything`: it is handed all there is."""
         return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Any]:
         """Those of its settings that a user chooses, with their defaults: neither facts nor tensors."""
         chosen = self.settings.items()

@@ -172,11 +172,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(reading)
         here = slice(first, first + len(reading))
         own = found.take(here)
-        mask_nt = loss_mask(output).bool().cpu()
-        advantages_nt = advantages(own, reading.spans, self.scheme, mask_nt=mask_nt)
+        spans = restrict(reading.spans, loss_mask(output).bool().cpu())
+        advantages_nt = advantages(own, spans, self.scheme)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
         self._keep(
-            mode, replace(batch, group_n=whole.group_n[here]), reading, restrict(reading.spans, mask_nt), own, advantages_nt
+            mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt
         )
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
