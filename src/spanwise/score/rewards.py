@@ -274,8 +274,14 @@ def _report(
 
 def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
     """Whether a paid block is there, and what `tag` holds in the first one that has it."""
-    present = [block for block in (blocks.get(name) for name in pays) if block is not None]
-    return bool(present), next((block[tag] for block in present if tag in block), None)
+    here = False
+    for name in pays:
+        block = blocks.get(name)
+        if block is not None:
+            here = True
+            if tag in block:
+                return True, block[tag]
+    return here, None
 
 
 def _well_formed(block: Mapping[str, str | None], counted: Set[str]) -> bool:

@@ -152,9 +152,12 @@ def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> 
 def _text(data: bytes, parsed: Parsed, present: set[int], end: int, layout: Layout) -> BlockText:
     limits = dict(zip(parsed.blocks, pairwise((*parsed.starts, end)), strict=True))
 
-    def block(k: int, tags: tuple[str, ...]) -> dict[str, str | None]:
-        inside = {tag: parsed.contents.get((k, tag)) for tag in tags}
-        text = {tag: None if cut is None else data[slice(*cut)].decode(errors="replace") for tag, cut in inside.items()}
-        return {**text, "": data[slice(*limits[k])].decode(errors="replace")}
-
-    return {name: block(k, tags) if k in present else None for k, (name, tags) in enumerate(layout.blocks)}
+    text: dict[str, dict[str, str | None] | None] = {}
+    for k, (name, tags) in enumerate(layout.blocks):
+        text[name] = None
+        if k in present:
+            cuts = {tag: parsed.contents.get((k, tag)) for tag in tags} | {"": limits[k]}
+            text[name] = {
+                tag: None if cut is None else data[cut[0] : cut[1]].decode(errors="replace") for tag, cut in cuts.items()
+            }
+    return text

@@ -175,9 +175,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         spans = restrict(reading.spans, loss_mask(output).bool().cpu())
         advantages_nt = advantages(own, spans, self.scheme)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
-        self._keep(
-            mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt
-        )
+        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
