@@ -56,7 +56,7 @@ def test_functions_are_written_as_module_and_name():
     recipe, made = filled(reward=f"{__name__}:tidy")
     assert made.objectives[1].reward is tidy
     report = replace(made.objectives[1], given=("correct", known), baseline="outcome")
-    written = resolved(recipe, made.change(objectives=(made.objectives[0], report)))["objectives"][1]
+    written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
     assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
 
 
