@@ -13,8 +13,10 @@ from spanwise.commands.compare.side_by_side import side_by_side
 SLEEP = "import time; time.sleep(60)"
 
 #: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
+#: A shell ignores Ctrl-C in what it runs in the background, the suite too; a terminal does not.
 COMPARE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from spanwise.cli import main
 from spanwise.commands.compare import compare
 stub = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
