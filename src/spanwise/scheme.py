@@ -135,7 +135,7 @@ class Scheme:
     @property
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that the method cannot do without, beside token ids, mask and groups."""
-        return frozenset(_FIELDS.get(name, name) for name in self.entry.needs if name not in _MADE)
+        return _needed(self.entry)
 
     def check(self, provides: Collection[str]) -> None:
         """Refuse to run where the batches lack what the method needs.
@@ -146,9 +146,10 @@ class Scheme:
         Raises:
             RecipeError: what is missing, and methods that do without it.
         """
-        missing = [_WORDS.get(name, name) for name in sorted(self.needs - set(provides) - {"mask_nt"})]
+        provided = {*provides, "mask_nt"}
+        missing = [_WORDS.get(name, name) for name in sorted(self.needs - provided)]
         if missing:
-            there = [name for name, known in sorted(METHODS.items()) if known.preset and not _lacks(known, provides)]
+            there = [name for name, known in sorted(METHODS.items()) if known.preset and not _needed(known) - provided]
             raise RecipeError(
                 f"Method '{self.method}' needs {' and '.join(missing)}, which is not there. Methods that can be run: "
                 f"{', '.join(there)}."
@@ -188,9 +189,9 @@ def _per(per: Any) -> str | float:
     return number
 
 
-def _lacks(known: Method, provides: Collection[str]) -> bool:
-    needed = {_FIELDS.get(name, name) for name in known.needs if name not in _MADE}
-    return bool(needed - set(provides) - {"mask_nt"})
+def _needed(known: Method) -> frozenset[str]:
+    """The fields of a `Batch` that a method cannot do without."""
+    return frozenset(_FIELDS.get(name, name) for name in known.needs if name not in _MADE)
 
 
 def _refuse_void(**changes: Any) -> None:
