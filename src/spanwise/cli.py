@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -330,12 +331,12 @@ def _assignments(pairs: list[str]) -> dict[str, Any]:
     return values
 
 
-def main() -> None:
-    """Run the command line; a SpanwiseError becomes one sentence and exit status 2."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line, or `words` in its place; a SpanwiseError becomes one sentence and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     try:
-        app()
+        app(words)
     except SpanwiseError as error:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
