@@ -21,6 +21,7 @@ from spanwise.engines.trl import checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
+from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.rollouts import Rollouts
@@ -39,7 +40,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
     compared is the `scheme`. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over
-    tokens of advantage times surrogate.
+    tokens of advantage times surrogate, plus `beta` times the mean over completions of the mean over tokens of the KL divergence
+    (`kl_term`). TRL's entropy bonus and auxiliary loss stay as they are: `loss_type` does not change them.
 
     Args:
         model: as in `GRPOTrainer`.
@@ -101,7 +103,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         self._canary_due = getattr(args, "canary", True) and not unseen
-        self._canary_logps: Tensor | None = None
+        self._logps: Tensor | None = None
         super().__init__(
             model=model,
             reward_funcs=[self._reward_function(m, name) for m, name in enumerate(scheme.names)],
@@ -241,7 +243,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """TRL's loss, with its normaliser undone in the advantages."""
+        """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
         train = self.model.training
         mask_bt = loss_mask(inputs)
         factor_b1 = fold_factor(
@@ -255,21 +257,38 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt = inputs["advantages"] * factor_b1
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
-        self._canary_logps = None
-        loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
-        if watch and self._canary_logps is not None:
+        accumulation = self.current_gradient_accumulation_steps if train else 1
+        beta, self._logps = self.beta, None
+        self.beta = 0.0  # TRL would divide the KL as it divides the policy term, and nothing undoes it there
+        try:
+            loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
+        finally:
+            self.beta, logps_bt, self._logps = beta, self._logps, None
+        if watch and logps_bt is not None:
             check_own_advantage(
                 loss,
-                self._canary_logps,
+                logps_bt,
                 advantages_bt,
                 mask_bt,
                 factor_b1=factor_b1,
-                accumulation=self.current_gradient_accumulation_steps,
-                height_bt=self._slope(self._canary_logps.detach(), inputs),
+                accumulation=accumulation,
+                height_bt=self._slope(logps_bt.detach(), inputs),
             )
             self._canary_due = False
-        self._canary_logps = None
-        return loss
+        return loss if beta == 0.0 else loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
+
+    def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
+        """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""
+        assert logps_bt is not None, "TRL computed no log-probabilities"
+        kl_bt = token_kl(
+            logps_bt,
+            inputs["ref_per_token_logps"],
+            old_bt=inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None,
+        )
+        totals = torch.stack([(kl_bt.detach() * mask_bt).sum(), mask_bt.sum().to(kl_bt.dtype)])
+        sums: Any = self.accelerator.reduce(totals, reduction="sum")
+        self._span_metrics.add("train" if self.model.training else "eval", {"kl": float(sums[0] / sums[1].clamp(min=1))})
+        return kl_term(kl_bt, mask_bt)
 
     def _slope(self, logps_bt: Tensor, inputs: Any) -> Tensor:
         """What the canary expects of each token."""
@@ -287,8 +306,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._canary_due and result[0].requires_grad:
-            self._canary_logps = result[0]
+        self._logps = result[0]
         return result
 
     # ------------------------------------------------------------------ log
