@@ -110,6 +110,15 @@ def test_per_a_constant():
         spread(CREDIT, layout_spans(), per=-1)
 
 
+def test_per_a_number_of_each_completion():
+    spans = spans_of([[0, 1, 1], [0, 0, 1], [-1, -1, -1]], 2)
+    credit, per_n = credit_of([[1.0, 2.0], [3.0, -6.0], [5.0, 5.0]]), torch.tensor([2.0, 4.0, 0.0])
+    want = [[0.5, 1.0, 1.0], [0.75, 0.75, -1.5], [0.0] * 3]
+    assert spread(credit, spans, per=per_n).tolist() == want
+    adv_nt = torch.tensor([[1.0, 2.0, 2.0], [3.0, 3.0, -6.0], [5.0] * 3])
+    assert spread_tokens(adv_nt, spans, per=per_n).tolist() == want
+
+
 def test_tokens_of_a_method_fit_their_spans():
     block_nt = torch.tensor([[0, 0, -1]], dtype=torch.int8)
     spans = Spans(("a",), torch.tensor([[0]]), torch.tensor([[2]]), block_nt, torch.tensor([0]))
