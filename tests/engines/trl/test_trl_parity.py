@@ -3,6 +3,7 @@
 Completions are sampled by TRL in both, in float32, from equal seeds: a difference in any weight would change what is sampled.
 """
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -33,7 +34,10 @@ class _EveryStep(TrainerCallback):
 
 
 def trained(folder, *, scheme=None, model=None, **options):
-    """The weights after each of four steps, and their gradient norms; without a scheme, of TRL's own trainer and config."""
+    """Of four steps the weights after each, the gradient norms and the last table of completions.
+
+    Without a scheme, of TRL's own trainer and config.
+    """
     usual = {
         "optim": "adamw_torch",
         "learning_rate": 1e-2,
@@ -59,7 +63,8 @@ def trained(folder, *, scheme=None, model=None, **options):
     else:
         run = SpanGRPOTrainer(args=args, scheme=scheme, **given)
     run.train()
-    return seen.weights, [line["grad_norm"] for line in run.state.log_history if "grad_norm" in line]
+    table = pq.read_table(next((folder / "completions").glob("*4.parquet"))) if options.get("log_completions") else None
+    return seen.weights, [line["grad_norm"] for line in run.state.log_history if "grad_norm" in line], table
 
 
 def scheme(method="bae", per="completion"):
@@ -73,11 +78,16 @@ def far_apart(ours, theirs):
 
 @pytest.mark.parametrize("method", ["bae", "grpo"])
 def test_one_block_is_trls_own_trainer(tmp_path, method):
-    theirs, their_norms = trained(tmp_path / "trl", loss_type="grpo")
-    ours, our_norms = trained(tmp_path / "ours", loss_type="grpo", scheme=scheme(method))
+    options = {"loss_type": "grpo", "log_completions": True}
+    theirs, their_norms, their_table = trained(tmp_path / "trl", **options)
+    ours, our_norms, our_table = trained(tmp_path / "ours", scheme=scheme(method), **options)
     assert our_norms[0] == their_norms[0]
     assert far_apart(ours, theirs) < 1e-5
     assert far_apart(theirs[1:], theirs[:-1]) > 1e-3, "the steps were too small to show anything"
+    for name in ("prompt", "completion", "many_a"):
+        assert our_table[name].to_pylist() == their_table[name].to_pylist()
+    assert our_table["advantage"].to_pylist() == pytest.approx(their_table["advantage"].to_pylist(), abs=1e-5)
+    assert our_table["credit/completion"] == our_table["advantage"]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +103,8 @@ def test_one_block_is_trls_own_trainer(tmp_path, method):
     ],
 )
 def test_the_share_that_is_trls_loss(tmp_path, loss_type, per, options):
-    theirs, their_norms = trained(tmp_path / "trl", loss_type=loss_type, **options)
-    ours, our_norms = trained(tmp_path / "ours", loss_type=loss_type, scheme=scheme(per=per), **options)
+    theirs, their_norms, _ = trained(tmp_path / "trl", loss_type=loss_type, **options)
+    ours, our_norms, _ = trained(tmp_path / "ours", loss_type=loss_type, scheme=scheme(per=per), **options)
     assert our_norms == pytest.approx(their_norms, rel=1e-5)
     assert far_apart(ours, theirs) < 1e-5
 
@@ -107,8 +117,8 @@ def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
         one.config._name_or_path = str(tmp_path / "reference")
         return one
 
-    theirs, their_norms = trained(tmp_path / "trl", loss_type="grpo", beta=0.1, model=model())
+    theirs, their_norms, _ = trained(tmp_path / "trl", loss_type="grpo", beta=0.1, model=model())
     for loss_type in ("grpo", "dr_grpo"):  # which here has no say in it
-        ours, our_norms = trained(tmp_path / loss_type, loss_type=loss_type, beta=0.1, model=model(), scheme=scheme())
+        ours, our_norms, _ = trained(tmp_path / loss_type, loss_type=loss_type, beta=0.1, model=model(), scheme=scheme())
         assert our_norms == pytest.approx(their_norms, rel=1e-5)
         assert far_apart(ours, theirs) < 1e-5

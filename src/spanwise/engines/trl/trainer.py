@@ -22,6 +22,7 @@ from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
+from spanwise.engines.trl.logged import cited, log_credit, logged_rewards
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks
@@ -61,7 +62,6 @@ class SpanGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
-    _name = "SpanGRPO"
     # TRL sets these; its annotations allow a None that a trainer never has.
     model: Any
     args: Any
@@ -93,6 +93,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
         self.scheme = scheme
+        self._name, self._paper = cited(scheme)
         self.last_rollouts: Rollouts | None = None
         self.zero_batches = 0
         self._batch: Batch | None = None
@@ -108,7 +109,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps: Tensor | None = None
         super().__init__(
             model=model,
-            reward_funcs=[self._reward_function(m, name) for m, name in enumerate(scheme.names)],
+            reward_funcs=[self._reward_function(name) for name in scheme.names],
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -127,18 +128,17 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ rewards
 
-    def _reward_function(self, m: int, name: str) -> Callable[..., list[float | None]]:
-        """The function TRL calls, gathers and logs under the objective's name; the first one called reads for all."""
+    def _reward_function(self, name: str) -> Callable[..., list[float]]:
+        """The function TRL calls for an objective; the first one called reads for all, and what they return goes nowhere."""
 
-        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float | None]:
+        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
             if self._reading is None:
                 extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
                 columns |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
                 alone_n = torch.arange(len(completion_ids))  # whom each is compared with is known after the gather
                 self._batch = Batch.jagged(completion_ids, alone_n, sampled=self._tool_mask, columns=columns, extras=extras)
                 self._reading = read(self._batch, self.scheme, self.vocabulary)
-            values = self._reading.scores.reward_nm[:, m].tolist()
-            return [None if value != value else value for value in values]
+            return [0.0] * len(completion_ids)
 
         reward.__name__ = name
         return reward
@@ -156,9 +156,11 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         started = time.perf_counter()
         self._batch = self._reading = None
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        reading: Any = self._reading
+        rewards = self._gather(logged_rewards(reading.scores, self.scheme.objectives).float())
         self._seconds = time.perf_counter() - started
-        return rewards
+        return rewards.to(self.accelerator.device)
 
     # ------------------------------------------------------------------ credit
 
@@ -173,6 +175,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         everyone, whole = self._gathered(batch, reading, mode)
         found = credit(everyone, whole, self.scheme)
+        log_credit(self._logs, found, everyone.present_nk, self.scheme)
         first = self.accelerator.process_index * len(reading)
         here = slice(first, first + len(reading))
         own = found.take(here)
