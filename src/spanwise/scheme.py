@@ -186,7 +186,9 @@ def _per(per: Any) -> str | float:
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 < number < float("inf"):
-        raise RecipeError(f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512.")
+        raise RecipeError(
+            f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512."
+        )
     return number
 
 

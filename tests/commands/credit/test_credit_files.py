@@ -167,7 +167,9 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
     count = np.array([table.trainable[a:b].sum() for a, b in pairwise(table.tokens.offsets)])
     mean = np.repeat([count[:4].mean(), count[4:].mean()], 4)
     assert mean[0] < mean[4]
-    ends = {int(offset) - 1 for offset in table.tokens.offsets[1:]}  # what stopping costs is of one token, whatever the share
+    ends = {
+        int(offset) - 1 for offset in table.tokens.offsets[1:]
+    }  # what stopping costs is of one token, whatever the share
     inside = [t for t in range(len(alone)) if t not in ends]
     np.testing.assert_allclose(batch[inside], (alone / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 

@@ -340,7 +340,7 @@ def test_credit_that_cannot_work(tmp_path, credit, match):
 
 
 def test_options_without_effect_are_named(tmp_path):
-    with pytest.warns(UserWarning, match="scale_rewards='batch' only changes the scalar"):
+    with pytest.warns(UserWarning, match="scale_rewards='batch' changes nothing: .* comes from the objectives"):
         trainer(tmp_path, scale_rewards="batch")
 
 

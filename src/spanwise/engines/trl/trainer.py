@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
-from spanwise.engines.trl import checks
+from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
@@ -50,7 +49,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         reward_funcs: must stay empty: the reward functions are built from the scheme's objectives.
         args: a `SpanGRPOConfig`, or a plain `GRPOConfig`.
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
-        scheme: the complete rule of credit.
+        scheme: the complete rule of credit; it must be given.
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
@@ -79,17 +78,20 @@ class SpanGRPOTrainer(GRPOTrainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         *,
-        scheme: Scheme,
+        scheme: Scheme | None = None,
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
+        scheme = arguments.check_scheme(scheme, options)
         scheme.check(PROVIDES)
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
             args = SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
+        arguments.check_args(args)
         checks.check_config(args, trl_version=trl.__version__)
-        checks.check_columns(scheme.objectives, getattr(train_dataset, "column_names", None))
+        arguments.check_reference(args, model, options)
+        arguments.check_datasets(train_dataset, eval_dataset, scheme.objectives, options)
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
         self.scheme = scheme
@@ -128,7 +130,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ rewards
 
-    def _reward_function(self, name: str) -> Callable[..., list[float]]:
+    def _reward_function(self, name: str) -> Any:
         """The function TRL calls for an objective; the first one called reads for all, and what they return goes nowhere."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
@@ -182,6 +184,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         spans = restrict(reading.spans, loss_mask(output).bool().cpu())
         advantages_nt = advantages(own, spans, self.scheme)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
+        if int(output["num_items_in_batch"]) == 0:
+            self._all_cut_off(len(everyone))
         self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
@@ -233,6 +237,17 @@ class SpanGRPOTrainer(GRPOTrainer):
             credit=own,
             advantages_nt=advantages_nt,
         )
+
+    def _all_cut_off(self, completions: int) -> None:
+        if "cut off" not in self._said and self.accelerator.is_main_process:
+            warnings.warn(
+                f"Step {self.state.global_step}: all {completions} completions were cut off at max_completion_length="
+                f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is learned "
+                "from them. Set max_completion_length up, or mask_truncated_completions=False.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._said.add("cut off")
 
     def _say(self, reading: Reading) -> bool:
         """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""

@@ -20,8 +20,9 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     """Read `completions/completions_*.parquet`.
 
     TRL logs the last generation batch, so a batch that serves several optimiser steps is written several times; repetitions
-    are left out. Every numeric column is taken for a reward but those of spanwise's own trainer (`credit/...`). Messages of a completion that are not the assistant's count as
-    not sampled; of the assistant's, reasoning and calls of tools are part of what it said.
+    are left out. Every numeric column is taken for a reward but those of spanwise's own trainer (`credit/...`). Messages of a
+    completion that are not the assistant's count as not sampled; of the assistant's, reasoning and calls of tools are part of
+    what it said.
 
     Raises:
         DataError: files whose columns differ in type, a step that is no whole number.
