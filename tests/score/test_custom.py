@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, OK, TIMEOUT, completion, trl_reward
+from score_small import ABSENT, CORRECT, OK, TIMEOUT, completion, trl_reward
 from spanwise import register
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import Reward, score_one
+from spanwise.score import Reward, score, score_one
 from spanwise.score.reward import REWARDS
+from spanwise.types import Scores, Status
 
 
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():
@@ -46,6 +47,23 @@ def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_r
     own = Reward.of([1.0] * 3, by_outcome=[(0.0, 1.0)] * 3)
     returned = score_one(Objective(lambda blocks: own, pays=("solution",)), text, columns={}, scored={})
     assert_close(returned.by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]], 1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("known", [None, Reward.of([0.0, -1.0, 2.0, None], status=[Status.ERROR] * 4)])
+def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
+    def mine(blocks):
+        return [0.0, -1.0, 2.0, None]
+
+    text = [completion(), completion(False), completion(), completion(False)]
+    objectives = [Objective(mine, pays="solution"), CORRECT]
+    scores = score(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if known is None else {"mine": known})
+    assert_close(scores.reward_nm[:, 0], [0.0, NAN, 2.0, NAN], 1e-12, equal_nan=True)
+    assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, OK, ABSENT]
+    assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)
+    assert scores.unused_nm[:, 1].isnan().all()
+    assert_close(scores.take(slice(1, 3)).unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
+    twice = Scores.joined([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
+    assert_close(twice.unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize(

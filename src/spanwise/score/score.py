@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
@@ -70,6 +70,7 @@ def as_scores(
     """
     rewards = scored.values()
     stated = [torch.full_like(r.value_n, NAN) if r.stated_n is None else r.stated_n for r in rewards]
+    unused = [torch.full_like(r.value_n, NAN) if r.unused_n is None else r.unused_n for r in rewards]
     return Scores(
         names=tuple(scored),
         reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
@@ -78,6 +79,7 @@ def as_scores(
         outcome_names=tuple(outcome_names),
         outcome_no=outcome_no if outcome_names else None,
         stated_nm=torch.stack(stated, dim=1),
+        unused_nm=torch.stack(unused, dim=1),
     )
 
 
@@ -86,7 +88,8 @@ def score_one(
 ) -> Reward:
     """Score every completion by one objective.
 
-    A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it.
+    A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it: what leaving it
+    out costs is said in one place, the objective's `if_missing`. The number is kept as `unused_n`.
 
     Args:
         objective: what to score by.
@@ -119,13 +122,7 @@ def score_one(
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
         raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
-    absent_n = _lacks_blocks(objective, text)
-    return Reward(
-        reward.value_n.masked_fill(absent_n, NAN),
-        reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
-        reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
-        None if reward.stated_n is None else reward.stated_n.masked_fill(absent_n, NAN),
-    )
+    return reward.only_where(_has_blocks(objective, text))
 
 
 def taken_as_recorded(
@@ -138,7 +135,7 @@ def taken_as_recorded(
 ) -> Reward:
     """A reward that was computed elsewhere, with what its text says beside the number.
 
-    A completion that lacks every paid block has no reward. Where the reward is a known function of an outcome (`brier`), the
+    A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome (`brier`), the
     text says what it would have been under the other one, and whether a gap is the completion's own doing.
 
     Args:
@@ -154,7 +151,6 @@ def taken_as_recorded(
         >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
         tensor([1., nan], dtype=torch.float64)
     """
-    absent_n = _lacks_blocks(objective, text)
     status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
     if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
         read = score_one(objective, text, columns=columns, scored=scored)
@@ -162,17 +158,12 @@ def taken_as_recorded(
         left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
         own_n = (status_n == int(Status.ERROR)) & left_out_n  # a gap of its own doing
         status_n = torch.where(own_n, read.status_n, status_n)
-    return Reward(
-        known.value_n.masked_fill(absent_n, NAN),
-        status_n.masked_fill(absent_n, int(Status.ABSENT)),
-        by_outcome_n2,
-        stated_n,
-    )
+    return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
 
 
-def _lacks_blocks(objective: Objective, text: Sequence[BlockText]) -> Tensor:
-    """The completions that have none of the blocks an objective pays."""
-    return torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool)
+def _has_blocks(objective: Objective, text: Sequence[BlockText]) -> Bool[Tensor, " n"]:
+    """The completions that have one of the blocks an objective pays."""
+    return torch.tensor([any(blocks.get(block) is not None for block in objective.pays) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
