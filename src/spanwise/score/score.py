@@ -163,7 +163,9 @@ def taken_as_recorded(
 
 def _has_blocks(objective: Objective, text: Sequence[BlockText]) -> Bool[Tensor, " n"]:
     """The completions that have one of the blocks an objective pays."""
-    return torch.tensor([any(blocks.get(block) is not None for block in objective.pays) for blocks in text], dtype=torch.bool)
+    return torch.tensor(
+        [any(blocks.get(block) is not None for block in objective.pays) for blocks in text], dtype=torch.bool
+    )
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
