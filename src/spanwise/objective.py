@@ -34,7 +34,9 @@ class Objective:
             outcomes are given; with one, such a completion gets no credit.
         weight: multiplies the credit.
         if_missing: what a reward stands for that the completion left out (no confidence, or an unreadable one). Its credit goes
-            to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit.
+            to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit, so that
+            leaving the block out costs nothing, and a policy that earns little there may learn to. What a reward function returns
+            for a completion without the block does not count: this number does.
         name: how metrics call it; defaults to the reward's name.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 

@@ -135,8 +135,8 @@ def taken_as_recorded(
 ) -> Reward:
     """A reward that was computed elsewhere, with what its text says beside the number.
 
-    A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome (`brier`), the
-    text says what it would have been under the other one, and whether a gap is the completion's own doing.
+    A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
+    (`brier`), the text says what it would have been under the other one, and whether a gap is the completion's own doing.
 
     Args:
         objective: what the reward is of.
