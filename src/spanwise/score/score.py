@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score.custom import call_reward
+from spanwise.score.calls import called
+from spanwise.score.custom import call_reward, check_reward_function
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, Reward
 from spanwise.types import BlockText, Scores, Status
@@ -117,7 +119,14 @@ def score_one(
         entry = REWARDS.find(objective.reward)
         _check_options(objective, entry.options)
         judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
-        reward = entry.function(text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged})
+        reward = called(
+            partial(
+                entry.function, text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged}
+            ),
+            what=f"Objective '{objective.name}': the reward '{objective.reward}'",
+            size=len(text),
+            advice="Look at its options and at the columns that it reads.",
+        )
     else:
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
@@ -172,8 +181,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
     Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
-    judges a report (`judge_of`) is an earlier objective; rewards and their options are known; the tags that built-in rewards
-    read are in the blocks they read.
+    judges a report (`judge_of`) is an earlier objective; rewards and their options are known, and reward functions can be
+    called; the tags that built-in rewards read are in the blocks they read.
 
     Args:
         objectives: in order.
@@ -195,6 +204,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         if isinstance(objective.reward, str):
             earlier = [before.name for before in objectives[:position]]
             _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
+        else:
+            check_reward_function(objective.reward, objective.options, objective.name)
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
