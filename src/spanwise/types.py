@@ -30,6 +30,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # it is there and cannot be read (a confidence of "high")
     TIMEOUT = 3  # the check was stopped at its deadline
     ERROR = 4  # the check raised or its process died
+    UNSCORED = 5  # a file holds no number for it, and does not say why: no fault of the completion
 
 
 class Fault(IntFlag):

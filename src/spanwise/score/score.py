@@ -149,7 +149,7 @@ def taken_as_recorded(
 
     Args:
         objective: what the reward is of.
-        known: as it was recorded; a gap whose reason is not known has status ERROR.
+        known: as it was recorded; a gap whose reason is not known has status UNSCORED.
         text, columns, scored: see `score_one`.
 
     Raises:
@@ -165,7 +165,7 @@ def taken_as_recorded(
         read = score_one(objective, text, columns=columns, scored=scored)
         by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
         left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
-        own_n = (status_n == int(Status.ERROR)) & left_out_n  # a gap of its own doing
+        own_n = (status_n >= int(Status.ERROR)) & left_out_n  # a gap of its own doing, whatever the file says of it
         status_n = torch.where(own_n, read.status_n, status_n)
     return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
 
