@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Reward:
         >>> Reward.of([1.0, 2.0]).take(slice(1, 2)).value_n
         tensor([2.], dtype=torch.float64)
         """
-        return Reward(*(None if part is None else part[rows] for part in vars(self).values()))
+        return replace(self, **{name: part[rows] for name, part in vars(self).items() if part is not None})
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
         """No reward (ABSENT) where there is nothing to reward; a number that came for it is kept as unused.
