@@ -262,6 +262,20 @@ CASES = [
         "Outcome '...' of completion 0 is [1]; return a bool, a finite number below 2**52, a string, or None where it is unknown.",
     ),
     Case(
+        'given: "brier", a score that is different in every completion',
+        lambda folder: Scheme(
+            "bae",
+            LAYOUT,
+            [
+                SOLVED,
+                Objective("brier", pays="confidence"),
+                Objective("format", pays="confidence", given="brier", baseline="outcome"),
+            ],
+        ),
+        "Objective 'format' is given 'brier', a score that hardly two completions share, so that none would have its like. Give it "
+        "the outcome behind that score, 'correct', or use baseline: group.",
+    ),
+    Case(
         'given: "corect"',
         lambda folder: given("corect"),
         "Objective 'brier' is given 'corect', which is not an objective before it; those are: correct. Put 'corect' first, or "

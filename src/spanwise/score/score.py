@@ -181,8 +181,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
     Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
-    judges a report (`judge_of`) is an earlier objective; rewards and their options are known, and reward functions can be
-    called; the tags that built-in rewards read are in the blocks they read.
+    judges a report (`judge_of`) is an earlier objective; no report is itself an outcome; rewards and their options are known,
+    and reward functions can be called; the tags that built-in rewards read are in the blocks they read.
 
     Args:
         objectives: in order.
@@ -197,10 +197,17 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     """
     _check_order(objectives)
     tags = dict(layout.blocks)
+    reports = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         for block in objective.pays:
             if block not in tags:
                 raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, tags)}")
+        fine = next((name for name in objective.outcomes if reports.get(name) is not None), None)
+        if fine is not None:
+            raise RecipeError(
+                f"Objective '{objective.name}' is given '{fine}', a score that hardly two completions share, so that none would "
+                f"have its like. Give it the outcome behind that score, '{reports[fine]}', or use baseline: group."
+            )
         if isinstance(objective.reward, str):
             earlier = [before.name for before in objectives[:position]]
             _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
