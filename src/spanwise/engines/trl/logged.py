@@ -1,29 +1,15 @@
-"""What TRL's own logs say of a run: its table of completions, its means of rewards, its model card."""
+"""What TRL's own logs say of a run: its table of completions, its model card."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from spanwise.credit.assign import left_out
-from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from spanwise.types import Credit, Scores
-
-
-def logged_rewards(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """The rewards as TRL logs them: what a completion left out counts as its `if_missing`, and is NaN without one.
-
-    >>> scores = Scores(("r",), torch.tensor([[0.5], [torch.nan]]), torch.tensor([[0], [1]]), torch.zeros(2, 1, 2))
-    >>> logged_rewards(scores, [Objective("r", pays="a", if_missing=-1.0)]).flatten()
-    tensor([ 0.5000, -1.0000])
-    """
-    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
-    return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
+from spanwise.types import Credit
 
 
 def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> None:

@@ -16,12 +16,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
+from spanwise.credit.assign import completed
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
-from spanwise.engines.trl.logged import cited, log_credit, logged_rewards
+from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks
@@ -160,7 +161,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._batch = self._reading = None
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         reading: Any = self._reading
-        rewards = self._gather(logged_rewards(reading.scores, self.scheme.objectives).float())
+        # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
+        rewards = self._gather(completed(reading.scores, self.scheme.objectives).float())
         self._seconds = time.perf_counter() - started
         return rewards.to(self.accelerator.device)
 
