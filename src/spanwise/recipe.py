@@ -76,7 +76,9 @@ class Recipe(BaseModel):
     segmenter: str = Field("tags", description="what finds the blocks of the layout")
     prefilled: str | None = Field(None, description="tag that the prompt already opened")
     objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
-    per: str | float | None = Field(None, description="'block', 'completion' or a number of tokens; default: the preset's")
+    per: str | float | None = Field(
+        None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )

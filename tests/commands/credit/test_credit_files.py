@@ -1,6 +1,7 @@
 """`spanwise credit` on files: formats, methods per token, what is left behind, bad input."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -149,6 +150,28 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
         assert torch.equal(one.credit.block_nk, other.credit.block_nk)
         column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.arm.name}"].to_pylist()
         np.testing.assert_array_equal(np.concatenate(column), one.advantages(whole.table, 0, 8))
+
+
+@pytest.mark.parametrize("method", ["bae", "reinforce++"])
+def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, method):
+    for step, more in ((1, ""), (2, "7 7 7 7 ")):
+        rows = [{**row, "step": step, "output": more + row["output"]} for row in verl_rows()[:4]]
+        write_lines(tmp_path / f"{step}.jsonl", rows)
+    monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)  # a part is not a whole step
+
+    def found(per):
+        result = credit_rollouts(tmp_path, methods=["recipe"], overrides={"layout": LAYOUT, "method": method, "per": per})
+        return result.table, result.applied[0].advantages(result.table, 0, 8)
+
+    (table, batch), (_, alone) = found("batch"), found(1)
+    count = np.array([table.trainable[a:b].sum() for a, b in pairwise(table.tokens.offsets)])
+    mean = np.repeat([count[:4].mean(), count[4:].mean()], 4)
+    assert mean[0] < mean[4]
+    ends = {
+        int(offset) - 1 for offset in table.tokens.offsets[1:]
+    }  # what stopping costs is of one token, whatever the share
+    inside = [t for t in range(len(alone)) if t not in ends]
+    np.testing.assert_allclose(batch[inside], (alone / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 
 
 def test_dead_strata_and_silent_completions_are_counted(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -81,7 +81,8 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
             strata[name] += total
             dead[name] += silent
-    whole = Credit(block_nk, stop_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0))
+    absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
+    whole = Credit(block_nk, stop_n, singleton_m, absent_m, mean_length_n=_mean_lengths(table, marked))
     return Applied(arm, marked, whole, None, {name: dead[name] / total for name, total in strata.items() if total})
 
 
@@ -96,16 +97,25 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     yield from torch.split(order, sizes.tolist())
 
 
+def _mean_lengths(table: RolloutTable, marked: Marked) -> Float[Tensor, " n"]:
+    """The mean tokens of a completion of the step that each completion is of."""
+    mean_n = torch.zeros(len(table), dtype=torch.float64)
+    for rows in steps(table.step_n):
+        mean_n[rows] = marked.length_nk[rows].sum(dim=1).double().mean()
+    return mean_n
+
+
 def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Tensor) -> Applied:
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
+    mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
         for part in _parts(table, rows, whole="split" in arm.scheme.entry.exceptions):
             batch, spans, places = _padded(table, marked, group_n, part)
             here = reading.take(torch.tensor(part))
             local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
-            found = credit(local, batch, arm.scheme)
+            found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
             block_nk[part] = found.block_nk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from spanwise.errors import DataError
-from spanwise.rollouts import Rollouts, write_rollouts
+from spanwise.rollouts import Completions, write_rollouts
 
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -90,9 +90,9 @@ class RunFolder:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
         _replace(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
-    def write_rollouts(self, rollouts: Rollouts, *, step: int) -> None:
-        """Write one generation batch to `rollouts/step_<step>.parquet`, in the columns of `rollouts.schema`."""
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", [rollouts.recorded(step=step)])
+    def write_rollouts(self, parts: Sequence[Completions], *, step: int) -> None:
+        """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
+        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 
 
 def write_page(folder: Path, html: str) -> Path:

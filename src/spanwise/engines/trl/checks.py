@@ -78,8 +78,8 @@ def check_config(args: GRPOConfig, *, trl_version: str) -> None:
         value = getattr(args, name)
         if value != usual:
             warnings.warn(
-                f"{name}={value!r} only changes the scalar advantage that TRL logs; what is trained comes from the objectives "
-                "(their baseline, scale and weight).",
+                f"{name}={value!r} changes nothing: it shapes TRL's own advantage of a completion, and what is trained comes from "
+                "the objectives (their baseline, scale and weight).",
                 UserWarning,
                 stacklevel=3,
             )

@@ -20,8 +20,9 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     """Read `completions/completions_*.parquet`.
 
     TRL logs the last generation batch, so a batch that serves several optimiser steps is written several times; repetitions
-    are left out. Every numeric column is taken for a reward. Messages of a completion that are not the assistant's count as
-    not sampled; of the assistant's, reasoning and calls of tools are part of what it said.
+    are left out. Every numeric column is taken for a reward but those of spanwise's own trainer (`credit/...`). Messages of a
+    completion that are not the assistant's count as not sampled; of the assistant's, reasoning and calls of tools are part of
+    what it said.
 
     Raises:
         DataError: files whose columns differ in type, a step that is no whole number.
@@ -38,7 +39,7 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     columns = {
         name: table[name].to_pylist()
         for name in table.column_names
-        if name not in ("step", "prompt", "completion", "advantage")
+        if name not in ("step", "prompt", "completion", "advantage") and not name.startswith("credit/")
     }
     rewards = recorded(columns)
     again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
