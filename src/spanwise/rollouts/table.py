@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.score import Reward
@@ -102,6 +102,20 @@ class Cut(NamedTuple):
     note: str
 
 
+class AsRecorded(NamedTuple):
+    """What the trainer that wrote a file says of its completions: an advantage, or the reward that it went by.
+
+    Attributes:
+        says: what the numbers are, in words.
+        number: of each token, flat as the tokens are; NaN at completions that have none.
+        shares: they are shared out over tokens already, so that a plain sum is the objective.
+    """
+
+    says: str
+    number: Float[np.ndarray, " v"]
+    shares: bool = False
+
+
 @dataclass(frozen=True)
 class RolloutTable:
     """The completions of a rollout file, or of a folder of them.
@@ -123,6 +137,7 @@ class RolloutTable:
         keyed: the file itself says which rows are a group, so that a prompt drawn twice in one step is two of them.
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.
+        as_recorded: the advantages or rewards that its trainer went by, if it says any.
     """
 
     source: str
@@ -141,6 +156,7 @@ class RolloutTable:
     keyed: bool = False
     learned_n: Bool[Tensor, " n"] | None = None
     folder: Path | None = None
+    as_recorded: AsRecorded | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -229,6 +245,20 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
         if any(value is not None for value in floats) and all(map(_could_be, values)):
             found[name] = Reward.of(floats, status=[Status.ERROR] * len(floats))
     return found
+
+
+def as_recorded(columns: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
+    """The first of `advantage`, `score` and `reward` that a file records, the same at every token of a completion.
+
+    >>> found = as_recorded(recorded({"score": [1.0, None]}), Ragged.of([[5, 6], [7]]))
+    >>> found.says, found.number.tolist()
+    ("the file's 'score', from which nothing is subtracted", [1.0, 1.0, nan])
+    """
+    name = next((name for name in ("advantage", "score", "reward") if name in columns), None)
+    if name is None:
+        return None
+    plain = "" if name == "advantage" else ", from which nothing is subtracted"
+    return AsRecorded(f"the file's '{name}'{plain}", np.repeat(columns[name].value_n.numpy(), tokens.lengths))
 
 
 def _could_be(value: Any) -> bool:

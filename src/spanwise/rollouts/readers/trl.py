@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from spanwise.rollouts.messages import completion_parts, prompt_text
 from spanwise.rollouts.parquet import joined, steps_of
-from spanwise.rollouts.table import RolloutTable, gaps, recorded
+from spanwise.rollouts.table import RolloutTable, as_recorded, gaps, recorded
 from spanwise.rollouts.text import cut_text
 
 REQUIRED = ("prompt", "completion")
@@ -41,16 +41,19 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         if name not in ("step", "prompt", "completion", "advantage")
     }
     rewards = recorded(columns)
+    cut = cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer)
+    trained = recorded({"advantage": table["advantage"].to_pylist()}) if "advantage" in table.column_names else {}
     again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
     return RolloutTable.of(
         "TRL",
         path,
-        cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer),
+        cut,
         prompts=[prompt_text(prompt) for prompt in table["prompt"].to_pylist()],
         steps=steps_of(path, table),
         rewards=rewards,
         notes=[again, gaps(rewards)],
         columns=columns,
+        as_recorded=as_recorded({**rewards, **trained}, cut.tokens),
     )
 
 
