@@ -24,8 +24,9 @@ from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.folder import write_page
-from spanwise.errors import RecipeError
+from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
+from spanwise.remarks import remarks
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
@@ -42,7 +43,7 @@ class CreditResult:
         applied: what they credit, and last what the file itself records (`recorded`), if that is shown.
         scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
         marked: the spans that are shown: of the layout with the most blocks.
-        note: what the user should know.
+        notes: what the user should know, sentence by sentence.
     """
 
     table: RolloutTable
@@ -51,7 +52,12 @@ class CreditResult:
     applied: tuple[Applied, ...]
     scores: Scores
     marked: Marked
-    note: str
+    notes: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """The notes as one text."""
+        return " ".join(self.notes)
 
 
 def credit_rollouts(
@@ -80,9 +86,12 @@ def credit_rollouts(
         RecipeError: a method, an objective or a layout that does not fit the file.
     """
     table = read_rollouts(rollouts, tokenizer=tokenizer)
+    if not table.trainable.any():
+        raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
     own = None if table.folder is None else table.folder / "recipe.yaml"
     loaded = load(recipe or own, overrides)
-    blocks, given = blocks_of(loaded, table), recipe is not None
+    blocks = blocks_of(loaded, table)
+    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides or {})  # then it must fit
     named = [name for name in methods if name != RECORDED]
     arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
@@ -91,6 +100,7 @@ def credit_rollouts(
         must = [arm.name for arm in arms if methods or (given and arm.own)]
         arms, untagged = fitting(table, arms, scored, asked=must)
         notes += untagged
+    told = {text: None for arm in arms for text in remarks(scored.readings[arm.name], arm.scheme).values()}
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
     applied = [apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms]
     if recorded:
@@ -98,8 +108,9 @@ def credit_rollouts(
         notes.append(_as_recorded(table))
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
     marked = scored.marked.get(blocks.layout, shown)
-    note = " ".join(part for part in (blocks.note, table.note, *notes, *counted, _origins(table, arms, scored)) if part)
-    return CreditResult(table, group_n, tuple(arms), tuple(applied), _scores(table, arms, scored), marked, note)
+    said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored))
+    kept = tuple(part for part in said if part)
+    return CreditResult(table, group_n, tuple(arms), tuple(applied), _scores(table, arms, scored), marked, kept)
 
 
 def credit(
@@ -133,8 +144,8 @@ def credit(
     kept = remembered(result.arms, {**options, "rows": rows})
     (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
     console.print(figures_table(result))
-    if result.note:
-        console.print(result.note, highlight=False, soft_wrap=True, markup=False)
+    for note in result.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     written = [str(file), *_report(folder, console)]
     console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
     return result
