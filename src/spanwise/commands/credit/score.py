@@ -172,8 +172,8 @@ def fitting(
 ) -> tuple[list[Arm], list[str]]:
     """The arms that the file's tags are enough for.
 
-    An arm needs every tag that it reads a reward in, and a tag of every block after the first that an objective pays, in some
-    completion: a reward that is read where nothing is makes everybody wrong. A recorded reward of the whole completion needs none.
+    An arm needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; and a method
+    by block a tag of every block that it pays. A recorded reward of the whole completion needs none.
 
     Args:
         table, arms, scored: as `score_file` has them.
@@ -191,11 +191,12 @@ def fitting(
     seen = census(scored.texts, tags, prefilled=prefilled)
     lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, scored.taken, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
+    rest = [f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}."] if seen.lacking else []
     if not lost:
-        return kept, [f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}."] if seen.lacking else []
-    lack = census(scored.texts, dict.fromkeys(tag for tags in lost.values() for tag in tags)).sentence
+        return kept, rest
+    lack = census(scored.texts, [tag for tag in seen.wanted if any(tag in needed for needed in lost.values())]).sentence
     if kept and not any(name in asked for name in lost):
-        return kept, [left_out(list(lost), lack)]
+        return kept, [left_out(list(lost), lack), *rest]
     helps = remedy(table, scored.texts, arms[0].scheme.objectives[0].name)
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
@@ -205,11 +206,11 @@ def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
     layout, objectives = arm.scheme.layout, arm.scheme.objectives
     if layout.segmenter != "tags":
         return []
-    wanted = [tag for o in objectives if o.name not in taken for tag in _reads(o)]
-    for name, tags in layout.blocks[1:]:
-        if any(name in o.pays for o in objectives) and not any(seen.wanted[tag] for tag in tags):
-            wanted += tags
-    return [tag for tag in dict.fromkeys(wanted) if not seen.wanted.get(tag)]
+    wanted = {tag for o in objectives if o.name not in taken for tag in _reads(o)}
+    if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
+        paid = {name for o in objectives for name in o.pays}
+        wanted.update(tag for name, tags in layout.blocks if name in paid and not any(map(seen.wanted.get, tags)) for tag in tags)
+    return [tag for tag in dict.fromkeys(layout.tags) if tag in wanted and not seen.wanted[tag]]
 
 
 def _reads(objective: Objective) -> list[str]:
