@@ -10,7 +10,10 @@ from border.case import Case, check, command
 from rollout_files import WELL_FORMED, small_episode, trl_file, verl_file, verl_rows, write_lines
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
-CODE = [f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>" for code, q in zip("abcd", (0.9, 0.7, 0.8, 0.2), strict=True)]
+CODE = [
+    f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>"
+    for code, q in zip("abcd", (0.9, 0.7, 0.8, 0.2), strict=True)
+]
 PAPER = ["layout={solution: [reasoning, answer], confidence: [analysis, confidence]}"]
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
 
@@ -33,8 +36,8 @@ CASES = [
     Case(
         "a verl dump whose completions are <plan> <code> <confidence>, no recipe",
         lambda folder: credited(WRITTEN / "verl", code=0),
-        "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in 0 and "
-        "<analysis> is in 0 of 8 completions; they do contain <confidence> (7), <plan> (8), <code> (8). 7 of 8 are made of <plan> "
+        "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in "
+        "0 and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <plan> (8), <code> (8). 7 of 8 are made of <plan> "
         "<code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
         "Rewards: correct from the file's 'acc', brier from the text.",
@@ -43,23 +46,28 @@ CASES = [
         "the same file with the paper's layout",
         lambda folder: credited(WRITTEN / "verl", "--set", *PAPER, "--reward", "correct=text"),
         "Error: grpo and rlcr and bae cannot be applied to ...: <reasoning> is in 0 and <answer> is in 0 of 8 completions; they do "
-        "contain <plan> (8), <code> (8), <confidence> (7). The file records score, acc, format. Give the layout they were sampled with (most are made of "
+        "contain <plan> (8), <code> (8), <confidence> (7). The file records score, acc, format. Give the layout "
+        "they were sampled with (most are made of "
         '{"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
-        "--reward correct=score",
+        "--reward correct=acc",
     ),
     Case(
         "a layout with one tag that nobody writes",
         lambda folder: credited(
-            verl_file(folder / "1.jsonl", WELL_FORMED, acc=[1, 0, 1, 0]), "--set", "layout={solution: [think, answer], confidence: "
-            "[confidence]}", code=0,
+            verl_file(folder / "1.jsonl", WELL_FORMED, acc=[1, 0, 1, 0]),
+            "--set",
+            "layout={solution: [think, answer], confidence: [confidence]}",
+            code=0,
         ),
         "<think> is in 0 of 4 completions; they do contain <answer> (4), <confidence> (4). The layout asks for it.",
     ),
     Case(
         "answers in <think> alone, and a score from -1 to 1",
-        lambda folder: credited(verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2)),
-        "Error: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do contain <think> (2). The "
-        "file records score. Give the layout they were sampled with ..., or credit whole completions with --methods grpo "
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2)
+        ),
+        "Error: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do contain <think> (2). "
+        "The file records score. Give the layout they were sampled with ..., or credit whole completions with --methods grpo "
         "--reward correct=score",
     ),
     Case(
@@ -71,13 +79,17 @@ CASES = [
     ),
     Case(
         "no right answers, and no recorded reward that says right or wrong",
-        lambda folder: credited(rows_without_answers(folder), "--set", "layout={solution: [answer], confidence: [confidence]}"),
-        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records score, acc: take one with "
-        "--reward correct=score, or add the column.",
+        lambda folder: credited(
+            rows_without_answers(folder), "--set", "layout={solution: [answer], confidence: [confidence]}"
+        ),
+        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records score, acc: take one "
+        "with --reward correct=score, or add the column.",
     ),
     Case(
         "`--reward correct=acc` where `acc` holds words",
-        lambda folder: credited(verl_file(folder / "1.jsonl", CODE, acc=["good", "bad", "good", "bad"]), "--reward", "correct=acc"),
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", CODE, acc=["good", "bad", "good", "bad"]), "--reward", "correct=acc"
+        ),
         "Error: --reward correct=acc: that column of ... holds no numbers; it has 'good'.",
     ),
     Case(
@@ -93,7 +105,8 @@ CASES = [
         lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--recipe", recipe(folder)),
         "Error: bae cannot be applied to ...: <plan> is in 0 of 4 completions; they do contain <answer> (4), <confidence> (4). "
         "The file records acc. Give the layout they were sampled with (most are made of "
-        '{"answer": ["answer"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo --reward correct=acc',
+        '{"answer": ["answer"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
+        "--reward correct=acc",
     ),
     Case(
         "`--methods recorded` on a file that records no advantages, score or reward",

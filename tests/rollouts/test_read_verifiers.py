@@ -69,7 +69,9 @@ def test_a_file_of_failed_rollouts_says_so():
     """As verifiers 0.4.0 writes three episodes whose model could not be reached."""
     with pytest.raises(DataError) as error:
         read_rollouts(WRITTEN / "verifiers_failed")
-    said = "3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with ModelError: connection refused."
+    said = (
+        "3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with ModelError: connection refused."
+    )
     assert said in str(error.value)
 
 

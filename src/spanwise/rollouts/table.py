@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,11 +110,13 @@ class AsRecorded(NamedTuple):
         says: what the numbers are, in words.
         number: of each token, flat as the tokens are; NaN at completions that have none.
         shares: they are shared out over tokens already, so that a plain sum is the objective.
+        by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `number` is their sum then.
     """
 
     says: str
     number: Float[np.ndarray, " v"]
     shares: bool = False
+    by_block: Mapping[str, Float[np.ndarray, " n"]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,10 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
         {"input": "a", "output": said("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
     ] + [{"input": "b", "output": said(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
     result = credit_rollouts(
-        write_lines(tmp_path / "1.jsonl", rows), methods=["grpo", "bae"], overrides={"layout": LAYOUT}, reward={"correct": "text"}
+        write_lines(tmp_path / "1.jsonl", rows),
+        methods=["grpo", "bae"],
+        overrides={"layout": LAYOUT},
+        reward={"correct": "text"},
     )
     grpo, bae = result.applied
     assert grpo.dead == {"correct": 0.5}

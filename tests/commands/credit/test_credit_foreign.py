@@ -156,7 +156,10 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
 
 def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    with pytest.raises(RecipeError, match="bae cannot be applied to .*: <reasoning> is in 0 and .* is in 0 of 4 completions; they contain no tags"):
+    with pytest.raises(
+        RecipeError,
+        match=r"bae cannot be applied to .*: <reasoning> is in 0 and .* is in 0 of 4 completions; they contain no tags",
+    ):
         credit_rollouts(file, methods=["grpo", "bae"], reward={"correct": "score"})
     with pytest.raises(RecipeError, match="'brier' reads the tag 'confidence'"):
         credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})
@@ -166,7 +169,7 @@ def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
 @pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
 def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
     file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None], **scores)
-    with pytest.raises(RecipeError, match="<answer> is in 0 .*of 4 completions") as error:
+    with pytest.raises(RecipeError, match=r"<answer> is in 0 .*of 4 completions") as error:
         credit_rollouts(file)
     remedy = re.search(r"whole completions with (--methods .*)", str(error.value))
     command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]

@@ -13,7 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
-from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, trl_file, verl_file
+from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
 from spanwise.commands.credit.credit import credit, credit_rollouts, figures, summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
@@ -83,7 +83,12 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
     first, size = sampled(result, 0)
     assert size == 6
     np.testing.assert_allclose(first["recorded"], np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) / 6, rtol=1e-6)
-    expected = [[0.2, 0.5], [0.7, 0.7], [-1.2, -1.2], [0.0, np.nan]]  # means over the blocks; the last has none, and no draft
+    expected = [
+        [0.2, 0.5],
+        [0.7, 0.7],
+        [-1.2, -1.2],
+        [0.0, np.nan],
+    ]  # means over the blocks; the last has none, and no draft
     found = torch.stack([recorded.by_block[name] for name in ("draft", "final")], dim=1)
     np.testing.assert_allclose(found[:3], expected[:3])
     assert found[3].isnan().all()
@@ -135,6 +140,40 @@ def test_trl_with_draft_and_final(other_tags, tmp_path):
     assert "recorded is no method: the file's 'advantage', shared out over the tokens of the completion." in result.note
 
 
+def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
+    """As our own trainer fills TRL's table: a credit of each block, of stopping, and their sum."""
+    columns = {
+        "advantage": [0.5, -0.75, 0.25], "credit/solution": [0.75, -0.5, 0.5], "credit/confidence": [-0.25, None, -0.25],
+        "credit/stop": [0.0, -0.25, 0.0], "correct": [1.0, 0.0, 1.0],
+    }  # fmt: skip
+    outputs = [said("4", "0.9"), said("5", None), said("4", "0.7")]
+    file = trl_file(tmp_path / "a.parquet", outputs, **columns)
+    result = credit_rollouts(file, overrides={"layout": LAYOUT})
+    assert set(result.table.rewards) == {"correct"}
+    recorded = by_name(result)["recorded"]
+    by_block = {name: value_n.tolist() for name, value_n in recorded.by_block.items()}
+    assert by_block["solution"] == [0.75, -0.5, 0.5]
+    assert by_block["confidence"] == [-0.25, pytest.approx(np.nan, nan_ok=True), -0.25]
+    assert recorded.credit.stop_n.tolist() == [0.0, -0.25, 0.0]
+    # By hand: "so", "<answer>", "4", "</answer>" (and the space) are the solution, three words the confidence.
+    first, size = sampled(result, 0)
+    length = int(result.marked.length_nk[0, 0])
+    np.testing.assert_allclose(first["recorded"], [0.75 / length] * length + [-0.25 / 3] * 3, rtol=1e-6)
+    assert (size, length) == (8, 5)
+    second, size = sampled(result, 1)
+    np.testing.assert_allclose(second["recorded"], [-0.5 / size] * (size - 1) + [-0.5 / size - 0.25], rtol=1e-6)
+    assert (
+        "recorded is no method: the file's 'credit/...' of each block, shared out over the tokens of the block."
+        in result.note
+    )
+    other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
+    assert "recorded is left out: " in credit_rollouts(file, overrides=other).note
+    with pytest.raises(
+        RecipeError, match="records credit of the blocks solution, confidence, and the layout has first; give"
+    ):
+        credit_rollouts(file, overrides=other, methods=["recorded"])
+
+
 def test_it_goes_to_every_file(tmp_path):
     credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
     rows = pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()
@@ -143,7 +182,9 @@ def test_it_goes_to_every_file(tmp_path):
         assert sum(row["advantages/recorded"]) == pytest.approx(score)
     assert rows[3]["credit/recorded/confidence"] is None  # it has none
     kept = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert kept["methods"]["recorded"]["blocks"]["code"]["mean_abs"] == pytest.approx(0.7125)  # four of 1.1, three of .1, one of 1
+    assert kept["methods"]["recorded"]["blocks"]["code"]["mean_abs"] == pytest.approx(
+        0.7125
+    )  # four of 1.1, three of .1, one of 1
     assert kept["methods"]["recorded"]["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
     assert "What grpo, rlcr and bae would have credited in 8 completions, without training, beside what is recorded." in html

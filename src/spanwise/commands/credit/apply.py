@@ -17,7 +17,7 @@ from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.errors import RecipeError
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
-from spanwise.rollouts.schema import RECORDED
+from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.scheme import Scheme
 from spanwise.types import Credit, Spans
 
@@ -92,29 +92,46 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
 def apply_recorded(table: RolloutTable, marked: Marked) -> Applied:
     """What the trainer that wrote the file says of its completions, as it stands there: nothing is compared.
 
-    A number is shared out evenly over the tokens that the model sampled, as a trainer does; one per token keeps its place.
+    A number is shared out evenly over the tokens that the model sampled, as a trainer does, one of a block over those of the block;
+    one per token keeps its place.
 
     Raises:
-        RecipeError: the file says nothing of the kind.
+        RecipeError: the file says nothing of the kind, or it is of other blocks.
     """
     held = table.as_recorded
     if held is None:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
         )
-    sizes = table.tokens.lengths
-    sampled = table.trainable.astype(np.float64)
-    row = np.repeat(np.arange(len(table)), sizes)
-    count_n = np.bincount(row, weights=sampled, minlength=len(table))
-    number = np.where(table.trainable, held.number, np.where(np.isnan(held.number), np.nan, 0.0))
-    flat = number if held.shares else number / np.maximum(count_n, 1.0)[row]
-    inside = marked.block >= 0
-    place = row[inside] * len(marked.names) + marked.block[inside]
-    total_nk = np.bincount(place, weights=number[inside], minlength=marked.length_nk.numel()).reshape(marked.length_nk.shape)
-    block_nk = torch.from_numpy(total_nk) / (1 if held.shares else marked.length_nk.clamp_min(1))
-    nothing_n = torch.zeros(len(table), dtype=torch.float64)
+    row = np.repeat(np.arange(len(table)), table.tokens.lengths)
+    inside = np.flatnonzero(marked.block >= 0)
+    rows, blocks = row[inside], marked.block[inside].astype(np.int64)
+    length_nk = marked.length_nk.numpy()
+    stop_n = nothing_n = np.zeros(len(table))
+    flat = np.where(np.isnan(held.number), np.nan, 0.0)
+    if held.by_block:
+        held_k = length_nk.any(axis=0).tolist()
+        if unknown := [name for k, name in enumerate(marked.names) if held_k[k] and name not in held.by_block]:
+            there = ", ".join(name for name in held.by_block if name != STOP)
+            raise RecipeError(
+                f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
+                f"that the trainer had to see it under '{RECORDED}'."
+            )
+        block_nk = np.nan_to_num(np.stack([held.by_block.get(name, nothing_n) for name in marked.names], axis=1))
+        block_nk *= length_nk > 0
+        stop_n = np.nan_to_num(held.by_block.get(STOP, nothing_n))
+        flat[inside] = (block_nk / np.maximum(length_nk, 1))[rows, blocks]
+        flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[np.unique(rows)]  # the last sampled token of each
+    else:
+        count_n = np.bincount(rows, minlength=len(table))
+        number = held.number[inside]
+        flat[inside] = number if held.shares else number / count_n[rows]
+        place = rows * len(marked.names) + blocks
+        total_nk = np.bincount(place, weights=number, minlength=length_nk.size).reshape(length_nk.shape)
+        block_nk = total_nk / (1 if held.shares else np.maximum(length_nk, 1))
     nobody_m = torch.zeros(0, dtype=torch.long)
-    return Applied(RECORDED, marked, Credit(block_nk, nothing_n, nobody_m, nobody_m), flat.astype(np.float32), {})
+    found = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
+    return Applied(RECORDED, marked, found, flat.astype(np.float32), {})
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:

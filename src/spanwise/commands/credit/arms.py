@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from spanwise.commands.credit.blocks import Blocks, base_layout
+from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
 from spanwise.credit import Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, calibration_of, scheme_of
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
-from spanwise.score import REWARDS, Reward, judge_of
+from spanwise.score import REWARDS, judge_of
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
-#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
-VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 _LONGEST = {"digits": 32, "digits_twice": 32}
 _PER_TOKEN = {"value_nt": "value", "logp_nt": "logp"}
 
@@ -111,7 +109,7 @@ def left_out(names: Sequence[str], reason: str) -> str:
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
 
-    `correct` is also taken from the first of `VERDICTS` that says nothing but right and wrong: what a trainer has recorded goes
+    `correct` is also taken from the the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
 
     Raises:
@@ -120,15 +118,8 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             raise RecipeError(_no_reward(table, objective, column))
-    verdict = next((name for name in VERDICTS if name in table.rewards and _says_right(table.rewards[name])), "text")
-    chosen = {"correct": verdict} | {name: name for name in table.rewards} | dict(rewards)
+    chosen = {"correct": verdict_of(table) or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
-
-
-def _says_right(reward: Reward) -> bool:
-    """Whether the values that are there are 0 or 1 and nothing else."""
-    value_n = reward.value_n
-    return bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all())
 
 
 def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
@@ -173,7 +164,7 @@ def provides(table: RolloutTable) -> list[str]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What arms are made of: a recipe, the blocks of the file, objective -> recorded reward, the objectives in place of presets'."""
+    """What arms are made of: a recipe, the file's blocks, objective -> recorded reward, objectives in place of a preset's."""
 
     recipe: Recipe
     blocks: Blocks
@@ -287,7 +278,9 @@ def _compared(
         pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
         made.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
     if baseline and not any(objective.given for objective in objectives):
-        raise RecipeError(f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing.")
+        raise RecipeError(
+            f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing."
+        )
     return tuple(made)
 
 

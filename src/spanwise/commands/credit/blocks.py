@@ -20,6 +20,8 @@ from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
 from spanwise.tasks.hub import LAYOUTS
 
 _LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
+#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
+VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 #: Fields of a recipe that say what the blocks are.
 _NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _PAIR = re.compile(r"<([A-Za-z_][\w.-]*)>.*?</\1>", re.DOTALL)
@@ -62,12 +64,22 @@ def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
     if not tags or (opens and set(tags) <= set(usual.tags)):
         return Blocks(usual)
     layout = layout_of(tags)
-    told = " ".join(part for part in ("No layout is given, and the usual one is not that of the file.", seen.sentence) if part)
-    made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order"
-    note = f"{told} {made}, so the blocks are {', '.join(layout.names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
+    told = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
+    made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so the blocks are"
+    note = f"{told} {made} {', '.join(layout.names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
     answer = census(texts, ["answer"]).sentence
     lack = f"Nothing says which completions of '{table.path}' are right: {answer}{remedy(table, texts)}" if answer else ""
     return Blocks(layout, _objectives(layout, recipe), note, lack)
+
+
+def verdict_of(table: RolloutTable) -> str | None:
+    """The first column of `VERDICTS` that the file has and that holds nothing but 0 and 1."""
+    for name in VERDICTS:
+        if name in table.rewards:
+            value_n = table.rewards[name].value_n
+            if bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
+                return name
+    return None
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
@@ -82,7 +94,7 @@ def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> 
     records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     whole = f"{records} Give the layout they were sampled with{made}, or credit whole completions with"
     if table.rewards:
-        return f"{whole} --methods grpo --reward {name}={next(iter(table.rewards))}"
+        return f"{whole} --methods grpo --reward {name}={verdict_of(table) or next(iter(table.rewards))}"
     objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
     return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
 

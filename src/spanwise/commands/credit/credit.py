@@ -17,7 +17,7 @@ from rich.text import Text
 from torch import Tensor
 
 from spanwise.commands.credit.apply import Applied, apply_arm, apply_recorded
-from spanwise.commands.credit.arms import Arm, choose_arms, sources
+from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources
 from spanwise.commands.credit.blocks import blocks_of
 from spanwise.commands.credit.groups import compared_groups
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
@@ -104,8 +104,13 @@ def credit_rollouts(
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
     applied = [apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms]
     if recorded:
-        applied.append(apply_recorded(table, scored.marked[blocks.layout]))
-        notes.append(_as_recorded(table))
+        try:
+            applied.append(apply_recorded(table, scored.marked[blocks.layout]))
+            notes.append(_as_recorded(table))
+        except RecipeError as error:
+            if methods:
+                raise
+            notes.append(left_out([RECORDED], str(error)))
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
     marked = scored.marked.get(blocks.layout, shown)
     said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored))
@@ -265,7 +270,11 @@ def _as_recorded(table: RolloutTable) -> str:
     held = table.as_recorded
     if held is None:
         return ""
-    shared = "as it stands there" if held.shares else "shared out over the tokens of the completion"
+    shared = (
+        "as it stands there"
+        if held.shares
+        else f"shared out over the tokens of the {'block' if held.by_block else 'completion'}"
+    )
     return f"recorded is no method: {held.says}, {shared}."
 
 

@@ -108,9 +108,8 @@ def score_file(
             spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
-            if layout is layouts[0]:
-                said = [_said(blocks) for blocks in text]
-                texts += said
+            said = [_said(blocks) for blocks in text]
+            texts += said if layout is layouts[0] else []
             for arm in arms:
                 if arm.scheme.layout == layout:
                     asked = replace(batch, columns={**columns, **_asked(table, rows, said, arm)})
@@ -209,7 +208,9 @@ def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
     wanted = {tag for o in objectives if o.name not in taken for tag in _reads(o)}
     if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
         paid = {name for o in objectives for name in o.pays}
-        wanted.update(tag for name, tags in layout.blocks if name in paid and not any(map(seen.wanted.get, tags)) for tag in tags)
+        wanted.update(
+            tag for name, tags in layout.blocks if name in paid and not any(map(seen.wanted.get, tags)) for tag in tags
+        )
     return [tag for tag in dict.fromkeys(layout.tags) if tag in wanted and not seen.wanted[tag]]
 
 

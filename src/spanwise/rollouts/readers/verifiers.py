@@ -259,5 +259,3 @@ def _advantages(rows: Sequence[_Row], cut: Cut, *, has_ids: bool) -> AsRecorded 
             here[:] = 0.0
             here[cut.trainable[first:last]] = row.advantages
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)
-
-
