@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied, apply_arm, apply_recorded
+from spanwise.commands.credit.apply import Applied, apply_arm
 from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources
 from spanwise.commands.credit.blocks import blocks_of
 from spanwise.commands.credit.groups import compared_groups
+from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
