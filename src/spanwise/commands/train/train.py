@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
 from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.commands.shared.display import figure_table, pull_note
 from spanwise.commands.shared.folder import RunFolder, metrics_until, sole_writer
-from spanwise.commands.shared.task import make_task
+from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import RecipeError, unknown
@@ -47,6 +47,7 @@ def train(
     started = time.perf_counter()
     checkpoint = None if resume is None else find_checkpoint(recipe.output, resume, console)
     task = make_task(recipe, console)
+    check_prompts(recipe, task)
     scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
     with sole_writer(recipe.output):
         history = [] if checkpoint is None else _history(Path(checkpoint), recipe)

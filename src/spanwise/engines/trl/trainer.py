@@ -114,6 +114,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             **options,
         )
         checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
+        if length is not None and options.get("rollout_func") is None and options.get("environment_factory") is None:
+            checks.check_prompts(
+                train_dataset["prompt"], template=bool(getattr(self.processing_class, "chat_template", None))
+            )
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
