@@ -37,7 +37,7 @@ CASES = [
         "a verl dump whose completions are <plan> <code> <confidence>, no recipe",
         lambda folder: credited(WRITTEN / "verl", code=0),
         "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in 0 "
-        "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <plan> (8), <code> (8). 7 of 8 are made of "
+        "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
         "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
         "Rewards: correct from the file's 'acc', brier from the text.",
@@ -46,7 +46,7 @@ CASES = [
         "the same file with the paper's layout",
         lambda folder: credited(WRITTEN / "verl", "--set", *PAPER, "--reward", "correct=text"),
         "Error: grpo and rlcr and bae cannot be applied to ...: <reasoning> is in 0 and <answer> is in 0 of 8 completions; they do "
-        "contain <plan> (8), <code> (8), <confidence> (7). The file records score, acc, format. Give the layout "
+        "contain <code> (8), <plan> (8), <confidence> (7). The file records score, acc, format. Give the layout "
         "they were sampled with (most are made of "
         '{"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
         "--reward correct=acc",
@@ -98,7 +98,7 @@ CASES = [
             verl_file(folder / "1.jsonl", CODE, acc=[1, 0, 1, 0]),
             *("--recipe", recipe(folder, objectives=[{"reward": "train_of_nobody:code_correct", "pays": ["code"]}])),
         ),
-        "Error: Objective 1: the reward 'train_of_nobody:code_correct' cannot be imported: No module named 'train_of_nobody'",
+        "Error: Objective 1: the reward 'train_of_nobody:code_correct' cannot be imported: there is no module 'train_of_nobody' in ...",
     ),
     Case(
         "a recipe for other tags than the file's",

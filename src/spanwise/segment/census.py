@@ -65,7 +65,7 @@ def census(texts: Iterable[str], tags: Collection[str], *, prefilled: str | None
     size, seen = 0, Counter[str]()
     for text in texts:
         size += 1
-        seen.update(list(dict.fromkeys(_TAG.findall(text))))  # equal counts stay in the order of the text
+        seen.update(set(_TAG.findall(text)))
     if prefilled is not None:
         seen[prefilled] = size
     wanted = {tag: seen[tag] for tag in dict.fromkeys(tags)}
