@@ -230,12 +230,15 @@ def credit(
 
     Args:
         rollouts: a file, a folder of files, or the run folder they lie in.
-        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), or recipe for the recipe's own; default:
-            grpo, rlcr, bae and the recipe's own.
+        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
+            block for each tag of the file where it has others.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
+            what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
+            trainer recorded.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
-        reward: objective=column: take the reward from this column of the file, as in correct=accuracy_reward; objective=text
-            computes it from the text. May be repeated.
+        reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
+            it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
+            reward, if they hold nothing but 0 and 1.
         output: folder for what is written.
         rows: at most so many completions in the report.
         set_: any recipe field, as field=value; may be repeated.

@@ -66,7 +66,7 @@ def test_a_file_of_a_run_is_known_by_its_folder(run):
     for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
         result = credit_rollouts(place, overrides={"objectives": OWN_OBJECTIVES})
         assert len(result.table) == rows
-        assert [one.arm.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae:group"]
+        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae:group"]
         assert result.table.has_ids
     joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
     assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()

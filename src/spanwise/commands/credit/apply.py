@@ -16,6 +16,7 @@ from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
+from spanwise.scheme import Scheme
 from spanwise.types import Credit, Spans
 
 
@@ -24,25 +25,25 @@ class Applied:
     """What one arm credits the completions of a file with.
 
     Attributes:
-        arm: the method.
+        name: of the arm.
         marked: the spans of its layout.
-        credit: per block, of all completions. A method per token has the mean over the block's tokens.
-        flat: advantages of a method per token, as the tokens of the table lie; None: `credit` is spread over the blocks.
+        credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
+        tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
         dead: comparison -> share of its strata in which nobody gets any credit.
     """
 
-    arm: Arm
+    name: str
     marked: Marked
     credit: Credit
-    flat: np.ndarray | None
+    tokens: np.ndarray | Scheme
     dead: dict[str, float]
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
-        if self.flat is not None:
-            return table.tokens.with_values(self.flat).slice(first, last)
+        if isinstance(self.tokens, np.ndarray):
+            return table.tokens.with_values(self.tokens).slice(first, last)
         part = self.credit.take(slice(first, last))
-        spread_nt = advantages(part, self.marked.spans(table, first, last), self.arm.scheme)
+        spread_nt = advantages(part, self.marked.spans(table, first, last), self.tokens)
         return spread_nt.numpy()[table.tokens.filled(first, last)]
 
     @property
@@ -83,7 +84,8 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
             dead[name] += silent
     absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
     whole = Credit(block_nk, stop_n, singleton_m, absent_m, mean_length_n=_mean_lengths(table, marked))
-    return Applied(arm, marked, whole, None, {name: dead[name] / total for name, total in strata.items() if total})
+    silent = {name: dead[name] / total for name, total in strata.items() if total}
+    return Applied(arm.name, marked, whole, arm.scheme, silent)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -122,7 +124,7 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     nothing_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
     whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0))
-    return Applied(arm, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk))
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk))
 
 
 def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, block_nk: Tensor) -> dict[str, float]:
