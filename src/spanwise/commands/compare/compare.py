@@ -22,6 +22,7 @@ from rich.table import Table
 from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.files import without_nan
+from spanwise.commands.shared.folder import check_no_run
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.errors import DataError, RecipeError, unknown
@@ -65,6 +66,7 @@ def compare(
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
         raise RecipeError(unknown("reference arm", reference, [run.arm for run in runs]))
+    check_no_run(output)
     Path(output).mkdir(parents=True, exist_ok=True)
     waiting = [run for run in runs if not run.finished()]
     if waiting:
@@ -176,7 +178,8 @@ def _train_all(runs: Sequence[Run], processes: int, console: Console) -> list[tu
 
 def train_command(run: Run, *, resume: bool) -> list[str]:
     """The command that trains one run."""
-    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *(["--resume", "last"] if resume else [])]
+    how = ["--resume", "last"] if resume else ["--overwrite"]  # what is there was begun under this recipe: run.finished()
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
 
 
 def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from spanwise.commands.shared.samples import Samples
-from spanwise.commands.shared.task import load_model, make_task
+from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.sample import sample
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -104,8 +104,7 @@ def evaluate_folder(
         DataError: the folder holds no readable model.
     """
     torch.set_num_threads(recipe.threads)
-    model, tokenizer = load_model(model_folder)
-    task = make_task(recipe, console)
+    model, tokenizer, task = model_and_task(model_folder, recipe, console)
     return evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
         max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe),
