@@ -113,16 +113,19 @@ def evaluate(
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
+    from spanwise.report import unmeasured_sentences
 
     quiet()
     place, loaded = run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     console = Console()
-    found = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+    found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
     found.write(model)
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
-    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals()))
-    votes = {block: found.votes(block) for block in found.correct}
+    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals(), absent=absent))
+    for sentence in unmeasured_sentences(absent):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
     for block, curves in votes.items():
         console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
     for block in list(votes)[1:]:

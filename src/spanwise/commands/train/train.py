@@ -29,11 +29,13 @@ from spanwise.commands.shared.folder import (
     sole_writer,
 )
 from spanwise.commands.shared.runs import changed
+from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
+from spanwise.recipe import EMBEDDED, Recipe, answer_tags, resolved, scheme_of
+from spanwise.report import unmeasured_sentences
 from spanwise.scheme import Scheme
 from spanwise.tasks import Task
 
@@ -93,7 +95,8 @@ def train(
         trainer.save_model(str(folder.model))
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            _show(summary, console, title=f"{title}: {recipe.output}")
+            absent = unmeasured(dict(task.layout.blocks), answer_tags(recipe))
+            _show(summary, console, title=f"{title}: {recipe.output}", absent=absent)
         if recipe.report and main:
             from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
@@ -117,8 +120,14 @@ def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> 
     return trainer
 
 
-def _show(summary: Mapping[str, Any], console: Console, *, title: str) -> None:
-    console.print(figure_table(title, {"start": summary["start"], "end": summary["final"]}))
+def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:
+    columns = {"start": dict(summary["start"]), "end": dict(summary["final"])}
+    if absent and summary["batches"]:  # the rewards say what these figures cannot
+        for column, batch in zip(columns.values(), (summary["batches"][0], summary["batches"][-1]), strict=True):
+            column.update({f"mean reward, {k.split('/')[1]}": v for k, v in batch.items() if k.startswith("rewards/")})
+    console.print(figure_table(title, columns, absent=absent))
+    for sentence in unmeasured_sentences(absent):
+        console.print(sentence, highlight=False, soft_wrap=True)
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
         return
