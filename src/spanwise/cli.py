@@ -116,6 +116,7 @@ def evaluate(
     from spanwise.report import unmeasured_sentences
 
     quiet()
+    _check_sizes(prompts=prompts, samples=samples)
     place, loaded = run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     console = Console()
     found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
@@ -207,6 +208,7 @@ def fidelity(
     from spanwise.commands.shared.task import run_or_model
 
     quiet()
+    _check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     place, loaded = run_or_model(checkpoint, recipe, _assignments(set_ or []))
     rows, options = [], {}
@@ -310,6 +312,12 @@ def methods(name: str | None = None, /) -> None:
     from spanwise.commands.methods.methods import show_methods
 
     show_methods(name, console=Console())
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise RecipeError(f"--{name.replace('_', '-')} is {size}; at least 1 is needed.")
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -121,12 +121,12 @@ def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
     """A sentence for each reason why figures cannot be measured.
 
     >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
-    ['Not measured are ECE, Brier score: no confidence.']
+    ['Not measured: ECE, brier; no confidence.']
     """
     names: dict[str, list[str]] = {}
     for name, why in unmeasured.items():
-        names.setdefault(why, []).append(figure_name(name))
-    return [f"Not measured are {', '.join(listed)}: {why}." for why, listed in names.items()]
+        names.setdefault(why, []).append({"ece": "ECE", "auroc": "AUROC"}.get(name, name.replace("_", " ")))
+    return [f"Not measured: {', '.join(listed)}; {why}." for why, listed in names.items()]
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:

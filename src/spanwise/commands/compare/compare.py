@@ -67,7 +67,7 @@ def compare(
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
-        raise RecipeError(unknown("reference arm", reference, [run.arm for run in runs]))
+        raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
     check_no_run(output)
     Path(output).mkdir(parents=True, exist_ok=True)
     waiting = [run for run in runs if not run.finished()]
@@ -117,9 +117,7 @@ def comparison_tables(comparison: Comparison, console: Console) -> Iterator[Rend
         yield Text(f"! {sentence}", style="bold red")
     if not comparison.differences:
         return
-    yield Text(
-        "\nPaired differences by seed (Holm: over the pairs of a figure), and how many seeds would tell", style="italic"
-    )
+    yield Text("\nPaired differences by seed (Holm by figure), and how many seeds would tell", style="italic")
     columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
     table = Table(Column("", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
     for d, before in zip(comparison.differences, (None, *comparison.differences), strict=False):

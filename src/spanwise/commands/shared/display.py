@@ -160,7 +160,8 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
     shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
-    table = Table("n", *(str(budgets[i]) for i in shown), title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    options = {"title": title, "title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+    table = Table("n", *(str(budgets[i]) for i in shown), **options)
     for name, curve in votes.items():
         table.add_row(name, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
     return table

@@ -128,7 +128,7 @@ def unmeasured(blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str
             f"no block has the tag <{tags['answer']}>, only {', '.join(f'<{tag}>' for tag in every)}; name the one that holds the "
             f"answer in the objective correct"
         )
-        found |= dict.fromkeys(("accuracy", "verdict_rate", *CALIBRATION), why)
+        found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION), why)
     return found
 
 
