@@ -223,7 +223,8 @@ CASES = [
             code=0,
         ),
         "Not measured: coverage; the last block, draft, has no tag <confidence>, only <plan>, <code>. Not measured: "
-        "ECE, brier, AUROC, ... no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the objective correct.",
+        "ECE, brier, AUROC, ... no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the "
+        "objective correct.",
     ),
     Case(
         "`spanwise eval` of a model that answers nothing",
@@ -233,8 +234,7 @@ CASES = [
     Case(
         "the report of a policy that refuses everything, whose ECE is beautiful",
         collapsed,
-        "Most completions refuse to answer: read accuracy, refusal rate, mean confidence, sharpness (variance), ECE, Brier score "
-        "with that in mind.",
+        "Most completions refuse to answer (accuracy, refusal rate, mean confidence, sharpness (variance), ECE, Brier score).",
     ),
     Case(
         "`spanwise report` on an empty folder",

@@ -27,10 +27,7 @@ def test_a_collapsed_run_has_no_calm_card():
         assert found[label][0] == "wrong"
         assert "⚠ most completions refuse to answer" in found[label][1]
     assert found["malformed rate"][0] == ""
-    assert (
-        "Most completions refuse to answer: read accuracy, refusal rate, ECE, Brier score with that in mind."
-        in Page(html).text
-    )
+    assert "Most completions refuse to answer (accuracy, refusal rate, ECE, Brier score)." in Page(html).text
 
 
 def test_a_good_run_has_no_warning():

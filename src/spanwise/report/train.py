@@ -109,12 +109,12 @@ def _not_trained(view: TokenView | None) -> str:
 
 
 def _warnings(points: Lines, unmeasured: Collection[str]) -> list[str]:
-    """What is wrong with the last evaluation, and what that makes of its other figures."""
+    """What is wrong with the last evaluation, and the figures that show it or mean nothing because of it."""
     wrong: dict[str, list[str]] = {}
     last = points[-1] if points else {}
     for name, why in alarms({name: last[name] for name in last if name not in unmeasured}).items():
         wrong.setdefault(why, []).append(figure_name(name))
-    return [f"{why[:1].upper()}{why[1:]}: read {', '.join(names)} with that in mind." for why, names in wrong.items()]
+    return [f"{why[:1].upper()}{why[1:]} ({', '.join(names)})." for why, names in wrong.items()]
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
