@@ -12,6 +12,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.registry import register
+from spanwise.remarks import remarks
 from spanwise.scheme import Scheme
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
@@ -50,6 +51,7 @@ __all__ = [
     "metrics",
     "read",
     "register",
+    "remarks",
     "rlcr",
     "rloo",
     "score",

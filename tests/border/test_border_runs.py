@@ -189,7 +189,7 @@ CASES = [
             "2",
             *QUICK,
             "--set",
-            "layout={draft: [plan]}",
+            "layout={draft: [reasoning, answer]}",
         ),
         "Fidelity re-rolls stated confidences, but the last block 'draft' has no tag 'confidence'.",
     ),
@@ -219,11 +219,12 @@ CASES = [
             "2",
             *QUICK[:2],
             "--set",
-            "layout={draft: [plan, code]}",
+            "layout={draft: [reasoning, analysis]}",
             code=0,
         ),
-        "Not measured: coverage; the last block, draft, has no tag <confidence>, only <plan>, <code>. Not measured: "
-        "ECE, brier, AUROC, ... no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the "
+        "Not measured: coverage; the last block, draft, has no tag <confidence>, only <reasoning>, <analysis>. Not measured: "
+        "ECE, "
+        "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the one that holds the answer in the "
         "objective correct.",
     ),
     Case(

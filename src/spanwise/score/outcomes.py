@@ -7,13 +7,13 @@ objective pays, or the comparison would take away what they earn.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from importlib import import_module
 from numbers import Real
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError
-from spanwise.objective import Objective
-from spanwise.registry import Registry, register
+from spanwise.objective import Objective, function_name
+from spanwise.registry import Registry, imported, register
+from spanwise.score.calls import called
 from spanwise.score.reward import NAN, REWARDS
 from spanwise.types import BlockText
 
@@ -69,19 +70,28 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function that an entry of `Objective.given` stands for, if it is no objective.
 
     Raises:
-        RecipeError: no such registered outcome, or "module:function" that cannot be imported.
+        RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
     """
     if not isinstance(entry, str):
-        return entry
-    module, colon, name = entry.partition(":")
-    if not colon:
+        return _checked(entry, function_name(entry))
+    if ":" not in entry:
         return OUTCOMES.find(entry).function
-    try:
-        function = attrgetter(name)(import_module(module))
-    except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
-        raise RecipeError(f"The outcome '{entry}' cannot be imported: {error}.") from error
+    function = imported(entry, what="The outcome")
     if not callable(function):
         raise RecipeError(f"The outcome '{entry}' is {function!r}, no function.")
+    return _checked(function, entry)
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, if it can be called as outcomes are."""
+    try:
+        inspect.signature(function).bind([], columns={})
+    except TypeError as error:
+        raise RecipeError(
+            f"The outcome '{name}' cannot be called as f(text, columns=columns): {error}. Write it as def f(text, *, columns)."
+        ) from error
+    except ValueError:  # built into the interpreter: what it takes is not known
+        pass
     return function
 
 
@@ -191,13 +201,12 @@ def judged_column(objective: Objective) -> int | None:
 
 
 def _values(function: Callable[..., Any], text: Sequence[BlockText], columns: Mapping[str, Any], name: str) -> list[float]:
-    try:
-        result = function(text, columns=columns)
-    except Exception as error:
-        raise RewardError(
-            f"Outcome '{name}': its function raised {type(error).__name__}: {error}. "
-            f"Return None for a completion whose outcome is unknown."
-        ) from error
+    result = called(
+        partial(function, text, columns=columns),
+        what=f"Outcome '{name}': its function",
+        size=len(text),
+        advice="Return None for a completion whose outcome is unknown.",
+    )
     if isinstance(result, (Tensor, np.ndarray)):
         result = result.tolist()
     if not isinstance(result, (list, tuple)):

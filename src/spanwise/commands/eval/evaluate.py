@@ -77,7 +77,7 @@ def evaluate(
 
 def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, tag: str) -> torch.Tensor:
     """Whether the answer of a block is right; a completion without the block solved nothing."""
-    if tag not in dict(layout.blocks)[block]:
+    if tag not in dict(layout.blocks)[block] or "answer" not in columns:
         return torch.full((len(text),), torch.nan, dtype=torch.float64)
     correct_n = score([Objective("correct", pays=(block,), options={"tag": tag})], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])

@@ -16,8 +16,8 @@ from spanwise.recipe import EMBEDDED, HUB, Recipe, load
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 #: What says from where a run starts and how it is evaluated: arms that differ in it have no figures to compare.
 _SAME = (
-    "task", "model", "dataset", "split", "question_column", "answer_column", "start", "start_seed", "start_steps", "temperature",
-    "eval_prompts", "eval_samples",
+    "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
+    "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
 #: What a run has at its end only.
 _ENDED = ("summary.json", "evaluation.parquet")

@@ -12,15 +12,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import warm_up_progress
-from spanwise.errors import DataError
-from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load
-from spanwise.tasks import Task, build_tokenizer, digits_task, load_task
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
+from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task, build_tokenizer, digits_task, load_task
+from spanwise.tasks.hub import LAYOUTS
 from spanwise.tasks.warm_start import shortened
 
+#: The blocks of each task, where a recipe names none.
+TASK_LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
 
-def make_task(recipe: Recipe, console: Console) -> Task:
-    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset."""
+
+def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
+    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset.
+
+    Args:
+        recipe: checked already.
+        console: where the warm start is shown.
+        model: the folder of the model that is looked at, where that is not the one of the recipe: prompts are written in its
+            chat template, and the recipe's model is not looked for.
+
+    Raises:
+        RecipeError: the layout has tags that the embedded model does not write, or that no prompt asks for; DataError: what
+            `load_task` refuses.
+    """
     if recipe.task in EMBEDDED:
+        _check_written(recipe)
         task = digits_task(
             recipe.start if recipe.task == "digits" else "twice",
             seed=recipe.seed,
@@ -32,15 +48,45 @@ def make_task(recipe: Recipe, console: Console) -> Task:
         )
     else:
         task = load_task(
-            str(recipe.model),
+            str(model or recipe.model),
             str(recipe.dataset),
             prompt_format=recipe.task,
+            layout=own_layout(recipe),
+            instruction=recipe.instruction,
             split=recipe.split,
             question_column=recipe.question_column,
+            prompt_column=recipe.prompt_column,
             answer_column=recipe.answer_column,
             eval_limit=recipe.eval_prompts,
         )
-    return replace(task, layout=answer_layout(recipe, task.layout))
+    return replace(task, layout=answer_layout(recipe, TASK_LAYOUTS[recipe.task]))
+
+
+def check_prompts(recipe: Recipe, task: Task) -> None:
+    """Refuse a dataset with fewer prompts than one step of training takes; TRL would end without a single step.
+
+    Raises:
+        DataError: how many there are, how many are needed, and what to set.
+    """
+    if len(task.train) < recipe.prompts:
+        raise DataError(
+            f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
+            f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
+            f"{len(task.train)} or fewer."
+        )
+
+
+def _check_written(recipe: Recipe) -> None:
+    """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
+    own = own_layout(recipe)
+    known = TASK_LAYOUTS[recipe.task].tags
+    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
+    if strange:
+        raise RecipeError(
+            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(known))} and "
+            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
+            "--dataset."
+        )
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
@@ -82,7 +128,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     """
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
-        return model, tokenizer, make_task(recipe.model_copy(update={"model": str(folder)}), console)
+        return model, tokenizer, make_task(recipe, console, model=folder)
     known = build_tokenizer()
     if tokenizer.get_vocab() != known.get_vocab():
         raise DataError(

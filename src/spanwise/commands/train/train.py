@@ -30,7 +30,7 @@ from spanwise.commands.shared.folder import (
 )
 from spanwise.commands.shared.runs import changed
 from spanwise.commands.shared.samples import unmeasured
-from spanwise.commands.shared.task import make_task
+from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
@@ -73,6 +73,7 @@ def train(
         if is_first_rank() and not in_place:
             check_free(place, overwrite=overwrite)
         task = make_task(recipe, console)
+        check_prompts(recipe, task)
         scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
         asked = resolved(recipe, scheme)
         step, history = (0, []) if checkpoint is None else _history(checkpoint, recipe, asked, console)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from packaging.version import Version
@@ -15,6 +14,7 @@ from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.rollouts.messages import prompt_fault
 
 
 def check_version(version: str) -> None:
@@ -93,7 +93,7 @@ def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
         reward_funcs: what the caller passed under TRL's own name.
 
     Raises:
-        RecipeError: `reward_funcs` is given, or a reward is a coroutine function or a module.
+        RecipeError: `reward_funcs` is given, or a reward is a module.
     """
     if reward_funcs:
         raise RecipeError(
@@ -101,9 +101,6 @@ def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
             "which blocks it pays."
         )
     for objective in objectives:
-        call = getattr(objective.reward, "__call__", None)  # noqa: B004 - an instance may have an async __call__
-        if inspect.iscoroutinefunction(objective.reward) or inspect.iscoroutinefunction(call):
-            raise RecipeError(f"Objective '{objective.name}' has an async reward; pass a plain function that runs it.")
         if isinstance(objective.reward, nn.Module):
             raise RecipeError(
                 f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
@@ -130,7 +127,7 @@ def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objecti
 
 
 def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None) -> None:
-    """Refuse a dataset without the gold answers that a built-in reward reads.
+    """Refuse a dataset without prompts, or without the gold answers that a built-in reward reads.
 
     Args:
         objectives: the objectives of the run.
@@ -146,6 +143,11 @@ def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None
     """
     if columns is None:
         return
+    if "prompt" not in columns:
+        raise DataError(
+            "The training dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+            f"{', '.join(columns) or 'none'}. Rename one: dataset.rename_column({next(iter(columns), 'question')!r}, 'prompt')."
+        )
     for objective in objectives:
         if objective.reward not in ("correct", "second_attempt"):
             continue
@@ -155,6 +157,27 @@ def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None
                 f"Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
                 f"{', '.join(columns)}. Rename the column, or set options: {{column: NAME}} in the objective."
             )
+
+
+def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
+    """Refuse a dataset with a row that is no prompt.
+
+    Args:
+        prompts: the column `prompt`.
+        template: the tokenizer has a chat template.
+
+    Raises:
+        DataError: which row, what it holds, and what to write instead.
+
+    Example:
+        >>> check_prompts(["2+2=", None], template=False)
+        Traceback (most recent call last):
+        spanwise.errors.DataError: Row 1 of the training dataset has the prompt None; a prompt is a text, or a list of...
+    """
+    for row, prompt in enumerate(prompts):
+        fault = prompt_fault(prompt, template=template)
+        if fault:
+            raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
 
 
 def check_size(prompts: int | None, *, needed: int) -> None:
@@ -175,8 +198,8 @@ def check_size(prompts: int | None, *, needed: int) -> None:
     if prompts is not None and prompts < needed:
         raise DataError(
             f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a single "
-            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation down or "
-            "num_generations up."
+            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation down or num_generations up."
         )
 
 

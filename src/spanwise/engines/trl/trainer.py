@@ -23,6 +23,7 @@ from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
+from spanwise.remarks import remarks
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -98,6 +99,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
         self._prompts_checked = False
+        self._said: set[str] = set()
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         self._canary_due = getattr(args, "canary", True) and not unseen
@@ -112,6 +114,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             **options,
         )
         checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
+        if length is not None and options.get("rollout_func") is None and options.get("environment_factory") is None:
+            checks.check_prompts(
+                train_dataset["prompt"], template=bool(getattr(self.processing_class, "chat_template", None))
+            )
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
@@ -179,8 +185,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
+        told = self._say(reading)
         if mode == "train" and not found.has_signal:
-            self._no_signal()
+            self._no_signal(explained=told)
         return output
 
     def _gathered(self, batch: Batch, reading: Reading, mode: str) -> tuple[Reading, Batch]:
@@ -226,14 +233,28 @@ class SpanGRPOTrainer(GRPOTrainer):
             advantages_nt=advantages_nt,
         )
 
-    def _no_signal(self) -> None:
+    def _say(self, reading: Reading) -> bool:
+        """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""
+        found = remarks(reading, self.scheme)
+        for key, sentence in found.items():
+            if key not in self._said and self.accelerator.is_main_process:
+                warnings.warn(f"Step {self.state.global_step}: {sentence}", UserWarning, stacklevel=2)
+        self._said |= found.keys()
+        return any(key.startswith(("tags", "scored/")) for key in found)
+
+    def _no_signal(self, *, explained: bool) -> None:
         self.zero_batches += 1
         if self.zero_batches == 1 and self.accelerator.is_main_process:
             names = ", ".join(f"'{name}'" for name in self.scheme.names)
+            reason = (
+                "the warning before this one says why"
+                if explained
+                else "the prompts are too easy or too hard, or a reward is constant"
+            )
             warnings.warn(
                 f"Every advantage of the batch at step {self.state.global_step} is zero: under no objective ({names}) did a "
                 "completion differ from what it is compared with, so nothing is learned from it. If this lasts (see "
-                "credit/no_signal), the prompts are too easy or too hard, or a reward is constant.",
+                f"credit/no_signal), {reason}.",
                 UserWarning,
                 stacklevel=2,
             )

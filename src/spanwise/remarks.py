@@ -1,0 +1,114 @@
+"""`remarks`: what whoever trains on a batch must be told before the numbers are believed."""
+
+from __future__ import annotations
+
+from spanwise.objective import Objective
+from spanwise.pipeline import Reading
+from spanwise.scheme import Scheme
+from spanwise.segment import Census, census
+from spanwise.types import Fault, Status
+
+#: The statuses of a reward that a completion could not help.
+_FAILED = (Status.TIMEOUT, Status.ERROR)
+
+
+def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
+    """Say what is not as the scheme takes it to be: tags that nobody writes, rewards that nobody gets, what is left out for free.
+
+    An engine calls it with what it read and says each sentence once: the keys stay the same, the numbers in a sentence do not.
+
+    Args:
+        reading: of completions that were read here, with their text.
+        scheme: what they were read under.
+
+    Returns:
+        Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `unused/<objective>`, a number came for a block
+        that is not there; `free/<objective>`, a block is left out and `if_missing` is None. Nothing where there is nothing to say.
+
+    Example:
+        >>> from spanwise import Batch, Layout, Objective, Vocabulary, read
+        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"</answer>", b"<plan>"))
+        >>> batch = Batch.jagged([[3, 1], [3, 1]], [0, 0], columns={"answer": ["4", "4"]})
+        >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
+        >>> print(remarks(read(batch, scheme, vocabulary), scheme)["tags"])
+        <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for it...
+    """
+    found: dict[str, str] = {}
+    if not len(reading):
+        return found
+    seen = _census(reading, scheme)
+    if seen is not None and seen.lacking:
+        found["tags"] = (
+            f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}, so what is read there earns "
+            f"nothing. Ask for these tags in the prompt, or write the layout of what the model writes."
+        )
+    for m, objective in enumerate(scheme.objectives):
+        status_n = reading.scores.status_nm[:, m]
+        if not bool((status_n == int(Status.OK)).any()):
+            if "tags" not in found or bool((status_n == int(Status.ERROR)).any()):
+                found[f"scored/{objective.name}"] = _unscored(objective, reading, m)
+        elif sentence := _unused(objective, reading, scheme, m):
+            found[f"unused/{objective.name}"] = sentence
+        elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
+            found[f"free/{objective.name}"] = sentence
+    return found
+
+
+def _census(reading: Reading, scheme: Scheme) -> Census | None:
+    """The tags of the completions, where nearly all of them lack one; None where there is nothing to look for."""
+    layout = scheme.layout
+    missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
+    if reading.text is None or layout.segmenter != "tags" or float(missing_n.double().mean()) <= 0.99:
+        return None
+    texts = ("".join(parts[""] or "" for parts in blocks.values() if parts) for blocks in reading.text)
+    return census(texts, layout.tags, prefilled=layout.prefilled)
+
+
+def _unscored(objective: Objective, reading: Reading, m: int) -> str:
+    status_n = reading.scores.status_nm[:, m]
+    counts = [(status, int((status_n == int(status)).sum())) for status in Status]
+    said = ", ".join(f"{held} {status.name.lower()}" for status, held in counts if held)
+    failed = any(held for status, held in counts if status in _FAILED)
+    advice = "The check itself failed" if failed else "Absent: it gave None, or what it reads is not there"
+    return (
+        f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({said}), so it trains nothing. "
+        f"{advice}; look at one completion and its columns."
+    )
+
+
+def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """The numbers that came for blocks that are not there, if they are not what these stand for anyway."""
+    if reading.scores.unused_nm is None:
+        return ""
+    number_n, instead = reading.scores.unused_nm[:, m], objective.if_missing
+    lost = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != instead]
+    if not lost:
+        return ""
+    numbers = sorted({number for _, number in lost})
+    said = f"{numbers[0]:g}" if len(numbers) == 1 else f"{numbers[0]:g} to {numbers[-1]:g}"
+    source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
+    rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
+    return (
+        f"Objective '{objective.name}': {source} {said} for {len(lost)} of {len(reading)} completions without "
+        f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
+        f"Write if_missing={lost[0][1]:g} to make that count."
+    )
+
+
+def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """What leaving out a block costs where `if_missing` is None: nothing."""
+    paid = [scheme.layout.names.index(name) for name in objective.pays]
+    written_n = reading.length_nk.sum(dim=1) > 0
+    left_out_n = written_n & (reading.length_nk[:, paid] == 0).all(dim=1)
+    unread_n = reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)
+    parts = []
+    if bool(left_out_n.any()):
+        parts.append(f"{int(left_out_n.sum())} of {len(reading)} completions leave out {' and '.join(objective.pays)}")
+    if bool(unread_n.any()):
+        parts.append(f"{int(unread_n.sum())} of {len(reading)} write there what cannot be read")
+    if not parts:
+        return ""
+    return (
+        f"{' and '.join(parts)}, and objective '{objective.name}' has no if_missing: that costs them nothing, so training may "
+        f"drift there. Write if_missing, the reward that such a completion stands for: Objective(..., if_missing=-1.0)."
+    )

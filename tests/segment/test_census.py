@@ -1,0 +1,44 @@
+"""In how many completions each tag opens, beside those that a layout asks for."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spanwise.segment import census
+
+PIECES = ["<plan>", "</plan>", "<code>", "<answer>", "</answer>", "text", "<", "< plan>", "<b", "5 <answer"]
+
+
+def test_tags_are_counted_by_completion_not_by_occurrence():
+    found = census(["<a>1</a><a>2</a>", "</a>", "<b><a>"], ["a", "c"])
+    assert (found.size, dict(found.wanted), dict(found.others)) == (3, {"a": 2, "c": 0}, {"b": 1})
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES)).map("".join), max_size=8))
+def test_each_tag_is_in_as_many_completions_as_hold_its_text(texts):
+    found = census(texts, ["answer", "nowhere"])
+    for tag in ("answer", "nowhere", "plan", "code"):
+        held = sum(f"<{tag}>" in text for text in texts)
+        assert {**found.others, **found.wanted}.get(tag, 0) == held
+
+
+def test_the_others_come_in_order_and_special_tokens_are_no_tags():
+    found = census(["<s><plan><code><eos>", "<code><plan><b>"], ["answer"])
+    assert list(found.others.items()) == [("code", 2), ("plan", 2), ("b", 1)]
+
+
+def test_a_tag_lacks_below_one_in_a_hundred():
+    assert census(["<a>"] + [""] * 99, ["a"]).lacking == ()
+    assert census(["<a>"] + [""] * 100, ["a"]).lacking == ("a",)
+    assert census([], ["a"]).lacking == ()
+
+
+def test_a_prefilled_tag_is_in_every_completion():
+    assert census(["4</a>"], ["a", "b"], prefilled="a").lacking == ("b",)
+
+
+def test_the_sentence_says_what_is_there_instead():
+    assert census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence == (
+        "<answer> is in 0 and <confidence> is in 0 of 2 completions; they do contain <plan> (2), <code> (1)."
+    )
+    assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; they contain no tags at all."
+    assert census(["<a>"], ["a"]).sentence == ""

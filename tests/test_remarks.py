@@ -1,0 +1,139 @@
+"""What an engine must say of a batch: tags nobody writes, rewards nobody gets, blocks that are left out for free."""
+
+import pytest
+
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, read, remarks
+from spanwise.score import Reward
+
+VOCABULARY = Vocabulary(
+    (b"<answer>", b"</answer>", b"<sure>", b"</sure>", b"4", b"5", b"0.9", b"<plan>", b"</plan>", b"much")
+)
+LAYOUT = Layout({"solution": ["answer"], "report": ["sure"]})
+WHOLE, SILENT, VAGUE, PLAN = [0, 4, 1, 2, 6, 3], [0, 5, 1], [0, 4, 1, 2, 9, 3], [7, 4, 8]
+
+
+def scheme(**changes):
+    report = {"given": "correct", "options": {"tag": "sure"}, **changes}
+    return Scheme("bae", LAYOUT, [Objective("correct", "solution", if_missing=0.0), Objective("brier", "report", **report)])
+
+
+def found(ids, rule=None, layout=None):
+    rule = rule or scheme()
+    batch = Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
+    return remarks(read(batch, rule, VOCABULARY), rule)
+
+
+def test_nothing_to_say_of_whole_completions():
+    assert found([WHOLE, WHOLE]) == {}
+
+
+def test_other_tags_than_the_layouts():
+    said = found([PLAN, PLAN, []])
+    assert said["tags"] == (
+        "<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2). The layout asks for them, so what is "
+        "read there earns nothing. Ask for these tags in the prompt, or write the layout of what the model writes."
+    )
+    assert list(said) == ["tags"], "what follows from it is not said again"
+
+
+def test_one_tag_lacks_and_the_other_is_there():
+    said = found([SILENT, SILENT])
+    assert said["tags"].startswith("<sure> is in 0 of 2 completions; they do contain <answer> (2). The layout asks for it,")
+    assert list(said) == ["tags"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "start"),
+    [
+        ([WHOLE, SILENT, []], "1 of 3 completions leave out report, and objective 'brier' has no if_missing"),
+        ([WHOLE, VAGUE], "1 of 2 write there what cannot be read, and objective 'brier' has no if_missing"),
+        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 write there what cannot be read, and"),
+    ],
+)
+def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
+    said = found(ids)
+    assert list(said) == ["free/brier"]
+    assert said["free/brier"].startswith(start)
+    assert found(ids, scheme(if_missing=-1.0)) == {}
+
+
+def test_an_empty_completion_leaves_nothing_out():
+    assert found([WHOLE, []]) == {}
+
+
+def paying(*values):
+    def mine(blocks):
+        return list(values)
+
+    return mine
+
+
+def with_function(function, **changes):
+    return Scheme("bae", LAYOUT, [Objective(function, "report", name="mine", **changes)])
+
+
+@pytest.mark.parametrize(
+    ("values", "if_missing", "sentence"),
+    [
+        (
+            (0.5, -1.0, -1.0),
+            None,
+            "Objective 'mine': its reward function returned -1 for 2 of 3 completions without report (completion 1 first), which "
+            "is not used: what is not there has no reward and costs nothing. Write if_missing=-1 to make that count.",
+        ),
+        (
+            (0.5, 0, None),
+            None,
+            "Objective 'mine': its reward function returned 0 for 1 of 3 completions without report (completion 1 first), which "
+            "is not used: what is not there has no reward and costs nothing. Write if_missing=0 to make that count.",
+        ),
+        (
+            (0.5, -1.0, -0.25),
+            -1.0,
+            "Objective 'mine': its reward function returned -0.25 for 1 of 3 completions without report (completion 2 first), "
+            "which is not used: what is not there counts as its if_missing, -1. Write if_missing=-0.25 to make that count.",
+        ),
+        (
+            (0.5, -2.0, 7.5),
+            0.0,
+            "Objective 'mine': its reward function returned -2 to 7.5 for 2 of 3 completions without report (completion 1 first), "
+            "which is not used: what is not there counts as its if_missing, 0. Write if_missing=-2 to make that count.",
+        ),
+        ((0.5, -1.0, -1.0), -1.0, None),
+        ((0.5, None, -1.0), -1.0, None),
+        ((0.5, None, None), 0.0, None),
+    ],
+)
+def test_a_number_for_a_block_that_is_not_there(values, if_missing, sentence):
+    said = found([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
+    assert said == ({} if sentence is None else {"unused/mine": sentence})
+
+
+def test_a_recorded_number_for_a_block_that_is_not_there():
+    rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
+    batch = Batch.jagged([WHOLE, SILENT], [0, 0], columns={})
+    reading = read(batch, rule, VOCABULARY, recorded={"mine": Reward.of([1.0, 0.0])})
+    assert remarks(reading, rule)["unused/mine"].startswith(
+        "Objective 'mine': the reward recorded is 0 for 1 of 2 completions"
+    )
+
+
+def test_what_is_not_kept_is_not_said():
+    rule = with_function(paying(0.5, -1.0))
+    reading = read(Batch.jagged([WHOLE, SILENT], [0, 0], columns={}), rule, VOCABULARY)
+    assert list(remarks(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
+
+
+def nothing(blocks):
+    return [None for _ in blocks]
+
+
+def test_an_objective_that_scores_nobody():
+    rule = Scheme("bae", LAYOUT, [Objective(nothing, "solution", if_missing=0.0)])
+    assert found([WHOLE, SILENT], rule)["scored/nothing"].startswith(
+        "Objective 'nothing' has no reward for any of 2 completions (2 absent), so it trains nothing."
+    )
+
+
+def test_a_batch_of_nobody_says_nothing():
+    assert found([]) == {}
