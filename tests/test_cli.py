@@ -254,7 +254,10 @@ def test_methods(cache):
         (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["methods", "grop"], "There is no method 'grop'. Did you mean 'grpo'?"),
-        (["train", "--report-to", "wandbb", "--set", "start_steps=1"], "report_to is 'wandbb', which is not installed"),
+        (
+            ["train", "--report-to", "wandbb", "--set", "start_steps=1"],
+            "There is no logger for report_to 'wandbb'. Did you mean 'wandb'?",
+        ),
         (["demo", "--seeds", "a"], "--seeds takes whole numbers"),
         (["train", "--set", "steps"], "--set takes field=value"),
         (

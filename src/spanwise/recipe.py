@@ -109,7 +109,7 @@ class Recipe(BaseModel):
     eval_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the end")
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1, description="completions per prompt in the final evaluation; 2 while training")
-    output: str = Field("runs/train", description="folder of the run")
+    output: str | None = Field(None, description="folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>")
     save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
     keep_rollouts: int = Field(1, ge=0, description="write the rollouts of every k-th step; 0: none")
     report: bool = Field(True, description="write report.html at the end")

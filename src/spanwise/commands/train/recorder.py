@@ -46,7 +46,7 @@ class Recorder(TrainerCallback):
         self.live = Live(console, title, recipe.steps)
         self.trainer: SpanGRPOTrainer | None = None
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
-        self.batches = [{k: line[k] for k in _BATCH if k in line} for line in history if "evaluation" not in line]
+        self.batches = [_kept(line) for line in history if "evaluation" not in line]
         self.step_seconds = self.spanwise_seconds = 0.0
         self.tokens = 0
         self._scores: Scores | None = None
@@ -85,8 +85,9 @@ class Recorder(TrainerCallback):
         step = state.global_step // self.recipe.mini_batches
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         values = self._batch_figures(logs)
-        self.batches.append({"step": step, **values})
-        self.folder.add_metrics({"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}})
+        line = {"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
+        self.batches.append(_kept(line))
+        self.folder.add_metrics(line)
         speed = self.tokens / max(self.step_seconds, 1e-9)
         rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
         self.live.step(step, {**rewards, **values, "tokens/s": float(round(speed))})
@@ -155,6 +156,11 @@ class Recorder(TrainerCallback):
     def _trainer(self) -> SpanGRPOTrainer:
         assert self.trainer is not None, "the recorder belongs to a trainer"
         return self.trainer
+
+
+def _kept(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What `summary.json` keeps of a line of metrics: the figures of the batch and its mean rewards."""
+    return {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
