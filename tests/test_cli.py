@@ -249,7 +249,7 @@ def test_methods(cache):
         (["train", "--resume", "last", "--output", "nowhere"], "There is no checkpoint under 'nowhere/checkpoints'"),
         (
             ["train", "--model", "nowhere", "--dataset", "nothing.jsonl"],
-            "The model 'nowhere' is neither a local folder nor a hub model",
+            "The model 'nowhere' is neither a folder in '",
         ),
         (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),

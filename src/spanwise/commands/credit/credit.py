@@ -24,7 +24,7 @@ from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.folder import check_no_run, write_page
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.remarks import remarks
@@ -137,11 +137,12 @@ def credit(
         options: of `credit_rollouts`.
 
     Raises:
-        SpanwiseError: see `credit_rollouts`; a folder that cannot be written.
+        SpanwiseError: see `credit_rollouts`; a folder that cannot be written, or that holds a run.
     """
     console = console or Console()
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
+    check_no_run(output)
     result = credit_rollouts(rollouts, **options)
     folder = Path(output)
     table = result.table
