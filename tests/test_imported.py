@@ -161,3 +161,20 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     assert again.objectives[1].given == scheme.objectives[1].given
     monkeypatch.chdir(tmp_path / "project")
     assert load("recipe.yaml").objectives[0]["reward"] == "train:paid", "as it is written"
+
+
+def test_files_of_one_name_beside_two_recipes_are_two(tmp_path, monkeypatch):
+    """As in a comparison of two recipes, each with a train.py of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(REWARD.format(value=value))
+        written(tmp_path / name, "objectives:\n- {reward: 'train:paid', pays: solution}\n")
+    found = []
+    for name in ("one", "two"):
+        recipe = load(f"{name}/recipe.yaml")
+        assert recipe.objectives is not None
+        found.append(find(recipe.objectives[0]["reward"])(["a"]))
+    assert found == [[1.0], [2.0]]
+    with pytest.raises(RecipeError, match="there is no module 'train' in the current folder"):
+        find("train:paid")

@@ -137,8 +137,12 @@ def imported(path: str, *, what: str) -> Any:
     file = _file(module)
     try:
         if file is None:
+            if sys.modules.get(module) in _FILES.values():
+                del sys.modules[module]  # a file of this name was run, and it lies somewhere else
             with _first(Path.cwd()):
                 found = import_module(module)
+            if getattr(found, "__file__", None) is None and found.__spec__ is not None and found.__spec__.origin is None:
+                raise ModuleNotFoundError(name=module)  # a folder of that name
         else:
             found = _run(file, module)
     except (Exception, SystemExit) as error:  # whatever a stranger's module raises, the user must learn which one it was
@@ -164,13 +168,21 @@ def seen_from_here(path: str, folder: Path) -> str:
     'math:sqrt'
     """
     module, _, name = path.rpartition(":")
-    top = module.partition(".")[0]
-    if _file(module) or (
-        not module.endswith(".py") and (top in sys.modules or find_spec(top) or (Path.cwd() / top).is_dir())
-    ):
+    if _file(module) or (not module.endswith(".py") and _is_installed(module)):
         return path
     file = folder / (module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
     return f"{file}:{name}" if file.is_file() else path
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module can be imported, or the package that it is a part of; a file that was run here under its name is none."""
+    top, _, part = module.partition(".")
+    known = sys.modules.get(top)
+    if known is not None:
+        return known not in _FILES.values()
+    spec = find_spec(top)
+    # A folder without __init__.py is a package by its parts alone.
+    return (spec is not None and (spec.origin is not None or bool(part))) or (bool(part) and (Path.cwd() / top).is_dir())
 
 
 def _file(module: str) -> Path | None:

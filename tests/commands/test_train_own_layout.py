@@ -63,7 +63,7 @@ def test_it_trains_and_the_run_is_evaluated_by_its_own_model(project):
     again = load("run/recipe.yaml")
     assert (again.model, again.dataset) == ("project/base", "project/problems.jsonl")
     (project / "base").rename(project / "gone")
-    found = evaluate_folder(
+    found, _ = evaluate_folder(
         project.parent / "run" / "model", again, prompts=1, samples=2, seed=0, console=Console(quiet=True)
     )
     assert len(found.prompt_n) == 2

@@ -9,6 +9,7 @@ from datasets import Dataset, DatasetDict
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS
 from spanwise.tasks import build_model, build_tokenizer, load_task
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
@@ -262,12 +263,18 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
         (Layout({"all": []}), "2 + 2?"),
         (Layout({"all": ["plan"]}), "Write <plan> first. 2 + 2?"),  # the question itself asks
         (Layout({"all": ["think", "answer"]}, prefilled="think"), "2 + 2?"),  # the prompt opens it
-        (Layout({"all": ["plan"]}, segmenter="lines"), "2 + 2?"),  # no tags are looked for
     ],
 )
 def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question, recwarn) -> None:
     rows = [{"question": question, "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=layout)
+    assert not [one for one in recwarn if one.category is UserWarning]
+
+
+def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch, recwarn) -> None:
+    monkeypatch.setitem(SEGMENTERS, "lines", SEGMENTERS["tags"])
+    rows = [{"question": "2 + 2?", "answer": "4"}] * 5
+    load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
     assert not [one for one in recwarn if one.category is UserWarning]
 
 

@@ -258,7 +258,8 @@ def _report(
     for n, (blocks, c, verdict) in enumerate(judged):
         if c < 0.0 or c > 1.0:
             raise RewardError(
-                f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]."
+                f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]. "
+                f"Let it be 'given' an objective that says right or wrong, or leave the score of the confidence out."
             )
         said = _read(blocks, pays, tag)[1]
         q = None if said is None else parse_confidence(said)
@@ -297,7 +298,8 @@ def _well_formed(block: Mapping[str, str | None], counted: Set[str]) -> bool:
 
 def _column(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
     if name not in columns:
-        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(sorted(columns)) or 'none'}.")
+        there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's
+        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(there) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
     return columns[name]

@@ -71,8 +71,8 @@ def test_verifiers_with_draft_and_final():
 
 @pytest.fixture
 def other_tags(monkeypatch):
-    """Tokenizer and policy with two more pairs of tags than usual."""
-    more = ["<draft>", "</draft>", "<final>", "</final>"]
+    """Tokenizer and policy with four more pairs of tags than usual."""
+    more = [f"<{slash}{tag}>" for tag in ("draft", "final", "notes", "reply") for slash in ("", "/")]
     monkeypatch.setattr(trl_small, "PIECES", [*trl_small.PIECES, *more])
 
 
@@ -105,13 +105,13 @@ def test_advantages_per_token_without_their_tokens_are_a_mean(other_tags):
 
 
 def accuracy_reward(completions, answer, **kwargs):
-    return [float(f"<final>{gold}</final>" in text) for text, gold in zip(completions, answer, strict=True)]
+    return [float(f"<reply>{gold}</reply>" in text) for text, gold in zip(completions, answer, strict=True)]
 
 
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
-def test_trl_with_draft_and_final(other_tags, tmp_path):
+def test_trl_with_notes_and_reply(other_tags, tmp_path):
     spoken = [
-        trl_small.Said(["<draft>", "a", "</draft>", "<final>", answer, "</final>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
+        trl_small.Said(["<notes>", "a", "</notes>", "<reply>", answer, "</reply>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
         for answer in "44453755"
     ]
     options = {
@@ -127,7 +127,7 @@ def test_trl_with_draft_and_final(other_tags, tmp_path):
     result = credit_rollouts(tmp_path)
     arms = by_name(result)
     assert list(arms) == ["grpo", "bae", "recorded"]
-    assert result.marked.names == ("draft", "final")
+    assert result.marked.names == ("notes", "reply")
     assert "correct from the file's 'accuracy_reward'." in result.note
     # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
     expected = [0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25]

@@ -176,13 +176,14 @@ def right(completions, answer, **kwargs):
 def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     run = trl_small.trainer(tmp_path, log_completions=True)
     run.train()
-    result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
+    result = credit_rollouts(tmp_path, methods=["bae", "recorded"], overrides={"layout": LAYOUT})
     assert result.table.source == "TRL"
     assert result.table.note == "The file holds no token ids; credit is shown per word."
     assert set(result.table.rewards) == {"correct", "brier"}  # the columns of credit are no rewards
     assert result.table.rewards["brier"].value_n[5] == -1.0  # what the confidence that was left out stands for
-    torch.testing.assert_close(result.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
-    torch.testing.assert_close(result.applied[0].credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
+    for found in result.applied:  # compared again, and as the table of completions says it
+        torch.testing.assert_close(found.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
     assert torch.equal(result.scores.reward_nm.isnan(), run.last_rollouts.scores.reward_nm.isnan())
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
-from spanwise.credit import Method, Preset, method, states_confidence
+from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, calibration_of, scheme_of
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
 
@@ -208,6 +209,9 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
         return own
     if isinstance(own, SpanwiseError) and name == "recipe":
         raise own
+    METHODS.load_plugins()
+    if name.partition(":")[0] not in METHODS:
+        raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
     chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
