@@ -58,7 +58,7 @@ def episode(one, *, step=3, group="g"):
     }  # fmt: skip
 
 
-OK, ABSENT, UNPARSABLE, ERROR = (int(s) for s in (Status.OK, Status.ABSENT, Status.UNPARSABLE, Status.ERROR))
+OK, ABSENT, UNPARSABLE, _, ERROR, UNSCORED = (int(status) for status in Status)
 
 
 def verl_file(path, outputs, *, prompts=None, step=1, **columns):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.errors import LayoutError
+from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
 
 
@@ -20,6 +20,15 @@ def test_layout_sentences():
         Layout({"one": ["a", "b", "a"]})
 
 
+def test_one_string_is_one_tag():
+    assert Layout({"solution": "answer"}) == Layout({"solution": ["answer"]})
+
+
+def test_an_unknown_segmenter_is_refused_where_it_is_written():
+    with pytest.raises(RecipeError, match=r"There is no segmenter 'tag'. Did you mean 'tags'"):
+        Layout({"a": ["answer"]}, segmenter="tag")
+
+
 @pytest.mark.parametrize(
     ("blocks", "prefilled", "said"),
     [
@@ -29,8 +38,14 @@ def test_layout_sentences():
         ({"a": ["<a>"]}, None, "bare name"),
         ({"a": ["a", "a"]}, None, "names a tag twice"),
         ({"a": ["a", "b"]}, "b", "must be the first tag"),
+        ({"": ["a"]}, None, "A block of the tags a has no name; write {'solution': \\['answer'\\]}"),
+        (["a"], None, "A layout is a mapping of blocks to tags, .* got \\['a'\\]"),
+        ("a", None, "A layout is a mapping of blocks to tags, .* got 'a'"),
+        ([("a", ["a"])], None, "A layout is a mapping of blocks to tags"),
+        ({"a": None}, None, "Block 'a' is made of a list of tag names, .* got None"),
+        ({"a": {"b"}}, None, "Block 'a' is made of a list of tag names, .* got {'b'}"),
     ],
 )
-def test_a_layout_that_cannot_work_is_refused(blocks, prefilled, said):
+def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, said):
     with pytest.raises(LayoutError, match=said):
         Layout(blocks, prefilled=prefilled)

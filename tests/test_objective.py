@@ -16,6 +16,15 @@ def solved(text, *, columns):
     return [True] * len(text)
 
 
+async def waits(blocks):
+    return []
+
+
+class Waits:
+    async def __call__(self, blocks):
+        return []
+
+
 def test_one_name_is_one_name_and_not_its_letters():
     one = Objective("brier", pays="report", given="correct")
     assert (one.pays, one.given, one.outcomes) == (("report",), ("correct",), ("correct",))
@@ -62,6 +71,14 @@ def test_a_function_is_called_as_recipes_write_it():
     ("fields", "sentence"),
     [
         ({"reward": 3}, r"has reward: 3; write the name of a reward, or pass a function"),
+        ({"reward": "corect"}, r"no reward 'corect'. Did you mean 'correct'\? Known: .*brier"),
+        ({"reward": "rewards:correct"}, r"no reward 'rewards:correct'"),
+        ({"reward": None}, r"has reward: None; write the name of a reward"),
+        ({"reward": dict}, r"has reward: <class 'dict'>; .* pass a function \(no class, and not async\)"),
+        ({"reward": waits}, r"has reward: <function waits .*\(no class, and not async\)"),
+        ({"reward": Waits()}, r"has reward: .*Waits object .*\(no class, and not async\)"),
+        ({"given": waits}, r"has given: \(<function waits"),
+        ({"given": ["correct", dict]}, r"has given: \('correct', <class 'dict'>\)"),
         ({"name": 3}, r"has name: 3; a name is text"),
         ({"pays": []}, r"'brier' pays no block; name at least one in 'pays'"),
         ({"pays": ["a", 1]}, r"'brier' has pays: \('a', 1\); write names of blocks: 'pays: \[solution\]'"),

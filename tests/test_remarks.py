@@ -2,7 +2,8 @@
 
 import pytest
 
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read, remarks
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, read, remarks
+from spanwise.score import Reward
 
 VOCABULARY = Vocabulary(
     (b"<answer>", b"</answer>", b"<sure>", b"</sure>", b"4", b"5", b"0.9", b"<plan>", b"</plan>", b"much")
@@ -71,6 +72,69 @@ def test_another_objective_charges_what_is_left_out():
 
 def test_an_empty_completion_leaves_nothing_out():
     assert found([WHOLE, []]) == {}
+
+
+def paying(*values):
+    def mine(blocks):
+        return list(values)
+
+    return mine
+
+
+def with_function(function, **changes):
+    return Scheme("bae", LAYOUT, [Objective(function, "report", name="mine", **changes)])
+
+
+@pytest.mark.parametrize(
+    ("values", "if_missing", "sentence"),
+    [
+        (
+            (0.5, -1.0, -1.0),
+            None,
+            "Objective 'mine': its reward function returned -1 for 2 of 3 completions without report (completion 1 first), which "
+            "is not used: what is not there has no reward and costs nothing. Write if_missing=-1 to make that count.",
+        ),
+        (
+            (0.5, 0, None),
+            None,
+            "Objective 'mine': its reward function returned 0 for 1 of 3 completions without report (completion 1 first), which "
+            "is not used: what is not there has no reward and costs nothing. Write if_missing=0 to make that count.",
+        ),
+        (
+            (0.5, -1.0, -0.25),
+            -1.0,
+            "Objective 'mine': its reward function returned -0.25 for 1 of 3 completions without report (completion 2 first), "
+            "which is not used: what is not there counts as its if_missing, -1. Write if_missing=-0.25 to make that count.",
+        ),
+        (
+            (0.5, -2.0, 7.5),
+            0.0,
+            "Objective 'mine': its reward function returned -2 to 7.5 for 2 of 3 completions without report (completion 1 first), "
+            "which is not used: what is not there counts as its if_missing, 0. Write if_missing=-2 to make that count.",
+        ),
+        ((0.5, -1.0, -1.0), -1.0, None),
+        ((0.5, None, -1.0), -1.0, None),
+        ((0.5, None, None), 0.0, None),
+    ],
+)
+def test_a_number_for_a_block_that_is_not_there(values, if_missing, sentence):
+    said = found([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
+    assert said == ({} if sentence is None else {"unused/mine": sentence})
+
+
+def test_a_recorded_number_for_a_block_that_is_not_there():
+    rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
+    batch = Batch.jagged([WHOLE, SILENT], [0, 0], columns={})
+    reading = read(batch, rule, VOCABULARY, recorded={"mine": Reward.of([1.0, 0.0])})
+    assert remarks(reading, rule)["unused/mine"].startswith(
+        "Objective 'mine': the reward recorded is 0 for 1 of 2 completions"
+    )
+
+
+def test_what_is_not_kept_is_not_said():
+    rule = with_function(paying(0.5, -1.0))
+    reading = read(Batch.jagged([WHOLE, SILENT], [0, 0], columns={}), rule, VOCABULARY)
+    assert list(remarks(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
 
 
 def nothing(blocks):

@@ -346,3 +346,34 @@ def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sentence):
             credited(preset("wrong shape"))
     finally:
         METHODS.pop("wrong shape")
+
+
+# What is no scheme at all
+
+SOLVED = Objective("correct", pays="solution")
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"layout": {"solution": ["answer"]}}, "The layout is {'solution': .*}; write Layout"),
+        ({"layout": "answer"}, "The layout is 'answer'; write Layout"),
+        ({"objectives": SOLVED}, r"a list of Objective\(...\), .*; there is Objective\(reward='correct'"),
+        ({"objectives": "correct"}, r"a list of Objective\(...\), .*; there is 'correct'"),
+        ({"objectives": [SOLVED, "brier"]}, r"a list of Objective\(...\), .*; there is 'brier'"),
+        ({"objectives": [{"reward": "correct", "pays": "solution"}]}, r"there is {'reward': 'correct'"),
+        ({"options": None}, "The method's options are None; write them by name, such as {'ddof': 0}"),
+        ({"options": ["ddof"]}, r"The method's options are \['ddof'\]"),
+    ],
+)
+def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        Scheme(**{"method": "bae", "layout": LAYOUT, "objectives": [SOLVED], **parts})
+    if "options" not in parts:
+        with pytest.raises(RecipeError, match=sentence):
+            Scheme.preset("bae", **{"layout": LAYOUT, **parts})
+
+
+def test_one_recorded_name_is_one_name(unchecked_shapes):
+    assert Scheme("bae", LAYOUT, [SOLVED], recorded="correct").recorded == {"correct"}
+    assert Scheme.preset("bae", LAYOUT, objectives=[SOLVED], recorded="correct").recorded == {"correct"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spanwise.errors import LayoutError
+from spanwise.registry import check_registered
 
 
 @dataclass(frozen=True, init=False)
@@ -23,8 +24,9 @@ class Layout:
         segmenter: what finds the blocks, by name; see `spanwise.segment.SEGMENTERS`.
 
     Raises:
-        LayoutError: no mapping of blocks to tags, no block, a block called `stop`, a block after the first that no tag opens, a
-            tag name with brackets or spaces, a prefilled tag that is not the first tag of the first block.
+        RecipeError: an unknown segmenter.
+        LayoutError: no mapping of blocks to tags, no block, a block without a name or called `stop`, a block after the first
+            that no tag opens, a tag name with brackets or spaces, a prefilled tag that is not the first tag of the first block.
 
     Example:
         >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -64,7 +66,12 @@ class Layout:
     def _check(self) -> None:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
+        check_registered(self.segmenter, kind="segmenter")
         for position, (name, tags) in enumerate(self.blocks):
+            if not name.strip():
+                raise LayoutError(
+                    f"A block of the tags {', '.join(tags) or 'none'} has no name; write {{'solution': ['answer']}}."
+                )
             if name == "stop":
                 raise LayoutError(
                     "No block can be called 'stop': metrics and files keep the decision to stop under that name."

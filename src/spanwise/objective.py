@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from spanwise.errors import RecipeError, unknown
+from spanwise.registry import check_registered
 
 BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
@@ -34,12 +36,14 @@ class Objective:
             outcomes are given; with one, such a completion gets no credit.
         weight: multiplies the credit.
         if_missing: what a reward stands for that the completion left out (no confidence, or an unreadable one). Its credit goes
-            to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit.
+            to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit, so that
+            leaving the block out costs nothing, and a policy that earns little there may learn to. What a reward function returns
+            for a completion without the block does not count: this number does.
         name: how metrics call it; defaults to the reward's name.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 
     Raises:
-        RecipeError: a field that holds what it cannot mean, with what to write instead.
+        RecipeError: a field that holds what it cannot mean, or the name of no reward, with what to write instead.
 
     Example:
         >>> Objective("brier", pays=("confidence",), given=("correct", "complete"), baseline="outcome").outcomes
@@ -87,13 +91,13 @@ class Objective:
     def _check_types(self) -> None:
         rules: Mapping[str, tuple[bool, str]] = {
             "reward": (
-                isinstance(self.reward, str) or callable(self.reward),
-                "write the name of a reward, or pass a function",
+                isinstance(self.reward, str) or _is_plain(self.reward),
+                "write the name of a reward, or pass a function (no class, and not async)",
             ),
             "name": (isinstance(self.name, str), "a name is text"),
             "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
             "given": (
-                _all(self.given, lambda x: (isinstance(x, str) and x) or callable(x)),
+                _all(self.given, lambda x: (isinstance(x, str) and x) or _is_plain(x)),
                 "write names of earlier objectives or outcomes, 'module:function', or pass functions",
             ),
             "weight": (_is_number(self.weight), "write a finite number"),
@@ -104,6 +108,8 @@ class Objective:
         for key, (right, advice) in rules.items():
             if not right:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
+        if isinstance(self.reward, str):
+            check_registered(self.reward, kind="reward")
         if not self.pays:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         twice = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
@@ -149,6 +155,13 @@ def _several(value: Any) -> Any:
     if isinstance(value, str) or callable(value):
         return (value,)
     return tuple(value) if isinstance(value, Sequence) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it can be called as it is and returns its result."""
+    call = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
+    waits = inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
+    return callable(value) and not inspect.isclass(value) and not waits
 
 
 def _all(values: Any, test: Callable[[Any], Any]) -> bool:

@@ -67,6 +67,19 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         self._functions[name] = function
 
 
+def check_registered(name: str, *, kind: str) -> None:
+    """Refuse a name that nobody registered, so that it is refused where it is written.
+
+    Raises:
+        RecipeError: there is no such reward, outcome or segmenter, here or among the plug-ins, with a suggestion.
+
+    >>> check_registered("corect", kind="reward")
+    Traceback (most recent call last):
+    spanwise.errors.RecipeError: There is no reward 'corect'. Did you mean 'correct'? Known: ...
+    """
+    _BY_KIND[kind].find(name)
+
+
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
     """Register a function under a name that recipes, schemes and the command line know; the function itself stays as it is.
 

@@ -22,8 +22,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
         scheme: what they were read under.
 
     Returns:
-        Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `free/<objective>`, a block is left out and
-        `if_missing` is None. Nothing where there is nothing to say.
+        Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `unused/<objective>`, a number came for a block
+        that is not there; `free/<objective>`, a block is left out and `if_missing` is None. Nothing where there is nothing to say.
 
     Example:
         >>> from spanwise import Batch, Layout, Objective, Vocabulary, read
@@ -47,6 +47,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
         if not bool((status_n == int(Status.OK)).any()):
             if "tags" not in found or bool((status_n == int(Status.ERROR)).any()):
                 found[f"scored/{objective.name}"] = _unscored(objective, reading, m)
+        elif sentence := _unused(objective, reading, scheme, m):
+            found[f"unused/{objective.name}"] = sentence
         elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
             found[f"free/{objective.name}"] = sentence
     return found
@@ -71,6 +73,25 @@ def _unscored(objective: Objective, reading: Reading, m: int) -> str:
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({said}), so it trains nothing. "
         f"{advice}; look at one completion and its columns."
+    )
+
+
+def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """The numbers that came for blocks that are not there, if they are not what these stand for anyway."""
+    if reading.scores.unused_nm is None:
+        return ""
+    number_n, instead = reading.scores.unused_nm[:, m], objective.if_missing
+    lost = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != instead]
+    if not lost:
+        return ""
+    numbers = sorted({number for _, number in lost})
+    said = f"{numbers[0]:g}" if len(numbers) == 1 else f"{numbers[0]:g} to {numbers[-1]:g}"
+    source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
+    rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
+    return (
+        f"Objective '{objective.name}': {source} {said} for {len(lost)} of {len(reading)} completions without "
+        f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
+        f"Write if_missing={lost[0][1]:g} to make that count."
     )
 
 

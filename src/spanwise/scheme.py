@@ -57,10 +57,12 @@ class Scheme:
     recorded: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        _check_layout(self.layout)
+        _check_parts(self.objectives, self.options)
         object.__setattr__(self, "objectives", tuple(self.objectives))
         object.__setattr__(self, "per", _per(self.per))
         object.__setattr__(self, "options", dict(self.options))
-        object.__setattr__(self, "recorded", frozenset(self.recorded))
+        object.__setattr__(self, "recorded", _names(self.recorded))
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
         _check_options_used(self)
@@ -95,6 +97,7 @@ class Scheme:
         Raises:
             RecipeError: a change that would change nothing; see `Scheme`.
         """
+        _check_layout(layout)
         chosen = method(name)
         if chosen.preset is None:
             raise RecipeError(
@@ -114,7 +117,7 @@ class Scheme:
                     f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
                 )
             share = longest
-        return Scheme(name, layout, tuple(objectives), share, options, frozenset(recorded))
+        return Scheme(name, layout, objectives, share, options, _names(recorded))
 
     @property
     def entry(self) -> Method:
@@ -166,6 +169,30 @@ class Scheme:
             "per": self.per,
             "options": dict(self.options),
         }
+
+
+def _check_layout(layout: Any) -> None:
+    if not isinstance(layout, Layout):
+        raise RecipeError(
+            f"The layout is {layout!r}; write Layout({{'solution': ['answer'], 'confidence': ['confidence']}})."
+        )
+
+
+def _check_parts(objectives: Any, options: Any) -> None:
+    """Refuse what is no list of objectives and no mapping of options."""
+    listed = isinstance(objectives, Sequence) and not isinstance(objectives, str)
+    wrong = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if listed else objectives
+    if wrong is not None or not listed:
+        raise RecipeError(
+            f"The objectives are a list of Objective(...), such as [Objective('correct', pays='solution')]; there is {wrong!r}."
+        )
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"The method's options are {options!r}; write them by name, such as {{'ddof': 0}}.")
+
+
+def _names(names: Collection[str]) -> frozenset[str]:
+    """One string is one name."""
+    return frozenset([names] if isinstance(names, str) else names)
 
 
 def _plain(objective: Objective) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # it is there and cannot be read (a confidence of "high")
     TIMEOUT = 3  # the check was stopped at its deadline
     ERROR = 4  # the check raised or its process died
+    UNSCORED = 5  # a file holds no number for it, and does not say why: no fault of the completion
 
 
 class Fault(IntFlag):
@@ -91,6 +92,8 @@ class Scores:
         outcome_no: float64 codes of their values; NaN where unknown. None: there are none.
         stated_nm: float64; what the text states and the scorer read (a confidence); NaN where there is nothing of the kind.
             None: nobody kept it.
+        unused_nm: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None:
+            nobody kept it (it stays in the process that scored).
 
     Raises:
         AlignmentError: names and columns of outcomes differ in number.
@@ -103,6 +106,7 @@ class Scores:
     outcome_names: tuple[str, ...] = ()
     outcome_no: Float[Tensor, "n o"] | None = None
     stated_nm: Float[Tensor, "n m"] | None = None
+    unused_nm: Float[Tensor, "n m"] | None = None
 
     def __post_init__(self) -> None:
         columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]

@@ -80,6 +80,41 @@ def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
     assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
 
 
+SCALED = {  # method -> its objective of the confidence, and what a missing one that counts as -1 gets beside two of -.25
+    "bae": (Objective("brier", pays="confidence", scale="std", if_missing=-1.0), -(2**0.5)),
+    "dcpo": (Objective("brier", pays="confidence", if_missing=-1.0), -(2**0.5)),
+    "grpo_verif": (Objective("brier", pays="confidence", if_missing=-1.0), -0.2 * 2**0.5),
+}
+
+
+@pytest.mark.parametrize(("status", "counts"), [(1, True), (2, True), (3, False), (4, False)])
+@pytest.mark.parametrize("method", SCALED)
+def test_what_was_left_out_joins_the_deviation_and_a_failed_check_does_not(method, status, counts):
+    # Squares 0 + 0 + .75^2 over 3 - 1: the gap of -.75 is -sqrt(2) of it, as large as one of three can be.
+    objective, expected = SCALED[method]
+    objectives = (Objective("correct", pays="solution"), objective)
+    scores = scores_of([[1, -0.25], [0, NAN], [0, -0.25]])
+    scores.status_nm[1, 1] = status
+    present = torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()
+    credit = assign(scores, torch.zeros(3).long(), present, objectives=objectives, block_names=BLOCKS, method=method)
+    assert_close(credit.stop_n, [0, expected if counts else 0, 0], 1e-5)
+    apart = scores_of([[1, -0.2], [0, NAN], [0, -0.3]])  # -.05 and .05 from their mean, their own deviation is .05 sqrt(2)
+    apart.status_nm[1, 1] = status
+    credit = assign(apart, torch.zeros(3).long(), present, objectives=objectives, block_names=BLOCKS, method=method)
+    scale = ((2 * 0.05**2 + 0.75**2) / 2) ** 0.5 if counts else 0.05 * 2**0.5
+    weight = 0.2 if method == "grpo_verif" else 1.0
+    assert_close(credit.block_nk[:, 1], [weight * 0.05 / scale, 0, -weight * 0.05 / scale], 1e-4)
+
+
+def test_gdpo_standardises_what_is_missing_with_the_rest():
+    # Seven of -.09 and one -1 have z-scores of 1/sqrt(8) and -7/sqrt(8), then once more over the batch: the same.
+    objectives = (Objective("brier", pays=BLOCKS, if_missing=-1.0),)
+    scores = scores_of([*[[-0.09]] * 7, [NAN]], ("brier",))
+    options = {"objectives": objectives, "block_names": BLOCKS, "method": "gdpo"}
+    credit = assign(scores, torch.zeros(8).long(), torch.ones(8, 2).bool(), **options)
+    assert_close(credit.block_nk[:, 0], [*[8**-0.5] * 7, -7 * 8**-0.5], 1e-4)
+
+
 def test_sentences(unchecked_shapes):
     reward_n, group_n = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
     with pytest.raises(AlignmentError, match="2 rewards for 3 group ids"):

@@ -177,12 +177,105 @@ def test_a_batch_without_any_reward_costs_nothing(baseline):
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [([0.0, 2.0, NAN], -2 / (2**0.5 + 0.5)), ([0.0, 0.5, NAN], -1.25 / (0.125**0.5 + 0.5)), ([1.0, 1.0, NAN], -2.0)],
+    [  # -1 minus the mean of two, over the root of half of: two squares of theirs and its own
+        ([0.0, 2.0, NAN], -2 / (3**0.5 + 0.5)),
+        ([0.0, 0.5, NAN], -1.25 / (0.84375**0.5 + 0.5)),
+        ([1.0, 1.0, NAN], -2 / (2**0.5 + 0.5)),
+        ([-1.0, -1.0, NAN], 0.0),
+    ],
 )
-def test_what_is_missing_is_scaled_like_the_rest(rewards, expected):  # a constant stratum has no scale
+def test_what_is_missing_joins_the_deviation_and_all_are_scaled_alike(rewards, expected):
     reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(3).long()
     result = advantage(reward_n, group_n, scale="std", eps=0.5, if_missing=-1.0)
     assert_close(result.missing_n, [0.0, 0.0, expected], 1e-12)
+    gap = -1.0 - (rewards[0] + rewards[1]) / 2
+    half = (rewards[1] - rewards[0]) / 2
+    scale = ((2 * half**2 + gap**2) / 2) ** 0.5 + 0.5
+    assert_close(result.advantage_n, [-half / scale, half / scale, 0.0], 1e-12)
+
+
+def test_a_missing_reward_in_a_group_of_nearly_equal_ones_is_bounded():
+    # Eight of one prompt, one without a confidence. Seven rewards of -.09 give a mean of -.09 and a deviation of sqrt(.91^2 / 7).
+    nearly = torch.tensor([-0.09, -0.0903, -0.0897, -0.09, -0.09, -0.09, -0.09, NAN], dtype=torch.float64)
+    equal = nearly.clone().where(nearly.isnan(), -0.09)
+    for reward_n, tolerance in ((nearly, 1e-6), (equal, 1e-12)):
+        result = advantage(reward_n, torch.zeros(8).long(), scale="std", if_missing=-1.0)
+        assert abs(float(result.missing_n[7]) + 7**0.5) < tolerance
+
+
+def test_a_group_of_which_nothing_is_there_is_scaled_as_the_batch():
+    # Group 9 has no reward at all: -1 against the batch's mean of 1, with squares 1 + 1 of the two that are there and 4 + 4 of
+    # the two that are not, over 4 - 1.
+    reward_n, group_n = torch.tensor([0.0, 2.0, NAN, NAN], dtype=torch.float64), torch.tensor([-3, -3, 9, 9])
+    result = advantage(reward_n, group_n, scale="std", if_missing=-1.0)
+    assert_close(result.missing_n, [0.0, 0.0, -2 / (10 / 3) ** 0.5, -2 / (10 / 3) ** 0.5], 1e-12)
+    assert_close(result.advantage_n, [-(2**-0.5), 2**-0.5, 0.0, 0.0], 1e-12)
+
+
+def test_only_what_a_number_stands_for_joins_the_deviation():
+    reward_n = torch.tensor([0.0, 2.0, NAN, NAN], dtype=torch.float64)
+    result = advantage(reward_n, torch.zeros(4).long(), scale="std", if_missing=torch.tensor([5.0, 5.0, NAN, -1.0]))
+    assert_close(result.missing_n, [0.0, 0.0, 0.0, -2 / 3**0.5], 1e-12)
+    assert_close(result.advantage_n, [-1 / 3**0.5, 1 / 3**0.5, 0.0, 0.0], 1e-12)
+
+
+@st.composite
+def gapped(draw):
+    """Rewards of which some are missing, and what these stand for, on a fine grid."""
+    batch = draw(scored_batches())
+    return (*batch, draw(st.integers(-300, 100)) / 100)
+
+
+def credited(batch, baseline, ddof=1, factor=1.0, shift=0.0):
+    reward_n, group_n, outcome_n, _, if_missing = batch
+    result = advantage(
+        factor * reward_n + shift, group_n, baseline=baseline, outcome_no=outcome_n, scale="std", ddof=ddof,
+        if_missing=factor * if_missing + shift,
+    )  # fmt: skip
+    return result.advantage_n + result.missing_n
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("baseline", ["batch", "group"])
+@given(batch=gapped())
+@settings(max_examples=60, deadline=None)
+def test_k_missing_of_n_get_at_most_the_root_of_n_over_k(batch, baseline, ddof):
+    reward_n, group_n = batch[:2]
+    result = credited(batch, baseline, ddof)
+    for i in range(len(reward_n)):
+        mates = (group_n == group_n[i]) if baseline == "group" else torch.ones_like(group_n).bool()
+        if bool(reward_n[mates].isnan().all()):  # compared with the batch
+            mates = torch.ones_like(group_n).bool()
+        if bool(reward_n[i].isnan()):
+            missing = int(reward_n[mates].isnan().sum())
+            assert abs(float(result[i])) <= ((int(mates.sum()) - ddof) / missing) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("baseline", ["batch", "group", "outcome"])
+@given(batch=gapped(), factor=st.sampled_from([0.001, 3.0, 1000.0]), shift=st.integers(-9, 9))
+@settings(max_examples=60, deadline=None)
+def test_units_and_origin_of_rewards_do_not_matter_to_what_is_scaled(batch, baseline, factor, shift):
+    moved = credited((_apart(batch[0]), *batch[1:]), baseline, factor=factor, shift=shift)
+    torch.testing.assert_close(moved, credited((_apart(batch[0]), *batch[1:]), baseline), atol=1e-6, rtol=1e-6)
+
+
+def _apart(reward_n):
+    """Rewards that are either equal or well apart, so that what is constant stays so in other units."""
+    return (reward_n * 4).round() / 4
+
+
+@pytest.mark.parametrize("baseline", ["batch", "group"])
+@given(batch=gapped(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_small_step_of_one_reward_is_a_small_step_of_what_is_missing(batch, baseline, data):
+    reward_n, *others, if_missing = batch
+    present = (~reward_n.isnan()).nonzero().flatten().tolist()
+    if not present or bool(((reward_n - if_missing).abs() < 0.05).any()):  # all equal, the stand-in too: nothing to scale by
+        return
+    moved_n = reward_n.clone()
+    moved_n[data.draw(st.sampled_from(present))] += 1e-7
+    step = credited((moved_n, *others, if_missing), baseline) - credited(batch, baseline)
+    assert float(step[reward_n.isnan()].abs().sum()) < 1e-3
 
 
 def test_without_a_baseline_nobody_is_alone():

@@ -103,10 +103,13 @@ def test_hand_numbers_of_rewards_that_are_missing():
     result = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0)
     assert_same(result.missing_n, exactly(0, 0, -3, 0, 0, -5, -4))
     assert_same(result.advantage_n, exactly(2, -2, 0, 2, -2, 0, 0))
-    # Scaled by the deviation of that level: {4,0} and {6,2} have sqrt(8), the group of four sqrt(20/3).
+    # Scaled by the deviation of that level, which the missing ones of that level join: squares 8 + 5^2 of {6,2} and its one, 8 +
+    # 3^2 of {4,0} and its one, 20 + 3 x 4^2 of the group of four and all three.
     scaled = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0, scale="std")
-    wide = math.sqrt(8)
-    assert_same(scaled.missing_n, exactly(0, 0, -3 / wide, 0, 0, -5 / wide, -4 / math.sqrt(20 / 3)))
+    right, wrong, group = math.sqrt(33 / 2), math.sqrt(17 / 2), math.sqrt(68 / 6)
+    assert_same(scaled.missing_n, exactly(0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group))
+    own = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
+    assert_same(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / own, -2 / own, 0, 0))
 
 
 def test_one_outcome_backs_off_only_when_asked():
@@ -155,17 +158,25 @@ def slow(batch, *, back_off, leave_one_out=False, min_stratum=2, scale="none", d
         return not math.isnan(reward[j])
 
     def mates(i, dropped):
+        found = alike(i, dropped)
+        return None if found is None else [j for j in found if present(j)]
+
+    def alike(i, dropped):
         kept = outcome[i][: columns - dropped]
         if any(math.isnan(value) for value in kept):
             return None
-        return [j for j in everyone if group[j] == group[i] and outcome[j][: columns - dropped] == kept and present(j)]
+        return [j for j in everyone if group[j] == group[i] and outcome[j][: columns - dropped] == kept]
 
-    def figures(members, i):
+    def figures(members, i, absent=()):
         used = [reward[j] for j in members if not (leave_one_out and j == i)]
         mean = sum(used) / len(used)
         whole = [reward[j] for j in members]
-        around = sum((v - sum(whole) / len(whole)) ** 2 for v in whole)
+        whole += [if_missing] * len(absent)  # as far from the mean of those that are there as it is
+        around = sum((v - sum(reward[j] for j in members) / len(members)) ** 2 for v in whole)
         return mean, math.sqrt(around / (len(whole) - ddof)) if len(whole) > ddof and around > 1e-20 else 0.0
+
+    def absent(found):
+        return [] if if_missing is None else [j for j in found if not present(j)]
 
     rows = []
     for i in everyone:
@@ -175,18 +186,18 @@ def slow(batch, *, back_off, leave_one_out=False, min_stratum=2, scale="none", d
         level, members = enough[0] if enough else fitting[-1]
         gain = lack = 0.0
         if present(i) and enough:
-            mean, std = figures(members, i)
+            mean, std = figures(members, i, absent(alike(i, level)))
             gain = reward[i] - mean
             if scale == "std":
                 gain = gain / std if std > 0 else 0.0
         if not present(i) and if_missing is not None:
-            within = members or [j for j in everyone if group[j] == group[i] and present(j)]
-            within = within or [j for j in everyone if present(j)]
-            if within:
+            wider = [alike(i, level) or [], [j for j in everyone if group[j] == group[i]], list(everyone)]
+            whom = next((found for found in wider if any(map(present, found))), None)
+            if whom:
+                within = [j for j in whom if present(j)]
                 lack = if_missing - sum(reward[j] for j in within) / len(within)
-                if scale == "std" and members:
-                    std = figures(members, None)[1]
-                    lack = lack / std if std > 0 else lack
+                std = figures(within, None, absent(whom))[1] if scale == "std" else 1.0
+                lack = lack / std if std > 0 else 0.0
         rows.append((gain, lack, present(i) and not enough, level, members if present(i) else None))
     return rows
 
@@ -197,6 +208,7 @@ OPTIONS = [
     {"back_off": True, "leave_one_out": True},
     {"min_stratum": 3, "if_missing": -1.0},
     {"back_off": True, "scale": "std", "if_missing": -2.0},
+    {"back_off": False, "scale": "std", "if_missing": 0.5, "ddof": 0},
     {"back_off": False, "if_missing": -1.0, "leave_one_out": True},
 ]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trl_small
-from rollout_files import ERROR, OK, episode, node, said, small_episode, trace, write_lines
+from rollout_files import OK, UNSCORED, episode, node, said, small_episode, trace, write_lines
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -45,7 +45,7 @@ def test_results_of_verifiers_before_1_0(tmp_path):
     ]  # fmt: skip
     table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows).parent)
     assert table.group_n.tolist() == [0, 0, 1]
-    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.ERROR)]
+    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.UNSCORED)]
     assert table.columns["answer"] == ["4"] * 3
 
 
@@ -56,5 +56,5 @@ def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
         {"a": {"score": 1.0, "weight": None}, "b": 1.0},
     ]
     table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [small_episode("x", row) for row in rewards]))
-    assert table.rewards["a"].status_n.tolist() == [ERROR, ERROR, OK]
+    assert table.rewards["a"].status_n.tolist() == [UNSCORED, UNSCORED, OK]
     assert table.rewards["reward"].value_n.tolist() == [1.0, 0.0, 2.0]  # a weight that is not written is 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tokenizers import Tokenizer, decoders, models
 
-from rollout_files import ABSENT, ERROR, OK, own_run
+from rollout_files import ABSENT, OK, UNSCORED, own_run
 from rollouts_cases import TEXTS, Case, cases, completion
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.shared.rows import recorded_credit, recorded_rewards, token_rows
@@ -186,7 +186,7 @@ def test_statuses_of_our_own_files(tmp_path):
     kept = read_rollouts(own_run(tmp_path / "a", rewards=rewards, status=["ok", "timeout", "absent", "ok"]))
     assert kept.rewards["correct"].status_n.tolist() == [OK, int(Status.TIMEOUT), ABSENT, OK]
     bare = read_rollouts(own_run(tmp_path / "b", rewards=rewards))
-    assert bare.rewards["correct"].status_n.tolist() == [OK, ERROR, ERROR, OK]
+    assert bare.rewards["correct"].status_n.tolist() == [OK, UNSCORED, UNSCORED, OK]
     with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' as 'status/correct', which is none of ok, absent"):
         read_rollouts(own_run(tmp_path / "c", rewards=rewards, status=["ok", "late", "ok", "ok"]))
 

@@ -1,18 +1,26 @@
 """Rewards of one's own, in our signature and in TRL's, registered or handed over."""
 
+import functools
+import json
 import math
+import time
+import warnings
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, OK, TIMEOUT, completion, trl_reward
+from score_small import ABSENT, CORRECT, OK, TIMEOUT, completion, trl_reward
 from spanwise import register
 from spanwise.errors import DataError, RecipeError, RewardError
+from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import Reward, score_one
+from spanwise.score import Reward, calls, check_objectives, score, score_one
 from spanwise.score.reward import REWARDS
+from spanwise.types import Scores, Status
 
 
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():
@@ -48,6 +56,23 @@ def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_r
     assert_close(returned.by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]], 1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("known", [None, Reward.of([0.0, -1.0, 2.0, None], status=[Status.ERROR] * 4)])
+def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
+    def mine(blocks):
+        return [0.0, -1.0, 2.0, None]
+
+    text = [completion(), completion(False), completion(), completion(False)]
+    objectives = [Objective(mine, pays="solution"), CORRECT]
+    scores = score(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if known is None else {"mine": known})
+    assert_close(scores.reward_nm[:, 0], [0.0, NAN, 2.0, NAN], 1e-12, equal_nan=True)
+    assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, OK, ABSENT]
+    assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)
+    assert scores.unused_nm[:, 1].isnan().all()
+    assert_close(scores.take(slice(1, 3)).unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
+    twice = Scores.joined([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
+    assert_close(twice.unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
@@ -57,6 +82,19 @@ def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_r
         ([1.0], r"'mine': its reward function returned 1 rewards for 2 completions"),
         (1.0, r"returned float; return a list of 2 numbers"),
         (Reward.of([1.0]), r"returned 1 rewards for 2"),
+        ("12", r"returned str; return a list of 2 numbers"),
+        (["1.0", 0.0], r"gives completion 0 of 2 the reward '1.0'; return a finite number"),
+        ([0.0, b"1"], r"gives completion 1 of 2 the reward b'1'"),
+        ({0: 1.0, 1: 2.0}, r"returned dict; return a list of 2 numbers"),
+        ((value for value in (1.0, 2.0)), r"returned generator; return a list of 2 numbers"),
+        (np.array(1.0), r"returned float; return a list of 2 numbers"),
+        (np.zeros((2, 1)), r"returned an array of the shape \(2, 1\); .* an array of the shape \(2,\)"),
+        (torch.zeros(1, 2), r"returned an array of the shape \(1, 2\)"),
+        ([[1.0], [2.0]], r"gives completion 0 of 2 the reward \[1.0\]"),
+        ([1.0, torch.zeros(2)], r"gives completion 1 of 2 the reward tensor\(\[0., 0.\]\)"),
+        ([1.0, 10**400], r"gives completion 1 of 2 the reward 1000"),
+        ([1.0, Decimal("NaN")], r"gives completion 1 of 2 the reward Decimal\('NaN'\)"),
+        (None, r"returned NoneType; return a list of 2 numbers"),
     ],
 )
 def test_what_is_no_reward_is_refused_with_its_place(returned, sentence):
@@ -66,6 +104,38 @@ def test_what_is_no_reward_is_refused_with_its_place(returned, sentence):
         )
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [True, np.bool_(False)],
+        (np.float32(1), np.int64(0)),
+        [Decimal(1), Fraction(0)],
+        [torch.tensor(1.0), torch.tensor(0)],
+        torch.tensor([1.0, 0.0], requires_grad=True),
+        torch.tensor([1, 0], dtype=torch.bfloat16),
+        np.array([1, 0], dtype=np.int8),
+        np.array([True, False]),
+    ],
+)
+def test_every_kind_of_number_is_a_reward(returned):
+    found = score_one(Objective(lambda blocks: returned, pays="solution"), [completion()] * 2, columns={}, scored={})
+    assert found.value_n.tolist() == [1.0, 0.0]
+
+
+def times(blocks, factor):
+    return [factor * len(block["solution"]["answer"]) for block in blocks]
+
+
+class Judge:
+    def __call__(self, blocks):
+        return [2.0 for _ in blocks]
+
+
+@pytest.mark.parametrize("function", [functools.partial(times, factor=2.0), Judge()])
+def test_a_partial_and_an_object_are_functions(function):
+    assert score_one(Objective(function, pays="solution"), [completion()], columns={}, scored={}).value_n.tolist() == [2.0]
+
+
 def test_an_exception_in_a_reward_is_named_and_chained():
     def broken(blocks):
         return 1 / 0
@@ -73,6 +143,89 @@ def test_an_exception_in_a_reward_is_named_and_chained():
     with pytest.raises(RewardError, match="'broken': its reward function raised ZeroDivisionError") as caught:
         score_one(Objective(broken, pays=("solution",)), [completion()], columns={}, scored={})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    line = broken.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" It happened in {__file__}, line {line}.")
+
+
+def test_where_it_happened_is_in_the_functions_own_file():
+    def parses(blocks):
+        return [json.loads(block["solution"]["answer"]) for block in blocks]
+
+    with pytest.raises(RewardError, match="JSONDecodeError") as caught:
+        score_one(Objective(parses, pays="solution"), [completion("{")], columns={}, scored={})
+    assert f"{__file__}, line {parses.__code__.co_firstlineno + 1}." in str(caught.value)
+
+
+def test_a_block_that_is_not_there_is_none():
+    def reads(blocks):
+        return [float(block["solution"]["answer"]) for block in blocks]
+
+    with pytest.raises(RewardError, match=r"'NoneType' object is not subscriptable.* that a completion lacks is None"):
+        score_one(Objective(reads, pays="solution"), [completion(), completion(False)], columns={}, scored={})
+
+
+def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
+    text, scored = [completion()], {"correct": Reward.of([1.0])}
+    wrong = Objective("log_score", pays="confidence", options={"clip": "0.1"})
+    with pytest.raises(RewardError, match=r"'log_score': the reward 'log_score' raised TypeError: .* Look at its options"):
+        score_one(wrong, text, columns={}, scored=scored)
+    with pytest.raises(RecipeError, match=r"^The option 'clip' of reward 'log_score' must be above 0"):  # its own words
+        score_one(Objective("log_score", pays="confidence", options={"clip": 0.7}), text, columns={}, scored=scored)
+
+
+def test_a_reward_that_takes_long_is_named_while_it_runs(monkeypatch):
+    monkeypatch.setattr(calls, "SLOW", 0.05)
+    said = []
+    monkeypatch.setattr(calls.warnings, "warn", lambda *words: said.append((time.monotonic(), *words)))
+
+    def sleepy(blocks):
+        time.sleep(0.3)
+        ended.append(time.monotonic())
+        return [1.0]
+
+    ended = []
+    found = score_one(Objective(sleepy, pays="solution"), [completion()], columns={}, scored={})
+    assert found.value_n.tolist() == [1.0]
+    ((when, text, kind),) = said
+    assert when < ended[0]
+    assert kind is UserWarning
+    assert text.startswith("Objective 'sleepy': its reward function has been running for 0.05 s on 1 completions.")
+
+
+def test_a_reward_that_is_quick_says_nothing(monkeypatch):
+    monkeypatch.setattr(calls, "SLOW", 0.05)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        score_one(Objective(lambda blocks: [1.0], pays="solution"), [completion()], columns={}, scored={})
+        time.sleep(0.1)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "sentence"),
+    [
+        (
+            times,
+            {"factr": 1},
+            "'times' has the option 'factr', but its reward function has no such parameter; it has blocks, factor",
+        ),
+        (lambda blocks, /: [], {}, "takes 'blocks' by position only, .* leave the '/' out"),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_rewards_are_is_refused_before_anything_runs(function, options, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        check_objectives([Objective(function, pays="a", options=options)], Layout({"a": ["answer"]}))
+    check_objectives([Objective(trl_reward, pays="a", options={"anything": 1})], Layout({"a": ["answer"]}))
+
+
+def test_a_parameter_that_is_no_column_gets_the_nearest_name():
+    def mine(block):
+        return [1.0]
+
+    with pytest.raises(
+        DataError, match=r"needs the column 'block'; the dataset has answer. Did you mean 'blocks'\? A reward"
+    ):
+        score_one(Objective(mine, pays="solution"), [completion()], columns={"answer": ["4"]}, scored={})
 
 
 def test_a_reward_pairs_numbers_with_ok_only():

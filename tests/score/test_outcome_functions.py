@@ -55,6 +55,10 @@ def level_of(text, *, columns):
     return columns["level"]
 
 
+def of_blocks(blocks):
+    return [0 for _ in blocks]
+
+
 NOT_A_FUNCTION = 3
 TEXT = [completion("4"), completion("44"), completion(False), completion(None)]
 CORRECT = Objective("correct", pays="solution")
@@ -142,6 +146,14 @@ def test_one_name_is_one_function(registered):
         ("nowhere.at_all:f", r"outcome 'nowhere.at_all:f' cannot be imported: No module named 'nowhere'"),
         (f"{__name__}:gone", r"cannot be imported: module .* has no attribute 'gone'"),
         (f"{__name__}:NOT_A_FUNCTION", r"outcome '.*:NOT_A_FUNCTION' is 3, no function"),
+        (
+            f"{__name__}:of_blocks",
+            r"outcome '.*:of_blocks' cannot be called as f\(text, columns=columns\): got an unexpected keyword argument 'columns'",
+        ),
+        (
+            of_blocks,
+            r"outcome '.*:of_blocks' cannot be called as f\(text, columns=columns\): .*\. Write it as def f\(text, \*, col",
+        ),
     ],
 )
 def test_what_cannot_be_found_is_said_before_training(entry, sentence):

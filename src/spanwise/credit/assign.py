@@ -89,12 +89,18 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
     """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one has no number then."""
     weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
-    return (_stand_ins(scores, objectives) * weight_m).sum(dim=1)
+    return (_completed(scores, objectives) * weight_m).sum(dim=1)
 
 
 def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
+    """What stands for a reward that the completion left out; NaN where nothing does."""
     stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
-    return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
+    return torch.where(left_out(scores), stand_in_m, torch.nan)
+
+
+def _completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
+    """The rewards, and what stands for those that were left out."""
+    return torch.where(left_out(scores), _stand_ins(scores, objectives), scores.reward_nm)
 
 
 def _by_block(
@@ -109,13 +115,14 @@ def _by_block(
 ) -> Credit:
     given = _given(scores, objectives)
     prices = "if_missing_k" in chosen.inputs  # else what is left out is compared as the reward that it stands for
-    reward_nm = scores.reward_nm if prices else _stand_ins(scores, objectives)
+    reward_nm = scores.reward_nm if prices else _completed(scores, objectives)
+    stand_in_nm = _stand_ins(scores, objectives)
     data |= {"reward_nk": reward_nm, "reward_nm": reward_nm, **given}
     data |= {
         "baseline": [o.baseline or "group" for o in objectives],
         "scale_k": [o.scale or "none" for o in objectives],
         "back_off_k": [o.back_off for o in objectives],
-        "if_missing_k": [o.if_missing for o in objectives],
+        "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
     }
     adv_nm = _shaped(chosen, call(chosen, group_n, data, options), tuple(reward_nm.shape), "completions and objectives")
     left_out_nm = left_out(scores)
@@ -165,7 +172,7 @@ def _by_completion(
     data |= {
         "reward_n": reward_n,
         "reward_s": reward_n,
-        "reward_nm": _stand_ins(scores, objectives),
+        "reward_nm": _completed(scores, objectives),
         "weight_m": reward_n.new_tensor([objective.weight for objective in objectives]),
     }
     if "mask_nt" in data:  # a completion without a reward takes no part

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.strata import as_columns, centred, group_index, member_counts, moments, refine
+from spanwise.credit.strata import as_columns, centred, group_index, member_counts, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
 
@@ -21,7 +21,8 @@ class Advantage(NamedTuple):
 
     Attributes:
         advantage_n: float64 reward minus baseline; 0 where the reward is absent or has nobody to be compared with.
-        missing_n: float64 `if_missing` minus baseline where the reward is absent and `if_missing` was given; else 0.
+        missing_n: float64 `if_missing` minus baseline, scaled like the rest, where the reward is absent and `if_missing` was
+            given; else 0.
         alone_n: the reward is present and has nobody to be compared with.
     """
 
@@ -58,7 +59,7 @@ def advantage(
     scale: Literal["none", "std"] = "none",
     ddof: int = 1,
     eps: float = 0.0,
-    if_missing: float | None = None,
+    if_missing: float | Float[Tensor, " n"] | None = None,
 ) -> Advantage:
     r"""Subtract a baseline from one reward.
 
@@ -67,6 +68,9 @@ def advantage(
         the batch, the group (same prompt), the outcome stratum (same prompt and outcomes), or the blended estimate.
         back_off: the stratum is that of the first level l = 0, 1, ..., O with at least `min_stratum` rewards, where level l takes
         all completions of the prompt that agree in the first O - l outcomes, whichever level they are compared at themselves
+        scale "std": A[i] / (std + eps), and where r[i] is absent and stands for u[i]: (u[i] - b[i]) / (std + eps), both with
+            std^2 = (sum of (r[j] - m)^2 + sum of (u[j] - m)^2) / (n + k - ddof) over the n rewards and the k stand-ins of the
+            stratum, m the mean of the n rewards
 
     Args:
         reward_n: one reward per completion; NaN where absent (it joins no baseline).
@@ -79,15 +83,17 @@ def advantage(
         back_off: whether small strata back off to coarser ones, for `outcome`; None: where there are several outcomes.
         leave_one_out: leave the completion out of its own mean (`blended` always does).
         min_stratum: strata with fewer members give 0 and are counted in `alone_n`.
-        scale: "std" divides by the stratum's standard deviation; not with none and blended.
+        scale: "std" divides by the stratum's standard deviation, which stand-ins join; not with none and blended.
         ddof: of the standard deviation.
         eps: added to the standard deviation.
-        if_missing: the reward that an absent reward stands for; its baseline is the mean of the stratum's present members,
-            of the group or the batch where the stratum has none.
+        if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
+            that failed). Its baseline is the mean of the stratum's present members, of the group or the batch where the stratum
+            has none; it joins no baseline.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
-        outcome is unknown is in no stratum that needs it: it backs off, or gets 0.
+        outcome is unknown is in no stratum that needs it: it backs off, or gets 0. Scaled, k of G rewards that are missing get at
+        most sqrt((G - ddof) / k) each, and that where the others are all equal; the others are scaled by the same number.
 
     Raises:
         AlignmentError: sizes differ.
@@ -111,37 +117,42 @@ def advantage(
         >>> advantage(reward_n, one_prompt, baseline="outcome", outcome_no=right_complete_n2).advantage_n
         tensor([ 0.0400, -0.0400, -0.3150,  0.3150], dtype=torch.float64)
 
+        Without the last confidence, which counts as -1: the mean of the others is -.2467, the scale of all four .5173.
+
+        >>> reward_n = torch.tensor([-.01, -.09, -.64, float("nan")])
+        >>> found = advantage(reward_n, one_prompt, scale="std", if_missing=-1.0)
+        >>> found.advantage_n + found.missing_n
+        tensor([ 0.4575,  0.3029, -0.7604, -1.4563], dtype=torch.float64)
+
     Reference:
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
     _check(reward_n, group_n, baseline, back_off)
     absent_n = reward_n.isnan()
-    nothing_n = torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
+    stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
+    if if_missing is not None:
+        stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
     if baseline == "none":  # the only one without a stratum, whose moments would look
         check_rewards(reward_n)
         _refuse_scale(baseline, scale)
-        missing_n = nothing_n if if_missing is None else torch.where(absent_n, float(if_missing), nothing_n)
-        return Advantage(torch.where(absent_n, 0.0, reward_n.double()), missing_n, torch.zeros_like(absent_n))
+        return Advantage(reward_n.double().nan_to_num(nan=0.0), stand_in_n.nan_to_num(nan=0.0), torch.zeros_like(absent_n))
     if baseline == "blended":
         _refuse_scale(baseline, scale)
         outcome_no = _outcomes(outcome_no, group_n, baseline)
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         alone_n = baseline_n.isnan() & ~absent_n
         advantage_n = (reward_n.double() - baseline_n).nan_to_num(nan=0.0)
-        return Advantage(advantage_n, _missing(reward_n, group_n, baseline_n, if_missing), alone_n)
+        missing_n = (stand_in_n - baseline_n).nan_to_num(nan=0.0)
+        return Advantage(advantage_n, _wider(missing_n, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {}), alone_n)
     strata = _strata(group_n, outcome_no, baseline, back_off)
     level_n, alone_n = _levels(reward_n, strata, min_stratum)
-    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "scale": scale, "ddof": ddof, "eps": eps}
-    advantage_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
-    if if_missing is None or not bool(absent_n.any()):
-        return Advantage(advantage_n, nothing_n, alone_n)
-    within = [moments(reward_n, stratum_n) for stratum_n in strata]
-    missing_n = _missing(reward_n, group_n, _at([level.mean_n() for level in within], level_n), if_missing)
-    if scale == "std":
-        std_n = _at([level.std_n(ddof=ddof) for level in within], level_n)
-        missing_n = torch.where(std_n > 0, missing_n / torch.where(std_n > 0, std_n + eps, 1.0), missing_n)
-    return Advantage(advantage_n, missing_n, alone_n)
+    scaling = {"scale": scale, "ddof": ddof, "eps": eps}
+    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "stand_in_n": stand_in_n, **scaling}
+    found_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
+    somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
+    missing_n = _wider(found_n.where(absent_n, 0.0), somebody_n, reward_n, group_n, stand_in_n, scaling)
+    return Advantage(found_n.where(~absent_n, 0.0), missing_n, alone_n)
 
 
 def compared(
@@ -243,11 +254,14 @@ def _refuse_scale(baseline: str, scale: str) -> None:
         )
 
 
-def _missing(reward_n: Tensor, group_n: Tensor, baseline_n: Tensor, if_missing: float | None) -> Tensor:
-    """`if_missing` minus the baseline at absent rewards, falling back on the group's, then the batch's mean."""
-    if if_missing is None or not bool(reward_n.isnan().any()):
-        return torch.zeros(len(reward_n), dtype=torch.float64, device=reward_n.device)
-    group_mean_n = moments(reward_n, group_index(group_n)).mean_n()
-    batch_mean_n = moments(reward_n, torch.zeros_like(group_n, dtype=torch.long)).mean_n()
-    level_n = torch.where(baseline_n.isnan(), torch.where(group_mean_n.isnan(), batch_mean_n, group_mean_n), baseline_n)
-    return torch.where(reward_n.isnan(), float(if_missing) - level_n, 0.0).nan_to_num(nan=0.0)
+def _wider(
+    missing_n: Tensor, somebody_n: Tensor, reward_n: Tensor, group_n: Tensor, stand_in_n: Tensor, scaling: Mapping[str, Any]
+) -> Tensor:
+    """What is missing, compared with the group, then with the batch, where nobody is there to compare it with."""
+    for wider_n in (group_index(group_n), torch.zeros_like(group_n, dtype=torch.long)):
+        if bool((somebody_n | stand_in_n.isnan()).all()):
+            break
+        instead_n = centred(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
+        missing_n = missing_n.where(somebody_n | stand_in_n.isnan(), instead_n)
+        somebody_n = somebody_n | (member_counts(wider_n, ~reward_n.isnan()) > 0)
+    return missing_n

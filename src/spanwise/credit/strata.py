@@ -104,10 +104,19 @@ class Moments:
         """Mean of each completion's stratum, itself included; NaN where the stratum has no member."""
         return self._look_up(self.mean_s, torch.nan)
 
-    def std_n(self, *, ddof: int) -> Float[Tensor, " n"]:
-        """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined."""
-        free_s = self.count_s - ddof
-        std_s = torch.where(free_s > 0, self.square_s / free_s.clamp(min=1.0), 0.0).sqrt()
+    def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
+        """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined.
+
+        `stand_in_n`, where it is a number, stands for an absent value: it counts, with its distance from the mean of the members.
+        """
+        count_s, square_s = self.count_s, self.square_s
+        if stand_in_n is not None:
+            joins_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
+            gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_n], self.stratum_n[joins_n]
+            count_s = count_s.index_add(0, stratum_i, torch.ones_like(gap_i))
+            square_s = square_s.index_add(0, stratum_i, gap_i.square())
+        free_s = count_s - ddof
+        std_s = torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), 0.0).sqrt()
         return self._look_up(std_s, 0.0)
 
     def _look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -167,19 +176,28 @@ def centred(
     scale: str = "none",
     ddof: int = 1,
     eps: float = 0.0,
+    stand_in_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
     r"""Subtract the stratum mean, and divide by the stratum's standard deviation or mean if asked.
 
     Equation
         A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
         divisor = 1 (scale "none"), std_S + eps ("std") or mean_S + eps ("mean")
+        with stand-ins u:  A[j] = (u[j] - mean_S v) / divisor  at an absent value j,
+            std_S^2 = (sum of (v[i] - mean_S v)^2 + sum of (u[j] - mean_S v)^2) / (n + k - ddof)
 
     n/(n-1) times the deviation is exactly v[i] minus the mean of the *other* members. Absent values, strata with fewer than
     `min_stratum` (at least 2) members, constant strata and strata whose divisor is not positive give exactly 0.
 
+    The k stand-ins join the deviation and not the mean: members are compared with members alone, and |A[j]| is at most
+    sqrt((n + k - ddof) / k), however close to each other the members are. One member is enough to compare a stand-in with.
+
     Example:
         >>> centred(torch.tensor([1., 0., 0., 5.]), torch.tensor([0, 0, 0, 1]), leave_one_out=True)
         tensor([ 1.0000, -0.5000, -0.5000,  0.0000], dtype=torch.float64)
+        >>> value_n, minus_one_n = torch.tensor([0., 2., float("nan")]), torch.full((3,), -1.0)
+        >>> centred(value_n, torch.zeros(3).long(), scale="std", stand_in_n=minus_one_n)  # mean 1, std sqrt((1 + 1 + 4) / 2)
+        tensor([-0.5774,  0.5774, -1.1547], dtype=torch.float64)
     """
     if scale not in ("none", "std", "mean"):
         raise RecipeError(unknown("scale", scale, ("none", "std", "mean")))
@@ -187,10 +205,15 @@ def centred(
     count_n, advantage_n = within.count_n(), within.deviation_n
     if leave_one_out:
         advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
+    kept_n = within.member_n & (count_n >= max(min_stratum, 2))
+    if stand_in_n is not None:
+        instead_n = ~within.member_n & ~stand_in_n.isnan() & (count_n > 0)
+        advantage_n = torch.where(instead_n, stand_in_n.double() - within.mean_n(), advantage_n)
+        kept_n = kept_n | instead_n
     if scale != "none":
-        spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof)) + eps
+        spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
-    return torch.where(within.member_n & (count_n >= max(min_stratum, 2)), advantage_n, 0.0)
+    return torch.where(kept_n, advantage_n, 0.0)
 
 
 def excess_variance_elsewhere(

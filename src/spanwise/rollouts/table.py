@@ -217,17 +217,19 @@ def finite(value: Any) -> float | None:
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     """The columns that are rewards: at least one finite number, and beside numbers only gaps and numbers as text.
 
-    A cell that is no finite number was never scored, or cannot be told: its status is ERROR, so that it joins no baseline and
-    costs nothing, unlike a reward whose block the completion left out.
+    An empty cell (NaN is one) was never scored, or its reward function returned None: UNSCORED; any other that is no finite
+    number is an ERROR.
+    Either joins no baseline and costs nothing, unlike a reward whose block the completion left out.
 
     >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
-    {'acc': [0, 4, 4]}
+    {'acc': [0, 5, 4]}
     """
     found: dict[str, Reward] = {}
     for name, values in columns.items():
         floats = [finite(value) for value in values]
         if any(value is not None for value in floats) and all(map(_could_be, values)):
-            found[name] = Reward.of(floats, status=[Status.ERROR] * len(floats))
+            empty = [value is None or value != value for value in values]
+            found[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in empty])
     return found
 
 
@@ -246,7 +248,7 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
     """The sentence on values that are not there; empty if all are.
 
     >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
-    "1 of 2 recorded values of 'acc' are missing or not finite; where the block is there, they count as failed checks."
+    "1 of 2 recorded values of 'acc' are missing or not finite; they join no baseline and cost nothing."
     """
     counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
     parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
@@ -254,4 +256,4 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
         return ""
     more = [f"of {len(parts) - 4} more columns"] if len(parts) > 4 else []
     shown = " and ".join([*parts[:4], *more])
-    return f"{shown} are missing or not finite; where the block is there, they count as failed checks."
+    return f"{shown} are missing or not finite; they join no baseline and cost nothing."

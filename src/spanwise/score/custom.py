@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from spanwise.errors import DataError, RewardError
+from spanwise.errors import DataError, RecipeError, RewardError
+from spanwise.score.calls import called
 from spanwise.score.reward import Reward
 from spanwise.types import BlockText
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
+_EITHER, _BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def call_reward(
@@ -50,28 +54,63 @@ def call_reward(
         tensor([-2.], dtype=torch.float64)
     """
     arguments = _arguments(function, {**columns, "blocks": list(text)}, dict(options or {}), name)
-    try:
-        result = function(**arguments)
-    except Exception as error:
-        raise RewardError(
-            f"Objective '{name}': its reward function raised {type(error).__name__}: {error}. "
-            f"Return None for a completion that has no reward."
-        ) from error
+    result = called(
+        partial(function, **arguments),
+        what=f"Objective '{name}': its reward function",
+        size=len(text),
+        advice="Return None for a completion that has no reward.",
+    )
     if isinstance(result, Reward):
         _check_length(len(result.value_n), len(text), name)
         return result
     return Reward.of(_numbers(result, len(text), name))
 
 
-def _arguments(function: Callable[..., Any], known: dict[str, Any], options: dict[str, Any], name: str) -> dict[str, Any]:
-    if inspect.iscoroutinefunction(function):
-        raise RewardError(f"Objective '{name}': its reward function is async; give a plain function that waits for it.")
+def check_reward_function(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    """Refuse a reward function that cannot be called by name, or that would not hear an option.
+
+    Args:
+        function: the reward function.
+        options: of the objective.
+        name: the objective, for messages.
+
+    Raises:
+        RecipeError: with what to change.
+
+    >>> check_reward_function(lambda blocks, limit: [1.0 for _ in blocks], {"limt": 5}, "short")
+    Traceback (most recent call last):
+    spanwise.errors.RecipeError: Objective 'short' has the option 'limt', but ... has no such parameter; it has blocks, limit.
+    """
+    parameters = _parameters(function, name)
+    named = [parameter.name for parameter in parameters if parameter.kind in (_EITHER, _BY_NAME)]
+    nameless = next(
+        (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_ONLY), None
+    )
+    if nameless is not None:
+        raise RecipeError(
+            f"Objective '{name}': its reward function takes '{nameless}' by position only, and everything is passed by name; "
+            f"leave the '/' out of its parameters."
+        )
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        lost = next((option for option in options if option not in named), None)
+        if lost is not None:
+            raise RecipeError(
+                f"Objective '{name}' has the option '{lost}', but its reward function has no such parameter; it has "
+                f"{', '.join(named) or 'none'}."
+            )
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise RewardError(
+        raise RecipeError(
             f"Objective '{name}': the parameters of {function!r} cannot be read; wrap it in a function."
         ) from error
+
+
+def _arguments(function: Callable[..., Any], known: dict[str, Any], options: dict[str, Any], name: str) -> dict[str, Any]:
+    parameters = _parameters(function, name)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {
         parameter.name: parameter
@@ -94,13 +133,21 @@ def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError
             f"pass {{'{parameter}': ...}} among the columns, or write it as f(blocks, **columns)."
         )
     there = sorted(set(known) - {"blocks"})
+    near = get_close_matches(parameter, ["blocks", *there], n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
     return DataError(
-        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(there) or 'no columns'}."
+        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(there) or 'no columns'}.{hint} A reward "
+        f"function is called with what its parameters name: columns, and 'blocks' for the blocks of every completion."
     )
 
 
 def _numbers(result: Any, size: int, name: str) -> list[float | None]:
     if isinstance(result, (Tensor, np.ndarray)):
+        if len(result.shape) > 1:
+            raise RewardError(
+                f"Objective '{name}': its reward function returned an array of the shape {tuple(result.shape)}; return one number "
+                f"per completion, an array of the shape ({size},)."
+            )
         result = result.tolist()
     if not isinstance(result, (list, tuple)):
         raise RewardError(
@@ -110,8 +157,8 @@ def _numbers(result: Any, size: int, name: str) -> list[float | None]:
     values: list[float | None] = []
     for n, value in enumerate(result):
         try:
-            number = None if value is None else float(value)
-        except (TypeError, ValueError):
+            number = None if value is None else math.nan if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several, a tensor of several, 10**400
             number = math.nan
         if number is not None and not math.isfinite(number):
             raise RewardError(

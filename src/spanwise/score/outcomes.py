@@ -7,9 +7,11 @@ objective pays, or the comparison would take away what they earn.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from numbers import Real
@@ -22,8 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError
-from spanwise.objective import Objective
+from spanwise.objective import Objective, function_name
 from spanwise.registry import Registry, register
+from spanwise.score.calls import called
 from spanwise.score.reward import NAN, REWARDS
 from spanwise.types import BlockText
 
@@ -69,10 +72,10 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function that an entry of `Objective.given` stands for, if it is no objective.
 
     Raises:
-        RecipeError: no such registered outcome, or "module:function" that cannot be imported.
+        RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
     """
     if not isinstance(entry, str):
-        return entry
+        return _checked(entry, function_name(entry))
     module, colon, name = entry.partition(":")
     if not colon:
         return OUTCOMES.find(entry).function
@@ -82,6 +85,19 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
         raise RecipeError(f"The outcome '{entry}' cannot be imported: {error}.") from error
     if not callable(function):
         raise RecipeError(f"The outcome '{entry}' is {function!r}, no function.")
+    return _checked(function, entry)
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, if it can be called as outcomes are."""
+    try:
+        inspect.signature(function).bind([], columns={})
+    except TypeError as error:
+        raise RecipeError(
+            f"The outcome '{name}' cannot be called as f(text, columns=columns): {error}. Write it as def f(text, *, columns)."
+        ) from error
+    except ValueError:  # built into the interpreter: what it takes is not known
+        pass
     return function
 
 
@@ -191,13 +207,12 @@ def judged_column(objective: Objective) -> int | None:
 
 
 def _values(function: Callable[..., Any], text: Sequence[BlockText], columns: Mapping[str, Any], name: str) -> list[float]:
-    try:
-        result = function(text, columns=columns)
-    except Exception as error:
-        raise RewardError(
-            f"Outcome '{name}': its function raised {type(error).__name__}: {error}. "
-            f"Return None for a completion whose outcome is unknown."
-        ) from error
+    result = called(
+        partial(function, text, columns=columns),
+        what=f"Outcome '{name}': its function",
+        size=len(text),
+        advice="Return None for a completion whose outcome is unknown.",
+    )
     if isinstance(result, (Tensor, np.ndarray)):
         result = result.tolist()
     if not isinstance(result, (list, tuple)):

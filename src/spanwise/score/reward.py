@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, RewardError
@@ -30,6 +30,8 @@ class Reward:
             reward is no known function of a binary outcome.
         stated_n: float64; what the text states and the scorer read (a confidence), NaN where it states nothing that can be read;
             None where the reward reads nothing of the kind.
+        unused_n: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None: no
+            such number.
 
     Raises:
         AlignmentError: they differ in length.
@@ -44,13 +46,15 @@ class Reward:
     status_n: Int[Tensor, " n"]
     by_outcome_n2: Float[Tensor, "n 2"]
     stated_n: Float[Tensor, " n"] | None = None
+    unused_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         sizes = len(self.value_n), len(self.status_n), len(self.by_outcome_n2)
         if len(set(sizes)) > 1:
             raise AlignmentError(f"A reward has {sizes[0]} values, {sizes[1]} statuses and {sizes[2]} rows by outcome.")
-        if self.stated_n is not None and len(self.stated_n) != sizes[0]:
-            raise AlignmentError(f"A reward has {sizes[0]} values and {len(self.stated_n)} stated numbers.")
+        for kind, numbers_n in (("stated", self.stated_n), ("unused", self.unused_n)):
+            if numbers_n is not None and len(numbers_n) != sizes[0]:
+                raise AlignmentError(f"A reward has {sizes[0]} values and {len(numbers_n)} {kind} numbers.")
         ok_n = self.status_n == Status.OK
         wrong_n = torch.where(ok_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
@@ -66,8 +70,21 @@ class Reward:
         >>> Reward.of([1.0, 2.0]).take(slice(1, 2)).value_n
         tensor([2.], dtype=torch.float64)
         """
-        stated_n = None if self.stated_n is None else self.stated_n[rows]
-        return Reward(self.value_n[rows], self.status_n[rows], self.by_outcome_n2[rows], stated_n)
+        return replace(self, **{name: part[rows] for name, part in vars(self).items() if part is not None})
+
+    def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
+        """No reward (ABSENT) where there is nothing to reward; a number that came for it is kept as unused.
+
+        >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
+        tensor([nan, -1.], dtype=torch.float64)
+        """
+        return Reward(
+            self.value_n.masked_fill(~there_n, NAN),
+            self.status_n.masked_fill(~there_n, int(Status.ABSENT)),
+            self.by_outcome_n2.masked_fill(~there_n[:, None], NAN),
+            None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN),
+            self.value_n.masked_fill(there_n, NAN),
+        )
 
     @staticmethod
     def of(

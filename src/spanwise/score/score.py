@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score.custom import call_reward
+from spanwise.score.calls import called
+from spanwise.score.custom import call_reward, check_reward_function
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, Reward
 from spanwise.types import BlockText, Scores, Status
@@ -70,6 +72,7 @@ def as_scores(
     """
     rewards = scored.values()
     stated = [torch.full_like(r.value_n, NAN) if r.stated_n is None else r.stated_n for r in rewards]
+    unused = [torch.full_like(r.value_n, NAN) if r.unused_n is None else r.unused_n for r in rewards]
     return Scores(
         names=tuple(scored),
         reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
@@ -78,6 +81,7 @@ def as_scores(
         outcome_names=tuple(outcome_names),
         outcome_no=outcome_no if outcome_names else None,
         stated_nm=torch.stack(stated, dim=1),
+        unused_nm=torch.stack(unused, dim=1),
     )
 
 
@@ -86,7 +90,8 @@ def score_one(
 ) -> Reward:
     """Score every completion by one objective.
 
-    A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it.
+    A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it: what leaving it
+    out costs is said in one place, the objective's `if_missing`. The number is kept as `unused_n`.
 
     Args:
         objective: what to score by.
@@ -114,18 +119,19 @@ def score_one(
         entry = REWARDS.find(objective.reward)
         _check_options(objective, entry.options)
         judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
-        reward = entry.function(text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged})
+        reward = called(
+            partial(
+                entry.function, text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged}
+            ),
+            what=f"Objective '{objective.name}': the reward '{objective.reward}'",
+            size=len(text),
+            advice="Look at its options and at the columns that it reads.",
+        )
     else:
         reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
     if len(reward.value_n) != len(text):
         raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
-    absent_n = _lacks_blocks(objective, text)
-    return Reward(
-        reward.value_n.masked_fill(absent_n, NAN),
-        reward.status_n.masked_fill(absent_n, int(Status.ABSENT)),
-        reward.by_outcome_n2.masked_fill(absent_n[:, None], NAN),
-        None if reward.stated_n is None else reward.stated_n.masked_fill(absent_n, NAN),
-    )
+    return reward.only_where(_has_blocks(objective, text))
 
 
 def taken_as_recorded(
@@ -138,12 +144,12 @@ def taken_as_recorded(
 ) -> Reward:
     """A reward that was computed elsewhere, with what its text says beside the number.
 
-    A completion that lacks every paid block has no reward. Where the reward is a known function of an outcome (`brier`), the
-    text says what it would have been under the other one, and whether a gap is the completion's own doing.
+    A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
+    (`brier`), the text says what it would have been under the other one, and whether a gap is the completion's own doing.
 
     Args:
         objective: what the reward is of.
-        known: as it was recorded; a gap whose reason is not known has status ERROR.
+        known: as it was recorded; a gap whose reason is not known has status UNSCORED.
         text, columns, scored: see `score_one`.
 
     Raises:
@@ -154,33 +160,29 @@ def taken_as_recorded(
         >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
         tensor([1., nan], dtype=torch.float64)
     """
-    absent_n = _lacks_blocks(objective, text)
     status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
     if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
         read = score_one(objective, text, columns=columns, scored=scored)
         by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
         left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
-        own_n = (status_n == int(Status.ERROR)) & left_out_n  # a gap of its own doing
+        own_n = (status_n >= int(Status.ERROR)) & left_out_n  # a gap of its own doing, whatever the file says of it
         status_n = torch.where(own_n, read.status_n, status_n)
-    return Reward(
-        known.value_n.masked_fill(absent_n, NAN),
-        status_n.masked_fill(absent_n, int(Status.ABSENT)),
-        by_outcome_n2,
-        stated_n,
+    return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
+
+
+def _has_blocks(objective: Objective, text: Sequence[BlockText]) -> Bool[Tensor, " n"]:
+    """The completions that have one of the blocks an objective pays."""
+    return torch.tensor(
+        [any(blocks.get(block) is not None for block in objective.pays) for blocks in text], dtype=torch.bool
     )
-
-
-def _lacks_blocks(objective: Objective, text: Sequence[BlockText]) -> Tensor:
-    """The completions that have none of the blocks an objective pays."""
-    return torch.tensor([all(blocks.get(block) is None for block in objective.pays) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
     """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
 
     Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
-    judges a report (`judge_of`) is an earlier objective; rewards and their options are known; the tags that built-in rewards
-    read are in the blocks they read.
+    judges a report (`judge_of`) is an earlier objective; no report is itself an outcome; rewards and their options are known,
+    and reward functions can be called; the tags that built-in rewards read are in the blocks they read.
 
     Args:
         objectives: in order.
@@ -195,13 +197,22 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     """
     _check_order(objectives)
     tags = dict(layout.blocks)
+    reports = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         for block in objective.pays:
             if block not in tags:
                 raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, tags)}")
+        fine = next((name for name in objective.outcomes if reports.get(name) is not None), None)
+        if fine is not None:
+            raise RecipeError(
+                f"Objective '{objective.name}' is given '{fine}', a score that hardly two completions share, so that none would "
+                f"have its like. Give it the outcome behind that score, '{reports[fine]}', or use baseline: group."
+            )
         if isinstance(objective.reward, str):
             earlier = [before.name for before in objectives[:position]]
             _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
+        else:
+            check_reward_function(objective.reward, objective.options, objective.name)
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:

@@ -62,11 +62,11 @@ def test_traces_of_verifiers(tmp_path):
     assert table.columns["answer"] == ["4", "4", "4", "4", "7"]
     assert table.rewards["reward"].value_n[:2].tolist() == [0.5, 0.0]  # the weighted sum, as verifiers trains with
     # Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing.
-    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.ERROR), int(Status.ERROR), 0]
+    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.UNSCORED), int(Status.UNSCORED), 0]
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
     assert table.note == (
         "The file holds no token ids; credit is shown per word. 2 of 5 recorded values of 'exact' and 2 of 5 recorded values of "
-        "'reward' are missing or not finite; where the block is there, they count as failed checks."
+        "'reward' are missing or not finite; they join no baseline and cost nothing."
     )
 
 

@@ -10,7 +10,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from rollout_files import ERROR, LAYOUT, OK, UNPARSABLE, WELL_FORMED, own_run, said, trl_file, verifiers_file, verl_file
+from rollout_files import (
+    ERROR,
+    LAYOUT,
+    OK,
+    UNPARSABLE,
+    UNSCORED,
+    WELL_FORMED,
+    own_run,
+    said,
+    trl_file,
+    verifiers_file,
+    verl_file,
+)
 from spanwise.cli import app
 from spanwise.commands.credit.arms import choose_arms
 from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
@@ -54,7 +66,7 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
     file = WRITERS[kind](tmp_path, WELL_FORMED, acc=[1.0, gap, 1.0, 0.0])
     result = credit_rollouts(file, methods=["bae"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
     # Brier's outcome is not known either; the tags are read from the text.
-    assert result.scores.status_nm.T.tolist() == [[OK, ERROR, OK, OK]] * 2 + [[OK] * 4] * 2
+    assert result.scores.status_nm.T.tolist() == [[OK, UNSCORED, OK, OK]] * 2 + [[OK] * 4] * 2
     assert re.search("1 of 4 recorded values of 'acc' (and .*)?are missing", result.table.note)
     block_nk = result.applied[0].credit.block_nk
     # By hand: 1, 1 and 0 have mean 2/3. Brier -.01 and -.09 of the right ones have mean -.05; the wrong one is alone.
@@ -68,7 +80,7 @@ def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
     outputs = [said("4", "0.9"), said("4", "high"), said("4", "0.7"), said("4", "0.5")]
     file = trl_file(tmp_path / "a.parquet", outputs, correct=[1.0] * 4, brier=[-0.01, None, -0.09, None])
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
-    assert result.scores.status_nm[:, 1].tolist() == [OK, UNPARSABLE, OK, ERROR]
+    assert result.scores.status_nm[:, 1].tolist() == [OK, UNPARSABLE, OK, UNSCORED]
     expected = torch.tensor([0.04, -0.95, -0.04, 0.0], dtype=torch.float64)  # mean -.05; -1 stands for the unreadable one
     torch.testing.assert_close(result.applied[0].credit.block_nk[:, 1], expected)
 

@@ -180,7 +180,7 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     assert result.table.source == "TRL"
     assert result.table.note == (  # the confidence that was left out
         "The file holds no token ids; credit is shown per word. 1 of 8 recorded values of 'brier' are missing or not finite; "
-        "where the block is there, they count as failed checks."
+        "they join no baseline and cost nothing."
     )
     torch.testing.assert_close(result.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
     torch.testing.assert_close(result.applied[0].credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)

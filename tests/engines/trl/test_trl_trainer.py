@@ -250,11 +250,6 @@ def test_refusals_before_training(tmp_path):
     )
 
     refused(tmp_path, DataError, "has 1 prompts and one generation batch takes 2", train_dataset=prompts(1))
-
-    async def slow(**columns):
-        return []
-
-    refused(tmp_path, RecipeError, "async", objectives=[Objective(slow, pays=("solution",))])
     model = Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")
     refused(tmp_path, RecipeError, "'judge' has a model as reward", objectives=[model])
 

@@ -25,7 +25,7 @@ def grpo_verif(
     group_n: Int[Tensor, " n"],
     *,
     weight: float = 0.2,
-    if_missing_k: Sequence[float | None] | None = None,
+    if_missing_k: Sequence[float | Float[Tensor, " n"] | None] | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
@@ -44,7 +44,7 @@ def grpo_verif(
             where the block is absent (takes no part, gets 0).
         group_n: prompt ids, in any order, of any sizes.
         weight: of the blocks after the first (alpha in the paper).
-        if_missing_k: per block, what an absent reward stands for, see `bae`.
+        if_missing_k: per block, what an absent reward stands for: it joins the deviation and not the mean, see `advantage`.
         ddof: of the standard deviations.
         eps: added to them.
         min_stratum: smaller groups get 0.

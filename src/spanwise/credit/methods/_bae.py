@@ -41,7 +41,7 @@ def bae(
     back_off_k: Sequence[bool | None] | None = None,
     by_outcome_nk2: Float[Tensor, "n k 2"] | None = None,
     judged_k: Sequence[int | None] | None = None,
-    if_missing_k: Sequence[float | None] | None = None,
+    if_missing_k: Sequence[float | Float[Tensor, " n"] | None] | None = None,
     leave_one_out: bool = False,
     min_stratum: int = 2,
     ddof: int = 1,
@@ -65,7 +65,8 @@ def bae(
         back_off_k: per column, whether strata that are too small use fewer outcomes, then the group; see `advantage`.
         by_outcome_nk2: the rewards under outcome 0 and 1, for `blended`.
         judged_k: per column, which of its given outcomes that is about; None: the only one.
-        if_missing_k: per column, what an absent reward stands for: it gets that minus its baseline. None: absent gets 0.
+        if_missing_k: per column, what an absent reward stands for, one number or one per completion (NaN: nothing): it gets that
+            minus its baseline, see `advantage`. None: absent gets 0.
         leave_one_out: leave the completion out of its own means.
         min_stratum: smaller strata give 0.
         ddof, eps: of the standard deviation.

@@ -28,7 +28,7 @@ def dcpo(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
     *,
-    if_missing_k: Sequence[float | None] | None = None,
+    if_missing_k: Sequence[float | Float[Tensor, " n"] | None] | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
@@ -45,13 +45,14 @@ def dcpo(
     Args:
         reward_nk: one reward per completion and block; NaN where the block is absent (takes no part, gets 0).
         group_n: prompt ids, in any order, of any sizes.
-        if_missing_k: per block, what an absent reward stands for, see `bae`.
+        if_missing_k: per block, what an absent reward stands for: it joins the deviation and not the mean, see `advantage`.
         ddof: of the standard deviations.
         eps: added to them.
         min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one and a block whose reward is constant in the group give exactly 0.
+        A group of one and a block whose reward is constant in the group give exactly 0. What
+        is missing gets at most sqrt(G - 1) in size, however close to each other the others are.
 
     Example:
         >>> c, q = torch.tensor([1., 0., 1., 1.]), torch.tensor([.9, .8, .6, .9])

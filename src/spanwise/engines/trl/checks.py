@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +92,7 @@ def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
         reward_funcs: what the caller passed under TRL's own name.
 
     Raises:
-        RecipeError: `reward_funcs` is given, or a reward is a coroutine function or a module.
+        RecipeError: `reward_funcs` is given, or a reward is a module.
     """
     if reward_funcs:
         raise RecipeError(
@@ -101,9 +100,6 @@ def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
             "which blocks it pays."
         )
     for objective in objectives:
-        call = getattr(objective.reward, "__call__", None)  # noqa: B004 - an instance may have an async __call__
-        if inspect.iscoroutinefunction(objective.reward) or inspect.iscoroutinefunction(call):
-            raise RecipeError(f"Objective '{objective.name}' has an async reward; pass a plain function that runs it.")
         if isinstance(objective.reward, nn.Module):
             raise RecipeError(
                 f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "

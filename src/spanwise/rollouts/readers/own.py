@@ -149,13 +149,13 @@ def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     known = {status.name.lower(): status for status in Status}
     for name in schema.objectives(table.column_names):
         status = schema.status(name)
-        given = table[status].to_pylist() if status in table.column_names else ["error"] * len(table)
+        given = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
         for row, value in enumerate(given):
             if value not in known:
                 raise DataError(
                     f"Completion {row} of '{path}' has '{value}' as '{status}', which is none of {', '.join(known)}."
                 )
-        reasons = [Status.ERROR if value == "ok" else known[value] for value in given]
+        reasons = [Status.UNSCORED if value == "ok" else known[value] for value in given]
         rewards[name] = Reward.of([finite(value) for value in table[schema.reward(name)].to_pylist()], status=reasons)
     return rewards
 
