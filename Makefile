@@ -10,10 +10,10 @@ demo: .venv/train.stamp          ## the point of the project on two CPU cores, a
 	$(BIN)/spanwise demo
 
 demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of the README
-	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds
+	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds --overwrite
 
 easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
-	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed || exit 1; done
+	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed --overwrite || exit 1; done
 
 evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, and goes on where it stopped
 	for start_score in easy-brier easy-log_score hard-brier hard-log_score; do for size in 4 16; do \
@@ -22,7 +22,7 @@ evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, 
 	  --set keep_rollouts=120 --set group_size=$$size --set prompts=$$((256 / $$size)) && \
 	  $(BIN)/python benchmarks/clear_and_smudged.py runs/$$start_score-g$$size || exit 1; done; done
 	for seed in 0 1 2 3 4; do for method in bae rlcr; do $(BIN)/spanwise train recipes/two_attempts.yaml --method $$method \
-	  --seed $$seed --output runs/twice-$$method-$$seed && $(BIN)/spanwise eval runs/twice-$$method-$$seed || exit 1; done; done
+	  --seed $$seed --output runs/twice-$$method-$$seed --overwrite && $(BIN)/spanwise eval runs/twice-$$method-$$seed || exit 1; done; done
 	for score in brier log_score; do $(BIN)/python benchmarks/frozen_prefix.py --arms group,outcome,blended --score $$score || exit 1; done
 
 test: .venv/dev.stamp            ## the whole test suite

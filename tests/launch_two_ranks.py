@@ -22,6 +22,8 @@ CASES = {
     "dapo": {"loss_type": "dapo", "tools": True},
     "bnpo": {"loss_type": "bnpo"},
 }
+#: The length that a share is counted in is that of all ranks' completions.
+SHARES = {"batch": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}}}
 #: A method per token compares tokens of all ranks, so their masks are gathered too.
 TOKENS = {
     "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}}
@@ -30,7 +32,7 @@ TOKENS = {
 
 def main():
     folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for name, options in {**CASES, **TOKENS}.items():
+    for name, options in {**CASES, **SHARES, **TOKENS}.items():
         run = trainer(
             f"{folder}/{name}",
             said=SAID_WITH_TOOLS if options.get("tools") else SAID,

@@ -151,7 +151,7 @@ def test_the_trainer_of_the_readme_can_be_built(tmp_path):
     exec(compile(code, "README.md, the trainer", "exec"), namespace)
     assert namespace["trainer"].args.num_generations == 16
     assert namespace["trainer"].scheme.names == ("correct", "brier")
-    assert namespace["task"].train.column_names == ["prompt", "answer"]
+    assert namespace["task"].train.column_names == ["prompt", "answer", "question"]
 
 
 def test_the_results_of_the_readme_are_those_of_the_evidence():

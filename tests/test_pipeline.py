@@ -1,6 +1,7 @@
 """The road from a batch to advantages: sizes, gathers, the final mask, metrics, and what counts as a signal."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,6 +124,45 @@ def test_a_token_alone_is_a_signal():
     nothing = (torch.zeros(1, 1).double(), torch.zeros(1).double(), torch.tensor([0]), torch.tensor([0]))
     assert not Credit(*nothing, token_nt=torch.zeros(1, 3)).has_signal
     assert Credit(*nothing, token_nt=torch.tensor([[0.0, 0.1, -0.1]])).has_signal  # though their mean is 0
+
+
+def reading_of_lengths(reward_n, lengths):
+    block_nt = torch.tensor([[0] * length + [-1] * (max(lengths) - length) for length in lengths], dtype=torch.int8)
+    end_n1 = torch.tensor(lengths)[:, None]
+    reading = reading_of(reward_n, end_n1.tolist(), [0] * len(lengths))
+    return reading, Spans(("b",), torch.zeros_like(end_n1), end_n1, block_nt, torch.zeros(len(lengths), dtype=torch.long))
+
+
+@pytest.mark.parametrize("method", ["bae", "reinforce++"])
+def test_a_share_of_the_batch_is_the_token_mean(method):
+    scheme = Scheme(method, ONE.layout, ONE.objectives, per="batch")
+    reading, where = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
+    reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where)
+    batch = Batch([0, 0, 1, 1], mask_nt=where.block_nt >= 0)
+    found = credit(reading, batch, scheme)
+    adv_nt = advantages(found, where, scheme)
+    per_one = advantages(found, where, Scheme(method, ONE.layout, ONE.objectives, per=1))
+    # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
+    assert torch.allclose(adv_nt.sum() / 4, per_one.sum() / 8)
+    assert torch.allclose(adv_nt, per_one / 2)
+    if method == "bae":
+        assert adv_nt[:, 0].tolist() == [0.25, -0.25, 0.75, 0.0]
+    # The rows that a rank holds, and rows that the trainer leaves out, keep the batch's share.
+    part = Spans(("b",), where.start_nk[1:3], where.end_nk[1:3], where.block_nt[1:3], where.fault_n[1:3])
+    assert torch.equal(advantages(found.take(slice(1, 3)), part, scheme), adv_nt[1:3])
+    mask_nt = where.block_nt >= 0
+    mask_nt[2] = False
+    kept_nt = advantages(found, where, scheme, mask_nt=mask_nt)
+    assert torch.equal(kept_nt[:2], adv_nt[:2])
+    assert not kept_nt[2].any()
+
+
+def test_a_share_of_the_batch_needs_the_batch():
+    reading, where = reading_of_lengths([1.0, 0.0], [1, 2])
+    found = credit(reading, Batch([0, 0]), ONE)
+    scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
+    with pytest.raises(RecipeError, match="does not know how long the completions of its batch are"):
+        advantages(replace(found, mean_length_n=None), where, scheme)
 
 
 def test_dead_strata_are_counted_where_nobody_moves():

@@ -46,6 +46,7 @@ def train(
     output: str | None = None,
     report_to: str | None = None,
     resume: str | None = None,
+    overwrite: Flag = False,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> None:
     """Train from a recipe; without one, the embedded task with blockwise credit (BAE + OCB).
@@ -66,21 +67,24 @@ def train(
         seed: of prompts and sampling.
         eval_every: steps between evaluations.
         save_every: steps between checkpoints.
-        output: folder of the run.
+        output: folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>.
         report_to: none, trackio or wandb.
-        resume: a checkpoint folder, or "last" for the newest intact one of the run.
+        resume: a run folder to go on with, one of its checkpoints, or "last" for the newest intact one of the output.
+        overwrite: replace the run that the output holds.
         set_: any other recipe field, as field=value; may be repeated.
     """
-    given = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "set_")}
+    given = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "overwrite", "set_")}
     named = {key: value for key, value in given.items() if value is not None}
     from spanwise.recipe import load
 
+    if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
+        recipe = Path(resume) / "recipe.yaml"
     loaded = load(recipe, {**named, **_assignments(set_ or [])})
     from spanwise.commands.shared.display import quiet
     from spanwise.commands.train.train import train as run
 
     quiet()
-    run(loaded, console=Console(), resume=resume)
+    run(loaded, console=Console(), resume=resume, overwrite=overwrite)
 
 
 @app.command(name="eval")
@@ -97,26 +101,32 @@ def evaluate(
     """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
     Args:
-        model: a run folder (its recipe says the task) or a model folder; `evaluation.parquet` is written into it.
+        model: a run folder (its recipe says the task), a checkpoint of it or a model folder; `evaluation.parquet` is written
+            into it.
         recipe: YAML file that says the task; default: the run's own, else the embedded task.
         prompts: held-out prompts.
         samples: completions per prompt.
         seed: of sampling.
         set_: any recipe field, as field=value; may be repeated.
     """
-    place, loaded = _run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
+    from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
+    from spanwise.report import unmeasured_sentences
 
     quiet()
+    _check_sizes(prompts=prompts, samples=samples)
+    place, loaded = run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     console = Console()
-    found = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+    found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
     found.write(model)
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
-    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals()))
-    votes = {block: found.votes(block) for block in found.correct}
+    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals(), absent=absent))
+    for sentence in unmeasured_sentences(absent):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
     for block, curves in votes.items():
         console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
     for block in list(votes)[1:]:
@@ -194,9 +204,13 @@ def fidelity(
     """
     from spanwise.commands.fidelity.fidelity import show
     from spanwise.commands.shared.display import quiet
+    from spanwise.commands.shared.folder import check_no_run
+    from spanwise.commands.shared.task import run_or_model
 
     quiet()
-    place, loaded = _run_or_model(checkpoint, recipe, _assignments(set_ or []))
+    _check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
+    check_no_run(output)
+    place, loaded = run_or_model(checkpoint, recipe, _assignments(set_ or []))
     rows, options = [], {}
     if tokens:
         from spanwise.commands.fidelity.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
@@ -230,12 +244,15 @@ def credit(
 
     Args:
         rollouts: a file, a folder of files, or the run folder they lie in.
-        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), or recipe for the recipe's own; default:
-            grpo, rlcr, bae and the recipe's own.
+        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
+            block for each tag of the file where it has others.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
+            what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
+            trainer recorded.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
-        reward: objective=column: take the reward from this column of the file, as in correct=accuracy_reward; objective=text
-            computes it from the text. May be repeated.
+        reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
+            it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
+            reward, if they hold nothing but 0 and 1.
         output: folder for what is written.
         rows: at most so many completions in the report.
         set_: any recipe field, as field=value; may be repeated.
@@ -265,17 +282,19 @@ def report(folder: Path, /) -> None:
 @app.command
 def demo(
     *,
-    output: str = "runs/demo",
+    output: str | None = None,
     seeds: str = "0",
     steps: int | None = None,
+    overwrite: Flag = False,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> None:
     """Show the point: one number for the whole completion against one per block, from the same hard warm start.
 
     Args:
-        output: folder for the summary and the runs.
+        output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.
+        overwrite: replace the runs that the output holds.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
     from spanwise.commands.demo.demo import demo as run
@@ -283,7 +302,7 @@ def demo(
 
     quiet()
     choices = _assignments(set_ or []) | ({} if steps is None else {"steps": steps})
-    run(output=output, seeds=_numbers(seeds), choices=choices, console=Console())
+    run(output=output, seeds=_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())
 
 
 @app.command
@@ -298,13 +317,10 @@ def methods(name: str | None = None, /) -> None:
     show_methods(name, console=Console())
 
 
-def _run_or_model(folder: Path, recipe: Path | None, overrides: dict[str, Any]) -> tuple[Path, Any]:
-    """The model inside a run folder, or the folder itself, and the recipe that says its task."""
-    from spanwise.recipe import load
-
-    inside = folder / "recipe.yaml"
-    loaded = load(recipe or (inside if inside.is_file() else None), overrides)
-    return folder / "model" if (folder / "model").is_dir() else folder, loaded
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise RecipeError(f"--{name.replace('_', '-')} is {size}; at least 1 is needed.")
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -36,13 +36,22 @@ class DataError(SpanwiseError):
     """
 
 
+#: A list of more names than this helps nobody.
+_MOST = 60
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that `name` is not a known `kind`, suggest the nearest one and list them all.
+    """Say that `name` is not a known `kind`, suggest the nearest one and list them all; of very many, those that are close.
 
     >>> unknown("method", "bea", ["bae", "grpo"])
     "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
+    >>> unknown("option", "size_12", [f"size{n}" for n in range(100)])
+    "There is no option 'size_12'. Did you mean 'size12'? Of 100 the closest are: size12, size2, size1."
     """
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
+    near = get_close_matches(str(name), names, n=3)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."
+    if len(names) <= _MOST:
+        return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."
+    close = f"Of {len(names)} the closest are: {', '.join(near)}." if near else f"None of {len(names)} is close to it."
+    return f"There is no {kind} '{name}'.{hint} {close}"

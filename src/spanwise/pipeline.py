@@ -7,7 +7,7 @@ what `Reading.pack` makes of a reading is gathered first where groups lie on sev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -174,7 +174,8 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         inputs |= vars(batch.steps)
     if reading.spans is not None:
         inputs["block_nt"] = reading.spans.block_nt
-    return assign(
+    length_n = inputs["length_n"]
+    found = assign(
         reading.scores,
         batch.group_n,
         reading.present_nk,
@@ -184,6 +185,7 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         inputs=inputs,
         **scheme.options,
     )
+    return replace(found, mean_length_n=length_n.double().mean().expand(len(reading)))
 
 
 def advantages(
@@ -195,15 +197,25 @@ def advantages(
         found: credit of the completions of `spans`.
         spans: where their blocks lie.
         scheme: says what a token's share is counted in.
-        mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 (`restrict`).
+        mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 (`restrict`) and change no
+            other completion's share.
 
     Returns:
         (N, T) float32; exactly 0 at tokens outside every block.
+
+    Raises:
+        RecipeError: a share is counted in the batch, and the credit is not of a batch.
     """
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
+    per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
+    if per is None:
+        raise RecipeError(
+            "per is 'batch' and this credit does not know how long the completions of its batch are; take it from "
+            "pipeline.credit, or set mean_length_n."
+        )
     if found.token_nt is not None:
-        return spread_tokens(found.token_nt, spans, per=scheme.per)
-    return spread(found, spans, per=scheme.per)
+        return spread_tokens(found.token_nt, spans, per=per)
+    return spread(found, spans, per=per)
 
 
 def metrics(found: Credit, reading: Reading, scheme: Scheme) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,16 @@ from spanwise.credit import METHODS, method
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.registry import imported, seen_from_here
 from spanwise.scheme import Scheme
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice")
+#: What only an embedded task, and what only a model by name can use.
+_ONLY: Mapping[bool, tuple[str, ...]] = {
+    True: ("start", "start_seed", "start_steps"),
+    False: ("split", "question_column", "prompt_column", "answer_column", "instruction"),
+}
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
 #: learning rate and entropy control, and evaluations that do not take longer than the training.
 HUB: Mapping[str, Any] = {
@@ -32,7 +38,7 @@ class Recipe(BaseModel):
     Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
     task: Literal["digits", "digits_twice", "confidence", "two_attempts"] = Field(
@@ -49,7 +55,14 @@ class Recipe(BaseModel):
     dataset: str | None = Field(None, description="hub name, folder or file of the prompts; not for the embedded task")
     split: str = Field("train", description="split of the dataset")
     question_column: str = Field("question", description="column of the dataset that holds the question")
-    answer_column: str = Field("answer", description="column of the dataset that holds the right answer")
+    prompt_column: str | None = Field(
+        None, description="column of whole prompts, texts or conversations, used as they are; default: prompt if no question"
+    )
+    answer_column: str | None = Field("answer", description="column of the dataset that holds the right answer; null: none")
+    instruction: str | None = Field(
+        None,
+        description="goes before each question and asks for the layout's tags; '': the model knows; default: the task's",
+    )
 
     # How credit is given.
     method: str = Field("bae", description="named preset: see `spanwise methods`")
@@ -63,7 +76,9 @@ class Recipe(BaseModel):
     segmenter: str = Field("tags", description="what finds the blocks of the layout")
     prefilled: str | None = Field(None, description="tag that the prompt already opened")
     objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
-    per: str | float | None = Field(None, description="'block', 'completion' or a number of tokens; default: the preset's")
+    per: str | float | None = Field(
+        None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )
@@ -71,7 +86,7 @@ class Recipe(BaseModel):
     # How long and how fast.
     steps: int = Field(120, ge=1, description="generation batches")
     prompts: int = Field(16, ge=1, description="prompts per step")
-    group_size: int = Field(16, ge=2, description="completions per prompt")
+    group_size: int = Field(16, ge=2, description="completions per prompt, which are compared with each other")
     mini_batches: int = Field(1, ge=1, description="optimizer steps per generation batch")
     micro_batch: int | None = Field(
         None, ge=1, description="completions per forward pass; default: a whole mini-batch, of a model by name at most 4"
@@ -94,7 +109,7 @@ class Recipe(BaseModel):
     eval_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the end")
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1, description="completions per prompt in the final evaluation; 2 while training")
-    output: str = Field("runs/train", description="folder of the run")
+    output: str | None = Field(None, description="folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>")
     save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
     keep_rollouts: int = Field(1, ge=0, description="write the rollouts of every k-th step; 0: none")
     report: bool = Field(True, description="write report.html at the end")
@@ -106,6 +121,13 @@ class Recipe(BaseModel):
     def _known_method(cls, name: str) -> str:
         return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_a_bool(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, bool) and info.field_name != "report":
+            raise ValueError(f"{info.field_name} is {str(value).lower()}, which it cannot be; only report is true or false.")
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         if self.task not in EMBEDDED:
@@ -116,6 +138,11 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"A model or dataset is given, but the task is '{self.task}'; add --task confidence to train on them."
             )
+        for field in _ONLY[self.task not in EMBEDDED]:
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(
+                    f"The task is '{self.task}', which has no use for {field} (got {getattr(self, field)!r}); leave it out."
+                )
         if self.task == "digits_twice" and self.start != "easy":
             raise ValueError(f"Task 'digits_twice' has one warm start; leave out start (got '{self.start}').")
         batch = self.prompts * self.group_size
@@ -161,6 +188,7 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
 def _read(path: str | Path) -> dict[str, Any]:
     """What a recipe file says."""
+    folder = Path(path).parent
     try:
         read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -169,7 +197,36 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    return dict(read or {})
+    own = dict(read or {})
+    # What lies beside the recipe of a run came from it.
+    return own if (folder / "metrics.jsonl").is_file() else _beside(own, folder)
+
+
+def _beside(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What a recipe names, as seen from the current folder: what is not found from there is looked for beside the recipe."""
+    there = dict(written)
+    for field in ("model", "dataset"):
+        name = there.get(field)
+        if isinstance(name, str) and not Path(name).exists() and (folder / name).exists():
+            there[field] = str(folder / name)
+    objectives = there.get("objectives")
+    if isinstance(objectives, list):
+        there["objectives"] = [_from(entry, folder) if isinstance(entry, dict) else entry for entry in objectives]
+    return there
+
+
+def _from(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """An objective whose functions are found from the current folder."""
+
+    def found(name: Any) -> Any:
+        return seen_from_here(name, folder) if isinstance(name, str) and ":" in name else name
+
+    given = entry.get("given")
+    changed = {
+        "reward": found(entry.get("reward")),
+        "given": [*map(found, given)] if isinstance(given, list) else found(given),
+    }
+    return {**entry, **{key: value for key, value in changed.items() if key in entry}}
 
 
 def _no_field(key: str) -> str:
@@ -226,10 +283,14 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
     )
 
 
+def own_layout(recipe: Recipe) -> Layout | None:
+    """The blocks that a recipe names itself; None where it leaves them to its task."""
+    return None if recipe.layout is None else Layout(recipe.layout, prefilled=recipe.prefilled, segmenter=recipe.segmenter)
+
+
 def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    blocks = dict(task_layout.blocks) if recipe.layout is None else recipe.layout
-    prefilled = recipe.prefilled or (task_layout.prefilled if recipe.layout is None else None)
-    return Layout(blocks, prefilled=prefilled, segmenter=recipe.segmenter)
+    prefilled = recipe.prefilled or task_layout.prefilled
+    return own_layout(recipe) or Layout(dict(task_layout.blocks), prefilled=prefilled, segmenter=recipe.segmenter)
 
 
 def calibration_of(recipe: Recipe) -> Literal["brier", "log_score"]:
@@ -272,7 +333,11 @@ def answer_tags(recipe: Recipe) -> dict[str, str]:
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
-    return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **scheme.plain()}
+    plain = scheme.plain()
+    for filled, entry in zip(plain["objectives"], recipe.objectives or (), strict=False):
+        if ":" in str(entry["reward"]):
+            filled["reward"] = entry["reward"]  # a module may have the function from another one
+    return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
 
 
 def _objective(entry: Mapping[str, Any], position: int) -> Objective:
@@ -287,23 +352,40 @@ def _objective(entry: Mapping[str, Any], position: int) -> Objective:
             )
     reward = entry["reward"]
     if isinstance(reward, str) and ":" in reward:
-        reward = _imported(reward, position)
+        reward = imported(reward, what=f"Objective {position + 1}: the reward")
     return Objective(**{**entry, "reward": reward})
 
 
-def _imported(path: str, position: int) -> Any:
-    """A reward function of the user's own, written as `module:function` in a recipe."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(f"Objective {position + 1}: the reward '{path}' cannot be imported: {error}.") from error
-
-
 def _sentence(error: ValidationError) -> str:
-    parts = []
+    """What is wrong, in our words: field, what it holds, what it must be, what it is for."""
+    said: dict[str, list[str]] = {}
+    tail: dict[str, str] = {}
+    sentences = []
     for item in error.errors():
-        message = item["msg"].removeprefix("Value error, ")
-        field = ".".join(str(part) for part in item["loc"])
-        parts.append(f"{field}: {message} (got {item['input']!r})" if field and item["type"] != "value_error" else message)
-    return "; ".join(parts)
+        kind, held, context = item["type"], item["input"], item.get("ctx", {})
+        field = ".".join(str(part) for part in item["loc"] if part not in ("str", "float", "list[str]"))  # parts of a union
+        if kind == "value_error":
+            sentences.append(item["msg"].removeprefix("Value error, "))
+        elif kind == "literal_error":
+            sentences.append(unknown(field, held, re.findall(r"'([^']*)'", context["expected"])))
+        else:
+            bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
+            said.setdefault(f"{field} is {held!r}", []).append(bound or _KINDS.get(kind.split("_")[0], item["msg"]))
+            about = Recipe.model_fields[field].description if field in Recipe.model_fields else None
+            tail[f"{field} is {held!r}"] = f" ({about})" if about else ""
+    return "; ".join(
+        [*sentences, *(f"{start}, and must be {' or '.join(must)}{tail[start]}" for start, must in said.items())]
+    )
+
+
+#: What pydantic calls a bound, and a kind of value.
+_BOUNDS = {"ge": "at least", "gt": "more than"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "'name: value' lines",
+}

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module, invalidate_caches
 from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from spanwise.errors import RecipeError, unknown
@@ -11,6 +18,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
+_FILES: dict[Path, ModuleType] = {}
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
@@ -110,3 +118,95 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
         return function
 
     return decorate
+
+
+def imported(path: str, *, what: str) -> Any:
+    """The function that a recipe calls `module:function` or `file.py:function`.
+
+    A module's file in the current folder goes before an installed module of its name, as with `python -m`; while it is imported,
+    it finds what lies beside it.
+
+    Args:
+        path: module or file, a colon, a name in it.
+        what: how a message begins, as in "The outcome".
+
+    Raises:
+        RecipeError: where it was looked for, or what went wrong in it.
+    """
+    module, _, name = path.rpartition(":")
+    file = _file(module)
+    try:
+        if file is None:
+            with _first(Path.cwd()):
+                found = import_module(module)
+        else:
+            found = _run(file, module)
+    except (Exception, SystemExit) as error:  # whatever a stranger's module raises, the user must learn which one it was
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and file is None and f"{module}.".startswith(f"{error.name}."):
+            sort = "file" if module.endswith(".py") else "module"
+            reason = f"there is no {sort} '{module}' in the current folder '{Path.cwd()}', beside the recipe or installed"
+        raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
+    try:
+        return attrgetter(name)(found)
+    except AttributeError as error:
+        there = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+        place = f"'{getattr(found, '__file__', module)}'"
+        raise RecipeError(
+            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, there)}"
+        ) from error
+
+
+def seen_from_here(path: str, folder: Path) -> str:
+    """A `module:function` that a file in `folder` names, as it is found from the current folder; as it is if it is nowhere.
+
+    >>> seen_from_here("math:sqrt", Path("recipes"))
+    'math:sqrt'
+    """
+    module, _, name = path.rpartition(":")
+    top = module.partition(".")[0]
+    if _file(module) or (
+        not module.endswith(".py") and (top in sys.modules or find_spec(top) or (Path.cwd() / top).is_dir())
+    ):
+        return path
+    file = folder / (module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
+    return f"{file}:{name}" if file.is_file() else path
+
+
+def _file(module: str) -> Path | None:
+    """The file that holds a module as seen from the current folder; None for an installed one, and a part of a package."""
+    file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
+    return file if file.is_file() else None
+
+
+def _run(file: Path, name: str) -> ModuleType:
+    """The module of a file, run once in a process, whatever else has its name."""
+    known = sys.modules.get(name)
+    if known is not None and Path(getattr(known, "__file__", None) or ".").resolve() == file.resolve():
+        return known
+    if file.resolve() not in _FILES:
+        spec = spec_from_file_location(name, file)
+        assert spec is not None, "a file ending in .py has a loader"
+        assert spec.loader is not None, "a file ending in .py has a loader"
+        module = module_from_spec(spec)
+        sys.modules.setdefault(name, module)  # dataclasses and pickle look there
+        try:
+            with _first(file.parent):
+                spec.loader.exec_module(module)
+        except BaseException:
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+            raise
+        _FILES[file.resolve()] = module
+    return _FILES[file.resolve()]
+
+
+@contextmanager
+def _first(folder: Path) -> Iterator[None]:
+    """Look for modules in a folder first, for the time being."""
+    invalidate_caches()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

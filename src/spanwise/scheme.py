@@ -31,7 +31,8 @@ class Scheme:
         method: name of a registered method.
         layout: the blocks of a completion and what finds them.
         objectives: the rewards, the blocks each pays and its baseline, in an order in which `given` looks back.
-        per: what a token's share is counted in: "block", "completion" or a number of tokens; see `spread`.
+        per: what a token's share is counted in: "block", "completion" or a number of tokens, see `spread`; or "batch", the mean
+            tokens of a completion of the whole batch, so that the loss is the mean over all of its tokens.
         options: of the method, those that differ from its defaults (`spanwise methods NAME` lists them).
         recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
 
@@ -204,15 +205,17 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _per(per: Any) -> str | float:
-    """A share as the two words or a positive number of tokens."""
-    if per in ("block", "completion"):
+    """A share as one of the words or a positive number of tokens."""
+    if per in ("block", "completion", "batch"):
         return str(per)
     try:
         number = float("nan") if isinstance(per, bool) else float(per)
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 < number < float("inf"):
-        raise RecipeError(f"per is '{per}'; write 'block', 'completion' or a positive number of tokens, for example 512.")
+        raise RecipeError(
+            f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512."
+        )
     return number
 
 

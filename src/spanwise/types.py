@@ -165,6 +165,7 @@ class Credit:
         stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block.
+        mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
     """
 
     block_nk: Float[Tensor, "n k"]
@@ -175,6 +176,7 @@ class Credit:
     stratum_nm: Int[Tensor, "n m"] | None = None
     coarser_m: Int[Tensor, " m"] | None = None
     token_nt: Float[Tensor, "n t"] | None = None
+    mean_length_n: Float[Tensor, " n"] | None = None
 
     @property
     def has_signal(self) -> bool:
@@ -184,5 +186,6 @@ class Credit:
 
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
-        parts = {name: getattr(self, name) for name in ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt")}
+        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "mean_length_n")
+        parts = {name: getattr(self, name) for name in own}
         return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})

@@ -6,6 +6,7 @@ import torch
 from helpers import NAN, assert_close
 from spanwise.credit import spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.losses import aggregate
 from spanwise.types import Credit, Spans
 
 
@@ -108,6 +109,40 @@ def test_per_a_constant():
         spread(credit_of([[1.0]]), spans, per=0)
     with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
         spread(CREDIT, layout_spans(), per=-1)
+
+
+def test_per_a_number_of_each_completion():
+    spans = spans_of([[0, 1, 1], [0, 0, 1], [-1, -1, -1]], 2)
+    credit, per_n = credit_of([[1.0, 2.0], [3.0, -6.0], [5.0, 5.0]]), torch.tensor([2.0, 4.0, 0.0])
+    want = [[0.5, 1.0, 1.0], [0.75, 0.75, -1.5], [0.0] * 3]
+    assert spread(credit, spans, per=per_n).tolist() == want
+    adv_nt = torch.tensor([[1.0, 2.0, 2.0], [3.0, 3.0, -6.0], [5.0] * 3])
+    assert spread_tokens(adv_nt, spans, per=per_n).tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("per", "mode", "weight"),
+    [
+        ("completion", "sequence-mean-token-mean", (1 / 20, 1 / 60)),
+        (torch.tensor([40.0, 40.0]), "token-mean", (1 / 40, 1 / 40)),  # per: batch
+        (400, "sequence-mean-token-sum-norm", (1 / 400, 1 / 400)),
+        (1, "sequence-mean-token-sum", (1.0, 1.0)),
+        ("block", None, ((15, 5), (50, 10))),
+    ],
+)
+def test_the_scale_of_the_loss_is_that_of_the_page(per, mode, weight):
+    """Completions of 20 and 60 tokens, of two blocks each, that are credited with 1 (docs/compat.md)."""
+    spans = spans_of([[0] * 15 + [1] * 5 + [-1] * 40, [0] * 50 + [1] * 10], 2)
+    adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per=per, dtype=torch.float64)
+    mask_nt = spans.block_nt >= 0
+    if mode is None:
+        for i, lengths in enumerate(weight):
+            assert adv_nt[i][mask_nt[i]].tolist() == [1 / size for size in lengths for _ in range(size)]
+        assert adv_nt.sum() / 2 == pytest.approx(2.0)
+        return
+    assert [set(row[held].tolist()) for row, held in zip(adv_nt, mask_nt, strict=True)] == [{w} for w in weight]
+    loss_nt = torch.rand(2, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(aggregate(loss_nt, mask_nt, mode=mode, length=400)))
 
 
 def test_tokens_of_a_method_fit_their_spans():

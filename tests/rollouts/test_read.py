@@ -116,3 +116,27 @@ def test_a_record_that_cannot_be_read_is_one_sentence(case, tmp_path):
     assert "\n" not in str(error.value)
     assert "damaged" not in str(error.value)
     str(error.value).encode()
+
+
+CSV = "prompt,completion,answer\n2+2=,4,4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", CSV, "is CSV, which is no rollout format (it begins 'prompt,completion,answer'). Known here: "),
+        ("a.parquet", CSV, "is CSV, which is no rollout format"),
+        ("a.md", "# Notes\n", "is text, which is no rollout format (it begins '# Notes')"),
+    ],
+)
+def test_text_is_not_called_damaged(name, content, sentence, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as error:
+        read_rollouts(tmp_path / name)
+    assert sentence in str(error.value)
+    assert "damaged" not in str(error.value)
+
+
+def test_lines_are_known_by_what_they_hold(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", ["a", "b"])
+    assert len(read_rollouts(file.rename(tmp_path / "dump.txt"))) == 2

@@ -1,5 +1,7 @@
 """Traces of verifiers: ids, branches, results before 1.0, scores that are missing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,25 @@ def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
     table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [small_episode("x", row) for row in rewards]))
     assert table.rewards["a"].status_n.tolist() == [UNSCORED, UNSCORED, OK]
     assert table.rewards["reward"].value_n.tolist() == [1.0, 0.0, 2.0]  # a weight that is not written is 1
+
+
+WRITTEN = Path(__file__).with_name("written")
+
+
+def test_a_file_of_failed_rollouts_says_so():
+    """As verifiers 0.4.0 writes three episodes whose model could not be reached."""
+    with pytest.raises(DataError) as error:
+        read_rollouts(WRITTEN / "verifiers_failed")
+    said = (
+        "3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with ModelError: connection refused."
+    )
+    assert said in str(error.value)
+
+
+def test_failed_rollouts_beside_others_are_counted(tmp_path):
+    lines = [small_episode("a", {}), small_episode("b", {}) | {"traces": [], "errors": [{"type": "Timeout"}]}]
+    note = read_rollouts(write_lines(tmp_path / "traces.jsonl", lines)).note
+    assert "1 of 2 episodes hold no message that a trained model sampled. 1 of them failed with Timeout." in note
+    none = [{"prompt": "2+2=", "completion": [], "reward": 0.0, "error": "RateLimit"}] * 2
+    note = read_rollouts(write_lines(tmp_path / "results.jsonl", none)).note
+    assert "2 of 2 episodes hold no message that a trained model sampled. 2 of them failed with RateLimit." in note

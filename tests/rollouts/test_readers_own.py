@@ -232,7 +232,7 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
     file, made, options = exported(tmp_path, tokenizer, ids=ids)
     assert made.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
     again = credit_rollouts(file, **options)
-    assert [one.arm.name for one in again.applied] == ["grpo", "bae", "gae"]
+    assert [one.name for one in again.applied] == ["grpo", "bae", "gae"]
     assert again.table.learned_n.tolist() == made.table.learned_n.tolist()
     for one, other in zip(made.applied, again.applied, strict=True):
         assert one.credit.block_nk.tolist() == other.credit.block_nk.tolist()

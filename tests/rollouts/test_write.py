@@ -25,7 +25,7 @@ for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
 sys.path.insert(0, {tests!r})
 from test_write import batch
 from spanwise.commands.shared.folder import RunFolder
-RunFolder({folder!r}).write_rollouts(batch(), step=7)
+RunFolder({folder!r}).write_rollouts([batch().recorded(step=7)], step=7)
 assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
 """
 

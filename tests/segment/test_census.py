@@ -21,6 +21,11 @@ def test_each_tag_is_in_as_many_completions_as_hold_its_text(texts):
         assert {**found.others, **found.wanted}.get(tag, 0) == held
 
 
+def test_the_others_come_in_order_and_special_tokens_are_no_tags():
+    found = census(["<s><plan><code><eos>", "<code><plan><b>"], ["answer"])
+    assert list(found.others.items()) == [("code", 2), ("plan", 2), ("b", 1)]
+
+
 def test_a_tag_lacks_below_one_in_a_hundred():
     assert census(["<a>"] + [""] * 99, ["a"]).lacking == ()
     assert census(["<a>"] + [""] * 100, ["a"]).lacking == ("a",)

@@ -7,7 +7,8 @@ import datasets
 import pytest
 from datasets import Dataset, DatasetDict
 
-from spanwise.errors import DataError
+from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
 from spanwise.tasks import build_model, build_tokenizer, load_task
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
@@ -43,7 +44,7 @@ def jsonl(tmp_path) -> str:
 
 def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
     task = load_task(models["plain"], jsonl)
-    assert task.train.column_names == task.evaluation.column_names == ["prompt", "answer"]
+    assert task.train.column_names == task.evaluation.column_names == ["prompt", "answer", "question", "note"]
     row = next(row for row in task.train if "7 + 7" in row["prompt"] or "6 + 6" in row["prompt"])
     assert row["answer"] in ("14", "12")
     for tag in ("reasoning", "answer", "analysis", "confidence"):
@@ -173,3 +174,108 @@ def test_model_folder_that_cannot_be_read(models, jsonl, tmp_path) -> None:
         load_task(str(folder), jsonl)
     for part in (str(folder), "it holds model.safetensors", "--model"):
         assert part in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------- what the model is told
+
+PLAN = Layout({"plan": ["plan"], "code": ["code"]})
+TALK = [{"role": "system", "content": "Write <plan> and <code>."}, {"role": "user", "content": "Sort a list."}]
+
+
+def file_of(folder, rows) -> str:
+    file = folder / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("style", "instruction", "expected"),
+    [
+        ("plain", "Write <plan>, <code>.", "Write <plan>, <code>.\n\nProblem:\nWhat is 1 + 1?\n\n"),
+        ("plain", "", "What is 1 + 1?"),
+        ("user", "Write <plan>, <code>.", [{"role": "user", "content": "Write <plan>, <code>.\n\nWhat is 1 + 1?"}]),
+        ("user", "", [{"role": "user", "content": "What is 1 + 1?"}]),
+        (
+            "system",
+            "Write <plan>, <code>.",
+            [{"role": "system", "content": "Write <plan>, <code>."}, {"role": "user", "content": "What is 1 + 1?"}],
+        ),
+        ("system", "", [{"role": "user", "content": "What is 1 + 1?"}]),
+    ],
+)
+def test_an_instruction_of_ones_own_goes_where_the_template_has_room(
+    models, jsonl, style, instruction, expected, recwarn
+) -> None:
+    task = load_task(models[style], jsonl, layout=PLAN, instruction=instruction)
+    assert expected in [*task.train["prompt"], *task.evaluation["prompt"]]
+    assert task.layout == PLAN
+    assert not [one for one in recwarn if one.category is UserWarning]
+
+
+@pytest.mark.parametrize("prompt", ["Write <plan> and <code>: sort a list. ", TALK], ids=["text", "conversation"])
+@pytest.mark.parametrize("column", [None, "prompt"])
+def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompt, column) -> None:
+    rows = [{"prompt": prompt, "answer": "4", "tests": ["f(1) == 1"], "n": n, "images": "x"} for n in range(5)]
+    task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column=column)
+    assert task.train["prompt"][:] == [prompt] * 4
+    assert task.train.column_names == ["prompt", "answer", "tests", "n"], (
+        "columns for reward functions stay, TRL's own do not"
+    )
+    assert task.train["tests"][:] == [["f(1) == 1"]] * 4
+    assert sorted([*task.train["n"], *task.evaluation["n"]]) == list(range(5))
+
+
+def test_a_column_of_prompts_with_another_name_and_no_answers(models, tmp_path) -> None:
+    rows = [{"messages": TALK, "question": "?", "answer": ["a", "b"]} for _ in range(5)]
+    task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column="messages", answer_column=None)
+    assert task.train["prompt"][0] == TALK
+    assert task.train["answer"][0] == ["a", "b"], "an answer that no check of ours reads may be anything"
+    assert task.train.column_names == ["prompt", "question", "answer"]
+
+
+def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> None:
+    rows = [{"question": "2 + 2?", "prompt": "Say 4.", "answer": "4"}] * 5
+    with pytest.warns(UserWarning, match="a column 'prompt' beside 'question': what the model is shown is 'question'"):
+        task = load_task(models["user"], file_of(tmp_path, rows))
+    assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
+    asked = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
+    assert asked.train["prompt"][0][0]["content"].endswith("\n\nSay 4.")
+    assert "<confidence>" in asked.train["prompt"][0][0]["content"]
+
+
+def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
+    with pytest.raises(RecipeError, match=r"The layout has <plan>, <code>, and no prompt asks for that"):
+        load_task(models["system"], jsonl, layout=PLAN)
+    with pytest.raises(RecipeError, match=r"The layout has <code>, and"):
+        load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
+    with pytest.warns(UserWarning, match=r"None of the first 8 prompts holds <code> of the layout"):
+        load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
+    rows = [{"prompt": "Sort a list.", "answer": "4"}] * 5
+    with pytest.warns(UserWarning, match=r"None of the first 4 prompts holds <plan>, <code> of the layout"):
+        load_task(models["system"], file_of(tmp_path, rows), layout=PLAN)
+
+
+@pytest.mark.parametrize(
+    ("layout", "question"),
+    [
+        (Layout({"solution": ["reasoning", "answer"]}), "2 + 2?"),  # some of what the usual instruction asks for
+        (Layout({"all": []}), "2 + 2?"),
+        (Layout({"all": ["plan"]}), "Write <plan> first. 2 + 2?"),  # the question itself asks
+        (Layout({"all": ["think", "answer"]}, prefilled="think"), "2 + 2?"),  # the prompt opens it
+        (Layout({"all": ["plan"]}, segmenter="lines"), "2 + 2?"),  # no tags are looked for
+    ],
+)
+def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question, recwarn) -> None:
+    rows = [{"question": question, "answer": "4"}] * 5
+    load_task(models["system"], file_of(tmp_path, rows), layout=layout)
+    assert not [one for one in recwarn if one.category is UserWarning]
+
+
+def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(tmp_path, jsonl) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "Write <plan> and <code>." + NO_SYSTEM
+    build_model(tokenizer, 0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
+    with pytest.raises(DataError, match=r"chat template does not take the prompt \[{.*no system role"):
+        load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": TALK, "answer": "4"}] * 5), layout=PLAN)

@@ -89,7 +89,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
     """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one has no number then."""
     weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
-    return (_completed(scores, objectives) * weight_m).sum(dim=1)
+    return (completed(scores, objectives) * weight_m).sum(dim=1)
 
 
 def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
@@ -98,8 +98,8 @@ def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor,
     return torch.where(left_out(scores), stand_in_m, torch.nan)
 
 
-def _completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """The rewards, and what stands for those that were left out."""
+def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
+    """The rewards, and what stands for those that the completion left out; NaN where nothing does."""
     return torch.where(left_out(scores), _stand_ins(scores, objectives), scores.reward_nm)
 
 
@@ -115,7 +115,7 @@ def _by_block(
 ) -> Credit:
     given = _given(scores, objectives)
     prices = "if_missing_k" in chosen.inputs  # else what is left out is compared as the reward that it stands for
-    reward_nm = scores.reward_nm if prices else _completed(scores, objectives)
+    reward_nm = scores.reward_nm if prices else completed(scores, objectives)
     stand_in_nm = _stand_ins(scores, objectives)
     data |= {"reward_nk": reward_nm, "reward_nm": reward_nm, **given}
     data |= {
@@ -172,7 +172,7 @@ def _by_completion(
     data |= {
         "reward_n": reward_n,
         "reward_s": reward_n,
-        "reward_nm": _completed(scores, objectives),
+        "reward_nm": completed(scores, objectives),
         "weight_m": reward_n.new_tensor([objective.weight for objective in objectives]),
     }
     if "mask_nt" in data:  # a completion without a reward takes no part

@@ -21,7 +21,7 @@ def spread(
     credit: Credit,
     spans: Spans,
     *,
-    per: str | float | int = "block",
+    per: str | float | int | Float[Tensor, " n"] = "block",
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
     r"""Give every trainable token the credit of its block, weighted so that a plain sum over tokens is the objective.
@@ -29,7 +29,7 @@ def spread(
     Equation
         A[i, t] = A[i, k] / |T_k(i)| for t in block k    (per="block": each block has the same say, however long)
         A[i, t] = A[i, k] / |T(i)|                        (per="completion": each completion has the same say, as in GRPO)
-        A[i, t] = A[i, k] / c                             (per=c: a constant, as in Dr. GRPO)
+        A[i, t] = A[i, k] / c                             (per=c: a constant, as in Dr. GRPO; or one c of each completion)
         and A[i, last] += stop[i], the last trainable token as a block of one token.
 
     The training objective is then mean over completions of sum over tokens of min(rho A, clip(rho) A): clipped surrogates are
@@ -151,7 +151,7 @@ def spread_tokens(
     adv_nt: Float[Tensor, "n w"],
     spans: Spans,
     *,
-    per: str | float | int = "completion",
+    per: str | float | int | Float[Tensor, " n"] = "completion",
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
     r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
@@ -185,8 +185,10 @@ def _columns(block_nt: Tensor, blocks: int) -> Tensor:
     return torch.where(block_nt < 0, blocks, block_nt).long()
 
 
-def _size(length_nk: Tensor, per: str | int | float) -> Tensor:
+def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
     """What the credit of each block is divided by; never 0."""
+    if isinstance(per, Tensor):
+        return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
     if per == "block":
         return length_nk.clamp(min=1).double()
     if per == "completion":

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:  # the core installs without it
         "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
     ) from error
 
+from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -27,6 +28,7 @@ from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_e
 
 __all__ = [
     "BASELINES",
+    "CALIBRATION",
     "FIGURES",
     "TOKEN_ESTIMATORS",
     "BinScheme",
@@ -48,7 +50,9 @@ __all__ = [
     "TokenFidelity",
     "Trajectories",
     "Weighted",
+    "alarms",
     "auroc",
+    "batch_alarms",
     "bootstrap",
     "brier",
     "brier_parts",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
@@ -15,6 +15,7 @@ import scipy
 import torch
 
 from spanwise.errors import RecipeError, unknown
+from spanwise.measure.alarms import alarms
 from spanwise.measure.intervals import Interval, mean_interval, seeds_needed
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
@@ -90,6 +91,7 @@ class Comparison:
         cells: by (method, figure).
         differences: by figure, then pair.
         level: of all intervals.
+        wrong: by (method, figure), what is wrong with that figure in at least one seed (`measure.alarms`).
     """
 
     methods: tuple[str, ...]
@@ -97,21 +99,40 @@ class Comparison:
     cells: Mapping[tuple[str, str], Cell]
     differences: tuple[Difference, ...]
     level: float
+    wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
         """The table as Markdown: mean +- half the interval; n where seeds differ or are missing."""
         most = max((cell.interval.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
-            shown = (_show(self.cells[method, figure], most) for figure in self.figures)
-            lines.append(f"| {method} | " + " | ".join(shown) + " |")
+            lines.append(f"| {method} | " + " | ".join(self.row(method, most)) + " |")
         lines.append("")
+        lines += [f"! {sentence}" for sentence in self.warnings()] + [""] * bool(self.wrong)
         lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most} seeds.")
         return "\n".join(lines)
 
+    def row(self, method: str, most: int) -> list[str]:
+        """The cells of a method; "!" beside a figure that is in `wrong`."""
+        marks = ("" if (method, figure) not in self.wrong else " !" for figure in self.figures)
+        shown = (_show(self.cells[method, figure], most) for figure in self.figures)
+        return [cell + mark for cell, mark in zip(shown, marks, strict=True)]
+
+    def warnings(self) -> list[str]:
+        """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for (method, figure), why in self.wrong.items():
+            by_reason.setdefault((method, why), []).append(figure)
+        return [f"{method}: {why} ({', '.join(listed)})." for (method, why), listed in by_reason.items()]
+
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """A sentence for each difference, of these verdicts only if any are given."""
-        return [d.sentence() for d in self.differences if not verdicts or d.verdict in verdicts]
+        return [d.sentence() + self._but(d) for d in self.differences if not verdicts or d.verdict in verdicts]
+
+    def _but(self, d: Difference) -> str:
+        """What is wrong with either side of a difference."""
+        wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
+        return f" ({'; '.join(wrong)})" if wrong else ""
 
     def summary(self) -> str:
         """How many differences are beyond the noise, and which."""
@@ -182,7 +203,7 @@ def compare(
     pairs = combinations(runs, 2) if reference is None else ((m, reference) for m in runs if m != reference)
     listed = list(pairs)
     differences = [d for figure in chosen for d in _differences(runs, figure, listed, level, power)]
-    return Comparison(tuple(runs), chosen, cells, tuple(differences), level)
+    return Comparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -198,6 +219,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
         floor = max(floor, min(1.0, p * (len(order) - rank)))
         adjusted[i] = floor
     return adjusted
+
+
+def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
+    """By method and figure what is wrong in some seed, and in how many of them."""
+    found: dict[tuple[str, str], str] = {}
+    for method, seeds in runs.items():
+        raised = [alarms(values) for values in seeds.values()]
+        for figure in figures:
+            whys = [wrong[figure] for wrong in raised if figure in wrong]
+            if whys:
+                most = max(dict.fromkeys(whys), key=whys.count)
+                count = len(whys)
+                found[method, figure] = f"{most} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'its seed'}"
+    return found
 
 
 def _values(seeds: Mapping[int, Mapping[str, float | None]], figure: str) -> dict[int, float]:

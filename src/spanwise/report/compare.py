@@ -83,6 +83,7 @@ def compare_report(
         lead=f"{len(arms)} arms from the same start, {'up to ' if uneven else ''}{most} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         command=command,
+        warnings=comparison.warnings(),
         headlines=[
             Headline("arms", len(arms)),
             Headline("seeds per arm", most),
@@ -111,7 +112,8 @@ def _best(comparison: Comparison) -> list[Headline]:
         }
         left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].interval.count]
         note = ", ".join(left)
-        made.append(Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note))
+        wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
+        made.append(Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note, wrong))
     return made
 
 
@@ -124,7 +126,8 @@ def _table(comparison: Comparison, most: int) -> list[Row]:
             i = comparison.cells[arm, figure].interval
             half = "" if i.low != i.low else f" ± {(i.high - i.low) / 2:.3f}"
             seeds = "" if i.count == most else f" (n={i.count})"
-            row[figure_name(figure)] = f"{i.value:.3f}{half}{seeds}" if i.count else None
+            mark = " ⚠" if (arm, figure) in comparison.wrong else ""
+            row[figure_name(figure)] = f"{i.value:.3f}{half}{seeds}{mark}" if i.count else None
         rows.append(row)
     return rows
 

@@ -11,6 +11,7 @@ from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, merged
 from spanwise.report.sections import credit_section, tokens_section
 from spanwise.report.tokens import TokenView
+from spanwise.rollouts.schema import RECORDED
 
 
 def credit_report(
@@ -25,12 +26,12 @@ def credit_report(
     view: TokenView,
     command: str = "",
 ) -> str:
-    """Write what several methods credit in the same rollouts as one HTML file.
+    """Write what several methods credit in the same rollouts as one HTML file, beside what the rollouts record themselves.
 
     Args:
         source: where the rollouts came from.
         note: how they were read, one sentence.
-        methods: names, in the order of their colours.
+        methods: names, in the order of their colours; `recorded` is none, but what the rollouts say.
         credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
         rewards: objective -> reward of each completion (n,); NaN where it is absent.
         statuses: objective -> status -> completions.
@@ -46,7 +47,12 @@ def credit_report(
         >>> "rollouts.parquet" in page
         True
     """
-    count = max((len(reward_n) for reward_n in rewards.values()), default=0)
+    found = [column_n for columns in (rewards, *credit.values()) for column_n in columns.values()]
+    count = max(map(len, found), default=0)
+    applied = [name for name in methods if name != RECORDED]
+    what = f"What {_listed(applied)} would have credited in {count:,} completions, without training"
+    if RECORDED in methods:
+        what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
     sections = [
         tokens_section(view),
         credit_section(methods, credit, of="these rollouts"),
@@ -61,7 +67,7 @@ def credit_report(
     ]
     return render(
         title=f"Credit in {source}",
-        lead=f"What {_listed(methods)} would have credited in {count:,} completions, without training. {note}".strip(),
+        lead=f"{what}. {note}".strip(),
         command=command,
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,

@@ -41,11 +41,13 @@ class Headline:
         label: what it is.
         value: None and NaN are shown as "not measured".
         note: small print under it, in lines: an interval, where it started from.
+        wrong: why it must not be read calmly.
     """
 
     label: str
     value: Cell
     note: str = ""
+    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def render(
     title: str,
     lead: str,
     command: str = "",
+    warnings: Sequence[str] = (),
     headlines: Sequence[Headline] = (),
     sections: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
@@ -133,6 +136,7 @@ def render(
         title=title,
         lead=lead,
         command=command,
+        warnings=warnings,
         headlines=headlines,
         sections=shown,
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",

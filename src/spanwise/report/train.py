@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import Curve, figure_intervals
+from spanwise.credit import METHODS
+from spanwise.measure import Curve, alarms, batch_alarms, figure_intervals
 from spanwise.report.charts import curves
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
@@ -38,6 +39,7 @@ def train_report(
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     credit: Mapping[str, Mapping[str, Tensor]] | None = None,
     view: TokenView | None = None,
+    unmeasured: Mapping[str, str] | None = None,
     command: str = "",
 ) -> str:
     """Write the report of a training run, finished or not, as one HTML file.
@@ -52,10 +54,11 @@ def train_report(
         credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop` as
             `with_stop` gives it. The first method is the one that was trained with.
         view: completions for the token view, under the same methods.
+        unmeasured: figures that this run cannot have, and why; the mean rewards take their place.
         command: how to train it again.
 
     Edge cases:
-        What is not there is left out; a figure of the headline that does not exist is shown as "not measured".
+        What is not there is left out; a figure of the headline that could be there and is not is shown as "not measured".
 
     Example:
         >>> page = train_report(recipe={"method": "bae"}, metrics=[{"step": 0, "evaluation": {"accuracy": 0.5}}], summary={})
@@ -85,7 +88,8 @@ def train_report(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, batches),
         command=command,
-        headlines=_headlines(points, samples),
+        warnings=[*_warnings(points, unmeasured or {}), *batch_alarms(batches), *unmeasured_sentences(unmeasured or {})],
+        headlines=[*_headlines(points, samples, unmeasured or {}), *(_reward_headlines(batches) if unmeasured else [])],
         sections=sections,
         recipe=recipe,
     )
@@ -104,7 +108,31 @@ def _not_trained(view: TokenView | None) -> str:
     return f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
 
 
+def _warnings(points: Lines, unmeasured: Collection[str]) -> list[str]:
+    """What is wrong with the last evaluation, and the figures that show it or mean nothing because of it."""
+    wrong: dict[str, list[str]] = {}
+    last = points[-1] if points else {}
+    for name, why in alarms({name: last[name] for name in last if name not in unmeasured}).items():
+        wrong.setdefault(why, []).append(figure_name(name))
+    return [f"{why[:1].upper()}{why[1:]} ({', '.join(names)})." for why, names in wrong.items()]
+
+
+def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
+    """A sentence for each reason why figures cannot be measured.
+
+    >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
+    ['Not measured: ECE, brier; no confidence.']
+    """
+    names: dict[str, list[str]] = {}
+    for name, why in unmeasured.items():
+        names.setdefault(why, []).append({"ece": "ECE", "auroc": "AUROC"}.get(name, name.replace("_", " ")))
+    return [f"Not measured: {', '.join(listed)}; {why}." for why, listed in names.items()]
+
+
 def _baseline(recipe: Mapping[str, Any]) -> str:
+    known = METHODS.get(str(recipe.get("method")))
+    if known is not None and "baseline" not in known.inputs:
+        return ""
     named = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
     name = next((name for name in reversed(named) if name), None)
     return f"the {name} baseline" if name and name != "none" else ""
@@ -121,7 +149,19 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines)
     return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
 
 
-def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Headline]:
+def _reward_headlines(batches: Lines) -> list[Headline]:
+    """Mean rewards of the last training batch, with what they were in the first."""
+    made = []
+    for key in dict.fromkeys(
+        key for line in batches for key in line if key.startswith("rewards/") and key.endswith("/mean")
+    ):
+        found = [line[key] for line in batches if line.get(key) is not None]
+        note = f"{shown(found[0])} in the first batch" if len(found) > 1 else ""
+        made.append(Headline(f"mean reward: {key.split('/')[1]}", found[-1] if found else None, note))
+    return made
+
+
+def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: Mapping[str, str]) -> list[Headline]:
     last, start = (points[-1], points[0]) if points else ({}, {})
     intervals: Mapping[str, Any] = {}
     if samples and {"prompt", "well_formed"} <= samples.keys():
@@ -129,14 +169,18 @@ def _headlines(points: Lines, samples: Mapping[str, Tensor] | None) -> list[Head
             samples["confidence"], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
             refusal_n=samples.get("refusal"),
         )  # fmt: skip
-    made = []
+    made, wrong = [], alarms(last)
+    wrong = {**wrong, **({"malformed": wrong["format_rate"]} if "format_rate" in wrong else {})}
     for name in ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed"):
+        never = name == "refusal_rate" and not any(figure(point, name) is not None for point in points)
+        if name in unmeasured or (never and points):  # only the embedded task knows refusals
+            continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
         value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
         notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
         notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
-        made.append(Headline(FIGURES[name], None if value is None else show(value), "\n".join(notes)))
+        made.append(Headline(FIGURES[name], None if value is None else show(value), "\n".join(notes), wrong.get(name, "")))
     return made
 
 

@@ -78,6 +78,26 @@ def prompt_text(prompt: Any) -> str:
     return spoken(prompt)
 
 
+def prompt_fault(prompt: Any, *, template: bool) -> str | None:
+    """Why a trainer could not take a prompt, and what to give it; None where it can.
+
+    Args:
+        prompt: a text, or a list of messages.
+        template: the tokenizer has a chat template.
+
+    >>> prompt_fault([["user", "2+2"]], template=True)
+    "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
+    """
+    if isinstance(prompt, str):
+        return None if prompt.strip() else "a prompt must say something."
+    messages = prompt if isinstance(prompt, list) and prompt else [None]
+    if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages):
+        return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
+    if not template:
+        return "that is a conversation, and the tokenizer of the model has no chat template. Give texts, or another model."
+    return None
+
+
 def completion_parts(completion: Any) -> Parts:
     """A completion as text: a string, or the messages of a conversation.
 

@@ -53,7 +53,7 @@ def read_rollouts(path: str | Path, *, tokenizer: str | Path | None = None) -> R
     with readable(files[0] if len(files) == 1 else place):
         table = reader(place, files, tokenizer)
     if len(table) == 0:
-        raise DataError(f"'{path}' holds no completions.")
+        raise DataError(f"'{path}' holds no completions. {table.note}".strip())
     return table
 
 
@@ -84,10 +84,11 @@ def _natural(file: Path) -> list[int | str]:
 
 
 def _reader(files: Sequence[Path]) -> Reader:
-    if files[0].suffix in (".jsonl", ".json"):
+    if files[0].suffix in (".jsonl", ".json") or _begins(files[0]).lstrip().startswith(b"{"):
         return _lines_reader(files)
     readers: list[Reader] = []
     for file in files:
+        _check_parquet(file)
         with readable(file):
             found = pq.read_schema(file)
         names = found.names
@@ -104,6 +105,31 @@ def _reader(files: Sequence[Path]) -> Reader:
     if len(set(readers)) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
     return readers[0]
+
+
+def _begins(file: Path) -> bytes:
+    """The first bytes of a file."""
+    with readable(file), file.open("rb") as stream:
+        return stream.read(200)
+
+
+def _check_parquet(file: Path) -> None:
+    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet.
+
+    Raises:
+        DataError: it does not begin as parquet does, and can be read as text.
+    """
+    start = _begins(file)
+    try:
+        line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""
+    except UnicodeDecodeError:
+        return
+    if line.isprintable() and line:
+        kind = "CSV" if file.suffix in (".csv", ".tsv") or line.count(",") > 1 else "text"
+        raise DataError(
+            f"'{file}' is {kind}, which is no rollout format (it begins {line!r}). Known here: {FORMATS}. From Python, "
+            f"pandas.read_csv(...).to_parquet(...) makes parquet of a table with the columns prompt and completion."
+        )
 
 
 def _lines_reader(files: Sequence[Path]) -> Reader:

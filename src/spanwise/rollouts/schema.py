@@ -1,7 +1,8 @@
 """The columns of a rollout file, each name spelled here and nowhere else.
 
 A run's `rollouts/step_*.parquet` and the `credit.parquet` of `spanwise credit` are one format: a row per completion, and credit
-under the name of the method that made it. A run has one method, an export has those that were asked for.
+under the name of the method that made it. A run has one method, an export has those that were asked for, and under the name
+`recorded` what the trainer that wrote the rollouts says of them.
 
 | column | type | what it holds |
 |---|---|---|
@@ -39,6 +40,9 @@ STEP, GROUP, PROMPT, IDS, TOKENS = "step", "group", "prompt", "completion_ids", 
 TRAINABLE, TEXT, FAULT, STOP = "trainable", "text", "fault", "stop"
 #: What may be known of each token, and its column.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
+
+#: What stands in place of a method where a trainer's own numbers are shown as it recorded them.
+RECORDED = "recorded"
 
 #: Of the format; it stands in the file's metadata.
 VERSION = "1"

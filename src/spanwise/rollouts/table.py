@@ -6,11 +6,12 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.score import Reward
@@ -102,6 +103,22 @@ class Cut(NamedTuple):
     note: str
 
 
+class AsRecorded(NamedTuple):
+    """What the trainer that wrote a file says of its completions: an advantage, or the reward that it went by.
+
+    Attributes:
+        says: what the numbers are, in words.
+        number: of each token, flat as the tokens are; NaN at completions that have none.
+        shares: they are shared out over tokens already, so that a plain sum is the objective.
+        by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `number` is their sum then.
+    """
+
+    says: str
+    number: Float[np.ndarray, " v"]
+    shares: bool = False
+    by_block: Mapping[str, Float[np.ndarray, " n"]] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class RolloutTable:
     """The completions of a rollout file, or of a folder of them.
@@ -123,6 +140,7 @@ class RolloutTable:
         keyed: the file itself says which rows are a group, so that a prompt drawn twice in one step is two of them.
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.
+        as_recorded: the advantages or rewards that its trainer went by, if it says any.
     """
 
     source: str
@@ -141,6 +159,7 @@ class RolloutTable:
     keyed: bool = False
     learned_n: Bool[Tensor, " n"] | None = None
     folder: Path | None = None
+    as_recorded: AsRecorded | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -231,6 +250,20 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
             empty = [value is None or value != value for value in values]
             found[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in empty])
     return found
+
+
+def as_recorded(columns: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
+    """The first of `advantage`, `score` and `reward` that a file records, the same at every token of a completion.
+
+    >>> found = as_recorded(recorded({"score": [1.0, None]}), Ragged.of([[5, 6], [7]]))
+    >>> found.says, found.number.tolist()
+    ("the file's 'score', from which nothing is subtracted", [1.0, 1.0, nan])
+    """
+    name = next((name for name in ("advantage", "score", "reward") if name in columns), None)
+    if name is None:
+        return None
+    plain = "" if name == "advantage" else ", from which nothing is subtracted"
+    return AsRecorded(f"the file's '{name}'{plain}", np.repeat(columns[name].value_n.numpy(), tokens.lengths))
 
 
 def _could_be(value: Any) -> bool:

@@ -56,7 +56,7 @@ def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) 
         lengths.append(len(ids) - before)
     vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
     trainable = np.concatenate([np.zeros(0, dtype=np.bool_), *flags])
-    return Cut(Ragged(np.array(ids, dtype=np.int32), np.cumsum([0, *lengths])), trainable, vocabulary, WORDS)
+    return Cut(Ragged(np.array(ids, dtype=np.int32), np.cumsum([0, *lengths])), trainable, vocabulary, WORDS if ids else "")
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from importlib import import_module
 from numbers import Real
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective, function_name
-from spanwise.registry import Registry, register
+from spanwise.registry import Registry, imported, register
 from spanwise.score.calls import called
 from spanwise.score.reward import NAN, REWARDS
 from spanwise.types import BlockText
@@ -76,13 +74,9 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(entry, str):
         return _checked(entry, function_name(entry))
-    module, colon, name = entry.partition(":")
-    if not colon:
+    if ":" not in entry:
         return OUTCOMES.find(entry).function
-    try:
-        function = attrgetter(name)(import_module(module))
-    except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
-        raise RecipeError(f"The outcome '{entry}' cannot be imported: {error}.") from error
+    function = imported(entry, what="The outcome")
     if not callable(function):
         raise RecipeError(f"The outcome '{entry}' is {function!r}, no function.")
     return _checked(function, entry)

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
+#: Special tokens of tokenizers that look like tags.
+_SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Census:
     Attributes:
         size: completions that were looked at.
         wanted: tag of the layout -> completions that open it, in the layout's order.
-        others: any other tag -> completions that open it, the most frequent first.
+        others: any other tag -> completions that open it, the most frequent first; special tokens (`<eos>`) are none.
     """
 
     size: int
@@ -67,4 +69,5 @@ def census(texts: Iterable[str], tags: Collection[str], *, prefilled: str | None
     if prefilled is not None:
         seen[prefilled] = size
     wanted = {tag: seen[tag] for tag in dict.fromkeys(tags)}
-    return Census(size, wanted, {tag: held for tag, held in seen.most_common() if tag not in wanted})
+    others = sorted((-held, tag) for tag, held in seen.items() if tag not in wanted and tag not in _SPECIAL)
+    return Census(size, wanted, {tag: -held for held, tag in others})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from spanwise.errors import DataError, unknown
+from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
+from spanwise.tasks.prompts import PromptStyle, asked, message, shown, untold
+from spanwise.tasks.rows import Columns, check_cells, find_columns, read_rows, reason, set_aside
 from spanwise.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ else:
     Dataset = Any  # the name must exist for runtime type checkers
 
 PromptFormat = Literal["confidence", "two_attempts"]
-PromptStyle = Literal["plain", "user", "system"]
-#: Rows that are set aside for evaluation, or a fifth of them if that is less.
-HELD_OUT = 512
-_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+#: So many prompts are looked through for the tags of the layout.
+_LOOKED_AT = 64
+#: What TRL calls its own things when it calls a reward function, or takes for pictures.
+_TAKEN = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 
 LAYOUTS: dict[PromptFormat, Layout] = {
     "confidence": Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}),
@@ -53,10 +54,13 @@ def load_task(
     dataset: str,
     *,
     prompt_format: PromptFormat = "confidence",
+    layout: Layout | None = None,
+    instruction: str | None = None,
     split: str = "train",
     eval_split: str | None = None,
     question_column: str = "question",
-    answer_column: str = "answer",
+    prompt_column: str | None = None,
+    answer_column: str | None = "answer",
     limit: int | None = None,
     eval_limit: int = 512,
     max_completion_length: int = 4096,
@@ -67,51 +71,63 @@ def load_task(
         model: hub name or local folder.
         dataset: hub name (`name:config` where the dataset has several), local folder (also one of `save_to_disk`), or a local
             json, jsonl, parquet or csv file.
-        prompt_format: which instruction goes before the question: "confidence" (reasoning, answer, analysis, confidence) or
+        prompt_format: which instruction and layout to start from: "confidence" (reasoning, answer, analysis, confidence) or
             "two_attempts" (reasoning, answer, reasoning, answer).
+        layout: the blocks of a completion; None: those of the prompt format.
+        instruction: what goes before each question; None: that of the prompt format. An empty one says that the model knows
+            what to write: the question stands alone, and no prompt needs to hold the layout's tags.
         split: of the dataset, for training.
         eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
-        question_column, answer_column: columns with the question and the right answer.
+        question_column: column with the question.
+        prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, where the
+            dataset has no question column and no instruction is given.
+        answer_column: column with the right answer; None: there are none.
         limit: use at most so many training questions, from the first.
         eval_limit: use at most so many evaluation questions; what is trained on does not hang on it.
         max_completion_length: tokens.
 
     Returns:
-        A task with columns `prompt` and `answer`. Prompts are conversations if the tokenizer has a chat template (the
-        instruction is the system message, or part of the user's where the template takes no system message), else plain text.
+        A task with the columns `prompt`, `answer` and the dataset's own, for reward functions. Prompts are conversations if the
+        tokenizer has a chat template (the instruction is the system message, or part of the user's where the template takes no
+        system message), else plain text.
 
     Raises:
-        DataError: the model or the dataset cannot be read, a column is missing or has an empty cell, there are too few rows.
+        DataError: the model or the dataset cannot be read, a column is missing or has a cell that does not fit, there are too
+            few rows, there is no such prompt format.
+        RecipeError: an instruction for prompts that are used as they are; the prompt format's own instruction for a layout with
+            tags that it does not ask for.
     """
     if prompt_format not in LAYOUTS:
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
-    style = _prompt_style(model)
-    rows = _check_columns(_read(dataset, split), dataset, question_column, answer_column)
+    tokenizer, style = _tokenizer(model)
+    rows = read_rows(dataset, split)
+    columns = find_columns(rows.column_names, question_column, prompt_column, answer_column, instruction)
+    check_cells(rows, dataset, columns, template=style != "plain")
     if eval_split is None:
-        rows, held_out = _set_aside(rows, dataset, eval_limit)
+        rows, held_out = set_aside(rows, dataset, eval_limit)
     else:
-        held_out = _check_columns(_read(dataset, eval_split), dataset, question_column, answer_column)
+        held_out = read_rows(dataset, eval_split)
+        check_cells(held_out, dataset, columns, template=style != "plain")
         held_out = held_out.select(range(min(eval_limit, len(held_out))))
     if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
-    options = {"instruction": INSTRUCTIONS[prompt_format], "style": style, "names": (question_column, answer_column)}
-
-    def prompts(part: Dataset) -> Dataset:
-        written = part.map(_to_prompt, fn_kwargs=options, remove_columns=part.column_names)
-        return written.select_columns(["prompt", "answer"])
-
+    said = INSTRUCTIONS[prompt_format] if instruction is None else instruction
+    train, evaluation = (_prompts(part, columns, said, style) for part in (rows, held_out))
+    own = layout or LAYOUTS[prompt_format]
+    seen = [shown(prompt, tokenizer) for prompt in train["prompt"][:_LOOKED_AT]]
+    _check_told(own, seen, instruction=instruction, whole=columns.whole, usual=prompt_format)
     return Task(
-        name=f"{Path(model).name} on {Path(dataset).name}, {prompt_format}",
+        name=f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if own == LAYOUTS[prompt_format] else ""),
         model=model,
-        train=prompts(rows),
-        evaluation=prompts(held_out),
-        layout=LAYOUTS[prompt_format],
+        train=train,
+        evaluation=evaluation,
+        layout=own,
         max_completion_length=max_completion_length,
     )
 
 
-def _prompt_style(model: str) -> PromptStyle:
-    """Where the instruction can go: no chat template, one without a system message, or one with it."""
+def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
+    """The tokenizer, and where an instruction can go: no chat template, one without a system message, or one with it."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -121,97 +137,53 @@ def _prompt_style(model: str) -> PromptStyle:
         if Path(model).is_dir():
             what = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"
         else:
-            what = f"The model '{model}' is neither a local folder nor a hub model within reach"
+            what = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
         raise DataError(
-            f"{what} ({_reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
+            f"{what} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
         ) from error
     if not tokenizer.chat_template:
-        return "plain"
+        return tokenizer, "plain"
     try:
-        tokenizer.apply_chat_template(_message("system", "s") + _message("user", "u"), tokenize=False)
+        tokenizer.apply_chat_template(message("system", "s") + message("user", "u"), tokenize=False)
     except Exception:  # a template refuses a role with an exception of its own
-        return "user"
-    return "system"
+        return tokenizer, "user"
+    return tokenizer, "system"
 
 
-def _read(dataset: str, split: str) -> Dataset:
-    """One split of a dataset by hub name, folder or file."""
-    from datasets import DatasetDict, load_dataset, load_from_disk
+def _prompts(part: Dataset, columns: Columns, instruction: str, style: PromptStyle) -> Dataset:
+    """The rows with `prompt` and `answer` beside what they have."""
+    made = ["prompt"] if columns.answer is None else ["prompt", "answer"]
+    whole = [columns.prompt] if columns.whole else []
+    kept = [name for name in part.column_names if name not in (*made, *whole, *_TAKEN)]
+    options = {"columns": columns, "instruction": instruction, "style": style}
+    gone = [name for name in part.column_names if name not in kept]
+    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*made, *kept])
 
-    place = Path(dataset)
-    name, _, config = (dataset, "", "") if place.exists() else dataset.partition(":")
-    reader = _READERS.get(place.suffix.lower())
-    if (place.is_file() and not reader) or (reader and not place.is_file()):
-        what = "is not a kind of file that can be read" if place.is_file() else "does not exist"
-        raise DataError(
-            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join(_READERS)} file, a folder or a hub name."
+
+def _row(cells: Mapping[str, Any], *, columns: Columns, instruction: str, style: PromptStyle) -> dict[str, Any]:
+    prompt = cells[columns.prompt]
+    found = {"prompt": prompt if columns.whole else asked(str(prompt).strip(), instruction, style)}
+    return found if columns.answer is None else {**found, "answer": str(cells[columns.answer])}
+
+
+def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
+    """Refuse our own instruction for other tags than it asks for; warn where the user's prompts hold none of a tag."""
+    missing = untold(layout, seen)
+    if not missing or instruction == "":
+        return
+    tags, its = ", ".join(missing), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    if instruction is None and not whole:
+        raise RecipeError(
+            f"The layout has {tags}, and no prompt asks for that: the usual instruction of '{usual}' asks for {its}. Set "
+            "instruction to a text that asks for the tags of the layout, prompt_column to a column of whole prompts, or "
+            "instruction='' for a model that knows by itself what to write."
         )
-    try:
-        if reader:
-            return load_dataset(reader, data_files={split: str(place)}, split=split)
-        if (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file():
-            saved = load_from_disk(dataset)
-            return saved[split] if isinstance(saved, DatasetDict) else saved
-        return load_dataset(name, config or None, split=split)
-    except Exception as error:  # datasets, pyarrow and the hub client each raise their own kinds
-        what = "file" if reader else "folder" if place.is_dir() else "name"
-        raise DataError(
-            f"Split '{split}' of the dataset {what} '{dataset}' cannot be read ({_reason(error)}). "
-            f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
-        ) from error
-
-
-def _check_columns(rows: Dataset, dataset: str, question: str, answer: str) -> Dataset:
-    for name, option in ((question, "question_column"), (answer, "answer_column")):
-        if name not in rows.column_names:
-            raise DataError(
-                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with --set {option}=NAME."
-            )
-        empty = next((row for row, value in enumerate(rows[name]) if value is None or not str(value).strip()), None)
-        if empty is not None:
-            raise DataError(
-                f"Row {empty} of the dataset '{dataset}' has nothing in column '{name}'; fill it in or remove the row."
-            )
-    return rows
-
-
-def _set_aside(rows: Dataset, dataset: str, eval_limit: int) -> tuple[Dataset, Dataset]:
-    """Training rows in their order, and the first `eval_limit` of the rows set aside.
-
-    Which rows are set aside hangs on the dataset alone: a run and a later evaluation may ask for different numbers of them.
-    """
-    size = min(HELD_OUT, max(1, len(rows) // 5))
-    if len(rows) < 2 or eval_limit < 1:
-        raise DataError(
-            f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
-            f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
-        )
-    chosen = np.random.default_rng(0).permutation(len(rows))[:size]
-    left = np.setdiff1d(np.arange(len(rows)), chosen)
-    return rows.select(left.tolist()), rows.select(sorted(chosen[:eval_limit].tolist()))
-
-
-def _to_prompt(row: Mapping[str, Any], *, instruction: str, style: PromptStyle, names: tuple[str, str]) -> dict[str, Any]:
-    question, answer = str(row[names[0]]).strip(), str(row[names[1]])
-    prompt: Any = f"{instruction}\n\nProblem:\n{question}\n\n"
-    if style == "user":
-        prompt = _message("user", f"{instruction}\n\n{question}")
-    elif style == "system":
-        prompt = _message("system", instruction) + _message("user", question)
-    return {"prompt": prompt, "answer": answer}
-
-
-def _message(role: str, content: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": content}]
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of the innermost cause, which is the one that says what went wrong."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    warnings.warn(
+        f"None of the first {len(seen)} prompts holds {tags} of the layout. A model that has not learnt these tags before will "
+        "not write them; ask for them in the prompts. instruction='' says that it knows them.",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _listing(folder: Path) -> str:

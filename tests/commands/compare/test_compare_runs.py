@@ -17,9 +17,10 @@ from scipy import stats
 from spanwise.commands.compare import compare as room
 from spanwise.commands.compare.compare import compare
 from spanwise.commands.shared.checkpoints import newest_checkpoint
-from spanwise.commands.shared.folder import sole_writer
+from spanwise.commands.shared.folder import RunFolder, sole_writer
 from spanwise.commands.shared.runs import arm_fields, planned
 from spanwise.commands.shared.samples import Samples, read_samples
+from spanwise.commands.train import recorder as recorder_room
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
@@ -223,19 +224,27 @@ def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about a batch that teaches nothing
-def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path):
+def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path, monkeypatch):
     folder = tmp_path / "group-0"
-    for options, error, left in (
-        ({"trainer": {"epsilon_hihg": 1}}, RecipeError, set()),  # before the first step
-        ({}, FileExistsError, {"evaluation.parquet"}),  # at the end: a file lies where the model belongs
+    results = {"summary.json", "evaluation.parquet", "report.html"}
+    for options, fails, left in (
+        ({"trainer": {"epsilon_hihg": 1}}, None, results),  # before anything is written: the old run is whole
+        ({}, "evaluate", set()),  # at the start
+        ({}, "write_summary", {"evaluation.parquet"}),  # at the end
     ):
         shutil.copytree(finished / "group-0", folder)
         (folder / "report.html").write_text("of the old run")
-        shutil.rmtree(folder / "model")
-        (folder / "model").write_text("")
-        with pytest.raises(error):
-            train(load(None, {**SMALL, **options, "report": False, "output": str(folder)}), console=Console(quiet=True))
-        assert {name for name in ("summary.json", "evaluation.parquet", "report.html") if (folder / name).exists()} == left
+
+        def stop(*_, **__):
+            raise KeyboardInterrupt
+
+        recipe = load(None, {**SMALL, **options, "report": False, "output": str(folder)})
+        with monkeypatch.context() as patched:
+            if fails:
+                patched.setattr(recorder_room if fails == "evaluate" else RunFolder, fails, stop)
+            with pytest.raises(KeyboardInterrupt if fails else RecipeError):
+                train(recipe, console=Console(quiet=True), overwrite=True)
+        assert {name for name in results if (folder / name).exists()} == left
         shutil.rmtree(folder)
 
 

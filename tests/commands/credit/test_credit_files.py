@@ -1,6 +1,7 @@
 """`spanwise credit` on files: formats, methods per token, what is left behind, bad input."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,8 @@ def test_a_dump_of_verl(tmp_path):
     result = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
     assert result.table.group_n.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # one prompt, two steps
     assert result.table.step_n.tolist() == [9] * 4 + [10] * 4  # 9.jsonl comes before 10.jsonl
-    grpo, rlcr, bae = (one.credit.block_nk[:4] for one in result.applied)
+    grpo, rlcr, bae, recorded = (one.credit.block_nk[:4] for one in result.applied)
+    assert recorded.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]  # the score, as it stands there
     # By hand: rewards 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
     torch.testing.assert_close(grpo[:, 0], torch.tensor([1.0, 1.0, -1.0, -1.0]).double() * 0.8660, atol=1e-4, rtol=0)
     # Brier -.01 -.09 -.64 -.01; the sum with correctness is .99 .91 -.64 -.01, its mean .3125.
@@ -151,8 +153,30 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     assert len(list(whole.table.tokens.chunks(25))) > 2
     for one, other in zip(whole.applied, parts.applied, strict=True):
         assert torch.equal(one.credit.block_nk, other.credit.block_nk)
-        column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.arm.name}"].to_pylist()
+        column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.name}"].to_pylist()
         np.testing.assert_array_equal(np.concatenate(column), one.advantages(whole.table, 0, 8))
+
+
+@pytest.mark.parametrize("method", ["bae", "reinforce++"])
+def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, method):
+    for step, more in ((1, ""), (2, "7 7 7 7 ")):
+        rows = [{**row, "step": step, "output": more + row["output"]} for row in verl_rows()[:4]]
+        write_lines(tmp_path / f"{step}.jsonl", rows)
+    monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)  # a part is not a whole step
+
+    def found(per):
+        result = credit_rollouts(tmp_path, methods=["recipe"], overrides={"layout": LAYOUT, "method": method, "per": per})
+        return result.table, result.applied[0].advantages(result.table, 0, 8)
+
+    (table, batch), (_, alone) = found("batch"), found(1)
+    count = np.array([table.trainable[a:b].sum() for a, b in pairwise(table.tokens.offsets)])
+    mean = np.repeat([count[:4].mean(), count[4:].mean()], 4)
+    assert mean[0] < mean[4]
+    ends = {
+        int(offset) - 1 for offset in table.tokens.offsets[1:]
+    }  # what stopping costs is of one token, whatever the share
+    inside = [t for t in range(len(alone)) if t not in ends]
+    np.testing.assert_allclose(batch[inside], (alone / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 
 
 def test_dead_strata_and_silent_completions_are_counted(tmp_path):
@@ -160,7 +184,12 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     rows = [
         {"input": "a", "output": said("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
     ] + [{"input": "b", "output": said(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
-    result = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), methods=["grpo", "bae"], overrides={"layout": LAYOUT})
+    result = credit_rollouts(
+        write_lines(tmp_path / "1.jsonl", rows),
+        methods=["grpo", "bae"],
+        overrides={"layout": LAYOUT},
+        reward={"correct": "text"},
+    )
     grpo, bae = result.applied
     assert grpo.dead == {"correct": 0.5}
     # One stratum has a Brier score at all, and it has a signal.
@@ -213,6 +242,8 @@ def touched(path, content=""):
     return path
 
 
+#: Recorded numbers that do not say what is right.
+NO_VERDICT = {**verl_rows()[0], "score": 0.5, "acc": -0.5}
 BAD = {
     "truncated": (truncated, DataError, "is not readable as parquet; it is damaged or cut off"),
     "damaged": (damaged, DataError, "is not readable as parquet; it is damaged or cut off"),
@@ -239,11 +270,11 @@ BAD = {
     "nothing there": (lambda f: f / "none.parquet", DataError, "There is no file or folder"),
     "no rollouts": (lambda f: f, DataError, "holds no rollouts"),
     "foreign tags": (
-        lambda f: write_lines(f / "1.jsonl", [{**verl_rows()[0], "output": "<think>x</think> 4"}]), RecipeError,
-        "The recipe's tags (<reasoning>, <answer>, <analysis>, <confidence>) occur in none of the 1 completions",
+        lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}]), RecipeError,
+        "<answer> is in 0 of 1 completions; they do contain <think> (1). The file records score, acc.",
     ),
     "no answers": (
-        lambda f: write_lines(f / "1.jsonl", [{**verl_rows()[0], "gts": None}]), DataError,
+        lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "gts": None}]), DataError,
         "Reward 'correct' needs the right answers",
     ),
 }  # fmt: skip
@@ -259,11 +290,11 @@ def test_a_bad_file_is_one_sentence(case, tmp_path):
 
 
 def test_what_helps_is_in_the_sentence(tmp_path):
-    file = write_lines(tmp_path / "1.jsonl", [{**verl_rows()[0], "gts": None}])
+    file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "gts": None}])
     with pytest.raises(DataError, match="It records score, acc: take one with --reward correct=score, or add the column"):
         credit_rollouts(file)
-    file = write_lines(tmp_path / "1.jsonl", [{**verl_rows()[0], "output": "<think>x</think> 4"}])
-    with pytest.raises(RecipeError, match="these do: <think>"):
+    file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}])
+    with pytest.raises(RecipeError, match="they do contain <think>"):
         credit_rollouts(file)
 
 

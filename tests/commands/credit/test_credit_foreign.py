@@ -48,7 +48,7 @@ def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
     outputs = [*[said("4", "0.5")] * 4, *[said("4", "0.5")] * 4]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
-    assert [one.arm.name for one in result.applied] == ["bae"]
+    assert [one.name for one in result.applied] == ["bae"]
     assert len(list(result.table.tokens.chunks(25))) > 1
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
 
@@ -157,8 +157,8 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
         overrides = {} if layout is None else {"layout": layout}
         for methods in ([], ["grpo"]):
             result = credit_rollouts(file, methods=methods, reward={"correct": "score"}, overrides=overrides)
-            names = [one.arm.name for one in result.applied]
-            assert names == ["grpo"]
+            names = [one.name for one in result.applied]
+            assert names == ["grpo", "recorded"][: 1 if methods else 2]
             # By hand: 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
             expected = 0.5 / (1 / 3) ** 0.5
             assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(
@@ -169,17 +169,20 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
 
 def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    with pytest.raises(RecipeError, match="occur in none of the 4 completions"):
+    with pytest.raises(
+        RecipeError,
+        match=r"bae cannot be applied to .*: <reasoning> is in 0 and .* is in 0 of 4 completions; they contain no tags",
+    ):
         credit_rollouts(file, methods=["grpo", "bae"], reward={"correct": "score"})
     with pytest.raises(RecipeError, match="'brier' reads the tag 'confidence'"):
         credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})
 
 
-@pytest.mark.parametrize("scores", [{"score": [1.0, 1.0, 0.0, 0.0]}, {}])
+@pytest.mark.parametrize("scores", [{"score": [1.0, 1.0, -1.0, 0.5]}, {}])
 @pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
 def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
     file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None], **scores)
-    with pytest.raises(RecipeError, match="occur in none of the 4 completions") as error:
+    with pytest.raises(RecipeError, match=r"<answer> is in 0 .*of 4 completions") as error:
         credit_rollouts(file)
     remedy = re.search(r"whole completions with (--methods .*)", str(error.value))
     command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
@@ -193,7 +196,7 @@ def test_usual_methods_without_a_source_are_left_out(tmp_path):
     layout = {"first": ["answer"], "second": ["answer"]}
     file = verl_file(tmp_path / "1.jsonl", ["<answer>3</answer><answer>4</answer>"] * 4, score=[1, 1, 0, 0])
     result = credit_rollouts(file, reward={"correct": "score"}, overrides={"layout": layout})
-    assert [one.arm.name for one in result.applied] == ["grpo"]
+    assert [one.name for one in result.applied] == ["grpo", "recorded"]
     assert "rlcr and bae are left out: Reward 'second_attempt' needs the right answers" in result.note
     with pytest.raises(DataError, match="Reward 'second_attempt' needs the right answers"):
         credit_rollouts(file, methods=["bae"], reward={"correct": "score"}, overrides={"layout": layout})

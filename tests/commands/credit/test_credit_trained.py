@@ -66,7 +66,7 @@ def test_a_file_of_a_run_is_known_by_its_folder(run):
     for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
         result = credit_rollouts(place, overrides={"method": "bae_paper", "objectives": OWN_OBJECTIVES, "per": "block"})
         assert len(result.table) == rows
-        assert [one.arm.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
+        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
         assert result.table.has_ids
     joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
     assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()
@@ -112,7 +112,7 @@ def scripted_run(variant, folder_path):
         options = {"per_device_train_batch_size": 16, **options}
         trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
         trainer.train()
-        folder.write_rollouts(trainer.last_rollouts, step=step)
+        folder.write_rollouts([trainer.last_rollouts.recorded(step=step)], step=step)
     folder.write_recipe(resolved(recipe, filled))
     trl_small.tokenizer().save_pretrained(folder.model)
 
@@ -178,10 +178,9 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     run.train()
     result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
     assert result.table.source == "TRL"
-    assert result.table.note == (  # the confidence that was left out
-        "The file holds no token ids; credit is shown per word. 1 of 8 recorded values of 'brier' are missing or not finite; "
-        "they join no baseline and cost nothing."
-    )
+    assert result.table.note == "The file holds no token ids; credit is shown per word."
+    assert set(result.table.rewards) == {"correct", "brier"}  # the columns of credit are no rewards
+    assert result.table.rewards["brier"].value_n[5] == -1.0  # what the confidence that was left out stands for
     torch.testing.assert_close(result.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
     torch.testing.assert_close(result.applied[0].credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
     assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.scores.reward_nm.isnan())

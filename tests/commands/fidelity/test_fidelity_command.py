@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from measure_small import rolled
 from spanwise.commands.fidelity import fidelity as room
+from spanwise.commands.shared.task import load_model
 from spanwise.errors import DataError, RecipeError
 from spanwise.measure import fidelity
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
@@ -104,7 +105,7 @@ def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
 
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no readable model"):
-        room.load_model(tmp_path)
+        load_model(tmp_path)
 
 
 def test_tables_hold_every_baseline():
@@ -128,5 +129,5 @@ def test_model_and_tokenizer_come_from_the_folder(tmp_path, tiny):
     model, tokenizer = tiny
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    loaded, _ = room.load_model(tmp_path)
+    loaded, _ = load_model(tmp_path)
     assert type(loaded) is type(AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -22,6 +22,7 @@ from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.again import assignments, compare_command, credit_command, fidelity_command
+from spanwise.commands.shared.task import run_or_model
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.rollouts import read_rollouts
@@ -314,7 +315,7 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
     given = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8}
-    asked = cli._run_or_model(tmp_path / place, None, {"temperature": 0.5})
+    asked = run_or_model(tmp_path / place, None, {"temperature": 0.5})
     found = {"source": str(asked[0]), "recipe": asked[1].model_dump(mode="json"), "options": given}
     command = fidelity_command(tmp_path / "out", found)
     called = run_command(monkeypatch, fidelity_module, "show", command)

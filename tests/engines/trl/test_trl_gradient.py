@@ -45,6 +45,79 @@ def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, tools):
     assert not run._canary_due
 
 
+def kl_gradient(model, said=SAID, *, beta, old=None, corrected=True):
+    """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
+
+    `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient.
+    """
+    asked, total = questions(said), 0.0
+    reference = [row.detach() for row in log_probs(policy(seed=1), said, asked)]
+    for i, (one, row) in enumerate(zip(said, log_probs(model, said, asked), strict=True)):
+        before = row.detach() if old is None else old[i]
+        trained = [t for t, block in enumerate(one.blocks) if block >= 0]
+        for t in trained:
+            r = (reference[i][t] - row[t]).exp()
+            ratio = (row[t] - before[t]).exp() if corrected else 1.0
+            total = total + ratio * (r - r.log() - 1) / len(trained) / len(said)
+    model.zero_grad()
+    (beta * total).backward()
+    return {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def beside_a_reference(folder):
+    """A policy whose reference, which TRL loads by the name in its config, is `policy(seed=1)`."""
+    policy(seed=1).save_pretrained(folder / "reference")
+    model = policy()
+    model.config._name_or_path = str(folder / "reference")
+    return model
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(("longest", "rows"), [(16, 8), (160, 2)])
+def test_the_kl_term_is_the_token_mean_of_each_completion(tmp_path, loss_type, longest, rows):
+    beta, said = 0.3, SAID_WITH_TOOLS
+    run = trainer(
+        tmp_path / "run",
+        said=said,
+        tools=True,
+        loss_type=loss_type,
+        beta=beta,
+        max_completion_length=longest,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=8 // rows,
+        extra={"model": beside_a_reference(tmp_path)},
+    )
+    found = step(run)
+    reward, kl = paper_gradient(policy(), said, loss_type=loss_type), kl_gradient(policy(), said, beta=beta)
+    assert largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < EXACT
+    assert run.beta == beta
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_the_kl_term_off_policy_and_what_is_logged_of_it(tmp_path, corrected):
+    beta, rate, seen = 0.3, 0.01, _Weights()
+    run = trainer(
+        tmp_path / "run",
+        num_iterations=2,
+        max_steps=2,
+        learning_rate=rate,
+        beta=beta,
+        use_bias_correction_kl=corrected,
+        extra={"model": beside_a_reference(tmp_path), "callbacks": [seen]},
+    )
+    run.train()
+    first, second = seen.after
+    found = {name: (first[name] - second[name]) / rate for name in first}
+    with torch.no_grad():
+        old, other = (log_probs(model, SAID, questions(SAID)) for model in (policy(), policy(seed=1)))
+    moved = policy()
+    moved.load_state_dict(first, strict=False)
+    reward, kl = paper_gradient(moved, old=old), kl_gradient(moved, beta=beta, old=old, corrected=corrected)
+    assert largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < EXACT
+    apart = torch.cat(other) - torch.cat(old)
+    assert run.state.log_history[0]["kl"] == pytest.approx(float((apart.exp() - apart - 1).mean()))
+
+
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "bnpo", "dapo"])
 @pytest.mark.parametrize(("rows", "accumulation"), [(8, 1), (4, 2), (1, 8)])
 def test_accumulation_changes_nothing(tmp_path, loss_type, rows, accumulation):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch_two_ranks import CASES, TOKENS
+from launch_two_ranks import CASES, SHARES, TOKENS
 from trl_small import (
     SAID,
     SAID_WITH_TOOLS,
@@ -54,10 +54,10 @@ def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_a_method_per_token_compares_the_tokens_of_all_ranks(two_ranks, tmp_path, name):
+@pytest.mark.parametrize("name", [*SHARES, *TOKENS])
+def test_what_is_counted_over_tokens_is_counted_over_those_of_all_ranks(two_ranks, tmp_path, name):
     two = torch.load(two_ranks / f"{name}.pt")
-    one = trainer(tmp_path, said=SAID_WITH_TOOLS, num_generations=8, **TOKENS[name])
+    one = trainer(tmp_path, said=SAID_WITH_TOOLS, num_generations=8, **{**SHARES, **TOKENS}[name])
     assert largest_difference(two["gradient"], step(one)) < 2e-6
     mine = two["advantages_nt"]
     assert bool((mine != 0).any())

@@ -1,7 +1,9 @@
 """What the trainer does around the loss: canary, metrics, rollouts, evaluation, resume, refusals."""
 
+import logging
 import math
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -11,6 +13,7 @@ from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import AlignmentError, DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 from trl_small import (
     GROUP,
     LAYOUT,
@@ -123,6 +126,59 @@ def test_metrics_are_those_of_the_whole_batch(tmp_path):
     assert log["rewards/correct/mean"] == pytest.approx(5 / 8)
     assert 0 < log["spanwise/seconds"] < 60
     assert run.zero_batches == 0
+
+
+def completions_table(folder):
+    (file,) = (folder / "completions").glob("*.parquet")
+    return pq.read_table(file).to_pylist()
+
+
+def test_trls_table_of_completions_holds_the_credit(tmp_path, caplog):
+    """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
+    run = trainer(tmp_path, log_completions=True, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    run.train()
+    table = completions_table(tmp_path)
+    assert [row["completion"] for row in table] == run.last_rollouts.completions
+    for row, (solution, confidence, stop), one in zip(table, credit(SAID), SAID, strict=True):
+        shown = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
+        assert shown == pytest.approx((solution, None if one.confidence is None else confidence, stop))
+        assert row["advantage"] == pytest.approx(solution + confidence + stop)
+        assert row["brier"] == pytest.approx(-1.0 if one.confidence is None else -((one.confidence - one.right) ** 2))
+    assert (table[5]["credit/confidence"], table[5]["advantage"] < 0) == (None, True)
+    log = run.state.log_history[0]
+    assert log["rewards/brier/mean"] == pytest.approx(sum(row["brier"] for row in table) / 8)
+    assert log["reward"] == pytest.approx(sum(row["correct"] + row["brier"] for row in table) / 8)
+
+
+def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypatch):
+    """TRL prints the whole prompt and "All reward functions returned None" for it."""
+
+    def sure(completions, **columns):
+        return [float(text.count("a")) if "<confidence>" in text else None for text in completions]
+
+    monkeypatch.setattr(logging.getLogger("trl"), "propagate", True)
+    run = trainer(tmp_path, extra={"objectives": [Objective(sure, pays="confidence")]}, log_completions=True)
+    with caplog.at_level(logging.WARNING), pytest.warns(UserWarning, match="1 of 8 completions leave out confidence"):
+        run.train()
+    assert "returned None" not in caplog.text
+    assert [row["sure"] for row in completions_table(tmp_path)] == [3, 2, 4, 2, 3, None, 2, 4]
+    assert run.state.log_history[0]["rewards/sure/mean"] == pytest.approx(20 / 7)
+
+
+@pytest.mark.parametrize(
+    ("method", "cites"),
+    [
+        ("bae", "[Blockwise Advantage Estimation](https://huggingface.co/papers/2602.10231)"),
+        ("grpo", "[DeepSeekMath](https://huggingface.co/papers/2402.03300)"),
+    ],
+)
+def test_the_model_card_cites_the_method(tmp_path, method, cites):
+    extra = {"scheme": Scheme.preset(method, LAYOUT)}
+    trainer(tmp_path, extra=extra).create_model_card("tuned")
+    card = (tmp_path / "README.md").read_text()
+    assert f"trained with spanwise's method '{method}', a method introduced in {cites}." in card
+    assert ("DeepSeekMath" in card) == (method == "grpo")
+    assert "shao2024" not in card
 
 
 def test_rollouts_are_kept(tmp_path):
@@ -279,7 +335,7 @@ def test_credit_that_cannot_work(tmp_path, credit, match):
 
 
 def test_options_without_effect_are_named(tmp_path):
-    with pytest.warns(UserWarning, match="scale_rewards='batch' only changes the scalar"):
+    with pytest.warns(UserWarning, match="scale_rewards='batch' changes nothing: .* comes from the objectives"):
         trainer(tmp_path, scale_rewards="batch")
 
 

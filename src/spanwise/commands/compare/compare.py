@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import yaml
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.checkpoints import newest_checkpoint
+from spanwise.commands.shared.display import folded_tables
 from spanwise.commands.shared.files import without_nan
+from spanwise.commands.shared.folder import check_no_run
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.errors import DataError, RecipeError, unknown
@@ -64,7 +67,8 @@ def compare(
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
-        raise RecipeError(unknown("reference arm", reference, [run.arm for run in runs]))
+        raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
+    check_no_run(output)
     Path(output).mkdir(parents=True, exist_ok=True)
     waiting = [run for run in runs if not run.finished()]
     if waiting:
@@ -76,7 +80,7 @@ def compare(
     found = figures_by_arm(runs)
     comparison = compare_runs(found, figures=_present(found), reference=reference)
     _write(Path(output), runs, comparison, reference)
-    for table in comparison_tables(comparison):
+    for table in comparison_tables(comparison, console):
         console.print(table)
     console.print(comparison.summary(), highlight=False)
     from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
@@ -103,24 +107,27 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
     return found
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[Table]:
-    """The table of figures, then that of paired differences."""
+def comparison_tables(comparison: Comparison, console: Console) -> Iterator[RenderableType]:
+    """The table of figures with what is wrong in it, then that of paired differences."""
     seeds = max(cell.interval.count for cell in comparison.cells.values())
     title = f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval"
-    table = Table("", *(name.replace("_", " ") for name in comparison.figures), title=title, box=box.SIMPLE_HEAD)
-    _, _, *rows = [line.strip("| ").split(" | ") for line in comparison.markdown().splitlines() if line.startswith("|")]
-    for row in rows:
-        table.add_row(*row)
-    yield table
-    title = "Paired differences by seed (Holm: over the pairs of a figure)"
-    table = Table("figure", "arms", "difference", "95 %", "verdict", "seeds needed", title=title, box=box.SIMPLE_HEAD)
-    for d in comparison.differences:
+    names = [name.replace("_", " ") for name in comparison.figures]
+    yield folded_tables(title, names, {arm: comparison.row(arm, seeds) for arm in comparison.methods}, console=console)
+    for sentence in comparison.warnings():
+        yield Text(f"! {sentence}", style="bold red")
+    if not comparison.differences:
+        return
+    yield Text("\nPaired differences by seed (Holm by figure), and how many seeds would tell", style="italic")
+    columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
+    table = Table(Column("", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
+    for d, before in zip(comparison.differences, (None, *comparison.differences), strict=False):
+        if before is None or before.figure != d.figure:
+            table.add_row(Text(d.figure.replace("_", " "), style="bold"))
         i = d.interval
         needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
-        size = (f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
-        table.add_row(d.figure.replace("_", " "), f"{d.a} - {d.b}", *size, d.verdict, needed)
-    if comparison.differences:
-        yield table
+        size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
+        table.add_row(f"  {d.a} - {d.b}", size, d.verdict, needed)
+    yield table
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
@@ -176,7 +183,8 @@ def _train_all(runs: Sequence[Run], processes: int, console: Console) -> list[tu
 
 def train_command(run: Run, *, resume: bool) -> list[str]:
     """The command that trains one run."""
-    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *(["--resume", "last"] if resume else [])]
+    how = ["--resume", "last"] if resume else ["--overwrite"]  # what is there was begun under this recipe: run.finished()
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
 
 
 def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:

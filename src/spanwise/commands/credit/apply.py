@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
+from spanwise.scheme import Scheme
 from spanwise.types import Credit, Spans
 
 
@@ -24,25 +25,25 @@ class Applied:
     """What one arm credits the completions of a file with.
 
     Attributes:
-        arm: the method.
+        name: of the arm.
         marked: the spans of its layout.
-        credit: per block, of all completions. A method per token has the mean over the block's tokens.
-        flat: advantages of a method per token, as the tokens of the table lie; None: `credit` is spread over the blocks.
+        credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
+        tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
         dead: comparison -> share of its strata in which nobody gets any credit.
     """
 
-    arm: Arm
+    name: str
     marked: Marked
     credit: Credit
-    flat: np.ndarray | None
+    tokens: np.ndarray | Scheme
     dead: dict[str, float]
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
-        if self.flat is not None:
-            return table.tokens.with_values(self.flat).slice(first, last)
+        if isinstance(self.tokens, np.ndarray):
+            return table.tokens.with_values(self.tokens).slice(first, last)
         part = self.credit.take(slice(first, last))
-        spread_nt = advantages(part, self.marked.spans(table, first, last), self.arm.scheme)
+        spread_nt = advantages(part, self.marked.spans(table, first, last), self.tokens)
         return spread_nt.numpy()[table.tokens.filled(first, last)]
 
     @property
@@ -81,8 +82,10 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
             strata[name] += total
             dead[name] += silent
-    whole = Credit(block_nk, stop_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0))
-    return Applied(arm, marked, whole, None, {name: dead[name] / total for name, total in strata.items() if total})
+    absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
+    whole = Credit(block_nk, stop_n, singleton_m, absent_m, mean_length_n=_mean_lengths(table, marked))
+    silent = {name: dead[name] / total for name, total in strata.items() if total}
+    return Applied(arm.name, marked, whole, arm.scheme, silent)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -96,23 +99,32 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     yield from torch.split(order, sizes.tolist())
 
 
+def _mean_lengths(table: RolloutTable, marked: Marked) -> Float[Tensor, " n"]:
+    """The mean tokens of a completion of the step that each completion is of."""
+    mean_n = torch.zeros(len(table), dtype=torch.float64)
+    for rows in steps(table.step_n):
+        mean_n[rows] = marked.length_nk[rows].sum(dim=1).double().mean()
+    return mean_n
+
+
 def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Tensor) -> Applied:
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
+    mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
         for part in _parts(table, rows, whole="split" in arm.scheme.entry.exceptions):
             batch, spans, places = _padded(table, marked, group_n, part)
             here = reading.take(torch.tensor(part))
             local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
-            found = credit(local, batch, arm.scheme)
+            found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
             block_nk[part] = found.block_nk
     nothing_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
     whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0))
-    return Applied(arm, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk))
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk))
 
 
 def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, block_nk: Tensor) -> dict[str, float]:

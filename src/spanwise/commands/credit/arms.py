@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from spanwise.credit import method, states_confidence
+from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
+from spanwise.credit import Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
-from spanwise.layout import Layout
-from spanwise.objective import BASELINES
-from spanwise.recipe import Recipe, answer_layout, calibration_of, scheme_of
+from spanwise.objective import BASELINES, Objective
+from spanwise.recipe import Recipe, calibration_of, scheme_of
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
-from spanwise.score import REWARDS
-from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
-from spanwise.tasks.hub import LAYOUTS
+from spanwise.score import REWARDS, judge_of
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
-_LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
 _LONGEST = {"digits": 32, "digits_twice": 32}
 _PER_TOKEN = {"value_nt": "value", "logp_nt": "logp"}
 
@@ -32,46 +29,63 @@ class Arm:
     Attributes:
         name: as the user wrote it: a method, or `method:baseline`.
         scheme: the rule of credit.
+        own: it is the recipe as it stands.
     """
 
     name: str
     scheme: Scheme
+    own: bool = False
 
 
 def choose_arms(
-    recipe: Recipe, wanted: Sequence[str], table: RolloutTable, rewards: Mapping[str, str] | None = None
+    recipe: Recipe,
+    wanted: Sequence[str] | None,
+    table: RolloutTable,
+    rewards: Mapping[str, str] | None = None,
+    *,
+    blocks: Blocks | None = None,
+    given: bool = False,
 ) -> tuple[list[Arm], list[str]]:
     """The arms asked for, each once; without any, those of the usual ones and the recipe's own that fit the file.
 
     Args:
-        recipe: layout, objectives and options; its own method is always called by its own settings.
-        wanted: `method`, `method:baseline` or `recipe`; empty for the usual ones.
+        recipe: objectives and options; its own method is always called by its own settings.
+        wanted: `method`, `method:baseline` or `recipe`; None for the usual ones.
         table: the file they are applied to.
         rewards: objective -> recorded reward, see `taken_rewards`.
+        blocks: what the file is read by; None: what the recipe says.
+        given: the recipe is the user's, so that it must fit.
 
     Returns:
         The arms, and sentences on those of the usual ones that do not fit the recipe or the file.
 
     Raises:
         RecipeError: an unknown method or baseline, a method that needs what the file does not have; LayoutError, DataError:
-            none fits, why the last one does not.
+            none fits, why the last one does not, or why a recipe that was given does not.
     """
     taken = taken_rewards(table, rewards or {})
+    asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken)
+    own: Arm | SpanwiseError
     try:
-        own: Arm | SpanwiseError = _own(recipe, taken)
+        asked = asked.with_objectives()
+        own = _own(asked)
     except (RecipeError, LayoutError) as error:
+        if given:
+            raise
         own = error
-    if wanted:
-        arms = [_arm(name, recipe, own, table, taken) for name in wanted]
+    if wanted is not None:
+        arms = [_arm(name, asked, own, table) for name in wanted]
         return list({arm.name: arm for arm in arms}.values()), []  # two names may mean one arm
     arms: list[Arm] = []
     reasons: dict[str, list[str]] = {}
     failure: SpanwiseError | None = None
     for name in (*USUAL, "recipe"):
         try:
-            arm = _arm(name, recipe, own, table, taken)
+            arm = _arm(name, asked, own, table)
             sources(table, arm, taken)
         except (RecipeError, LayoutError, DataError) as error:
+            if given and name == "recipe":
+                raise
             failure = error
             reasons.setdefault(str(error), []).append(name)
             continue
@@ -95,7 +109,8 @@ def left_out(names: Sequence[str], reason: str) -> str:
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
 
-    "text" in `rewards` means that it is computed although there is one of its name.
+    `correct` is also taken from the the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
+    before what the text would give. "text" in `rewards` means that it is computed all the same.
 
     Raises:
         RecipeError: the file does not record what `rewards` names.
@@ -103,7 +118,7 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             raise RecipeError(_no_reward(table, objective, column))
-    chosen = {name: name for name in table.rewards} | dict(rewards)
+    chosen = {"correct": verdict_of(table) or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
 
 
@@ -142,29 +157,53 @@ def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str
     return origin
 
 
-def base_layout(recipe: Recipe) -> Layout:
-    """The blocks of the recipe, or of its task (`answer_layout`)."""
-    return answer_layout(recipe, _LAYOUTS[recipe.task])
-
-
 def provides(table: RolloutTable) -> list[str]:
     """The fields of a `Batch` that a file fills in."""
     return ["group_n", "ids_nt", "mask_nt", "columns", *(f"{name}_nt" for name in table.token_values)]
 
 
-def _own(recipe: Recipe, taken: Collection[str]) -> Arm:
+@dataclass(frozen=True)
+class _Asked:
+    """What arms are made of: a recipe, the file's blocks, objective -> recorded reward, objectives in place of a preset's."""
+
+    recipe: Recipe
+    blocks: Blocks
+    taken: Mapping[str, str]
+    objectives: tuple[Objective, ...] | None = None
+
+    def with_objectives(self) -> _Asked:
+        """The same with the objectives of the file or the recipe, if these are other ones than the preset's own."""
+        if self.blocks.objectives is not None or self.recipe.objectives is None:
+            return replace(self, objectives=self.blocks.objectives)
+        own = self.scheme().objectives
+        try:
+            usual = _named(self.recipe.method, self).objectives
+        except (RecipeError, LayoutError):
+            usual = None
+        return replace(self, objectives=None if own == usual else own)
+
+    def scheme(self) -> Scheme:
+        """The rule of the recipe as it stands."""
+        return scheme_of(self.recipe, self.blocks.layout, _longest(self.recipe), recorded=self.taken)
+
+
+def _own(asked: _Asked) -> Arm:
     """The recipe as it stands, under the shortest name that means the same."""
-    scheme = scheme_of(recipe, base_layout(recipe), _longest(recipe), recorded=taken)
+    recipe = asked.recipe
+    if asked.blocks.objectives is not None:  # the file's blocks, not the recipe's
+        name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
+        return Arm(name, _named(name, asked), own=True)
+    scheme = asked.scheme()
     for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
         try:
-            if _named(name, recipe, taken) == scheme:
-                return Arm(name, scheme)
+            if _named(name, asked) == scheme:
+                return Arm(name, scheme, own=True)
         except (RecipeError, LayoutError):
             continue
-    return Arm("recipe", scheme)
+    return Arm("recipe", scheme, own=True)
 
 
-def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTable, taken: Collection[str]) -> Arm:
+def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:
     if isinstance(own, Arm) and name in ("recipe", own.name):
         return own
     if isinstance(own, SpanwiseError) and name == "recipe":
@@ -186,25 +225,63 @@ def _arm(name: str, recipe: Recipe, own: Arm | SpanwiseError, table: RolloutTabl
             f"Method '{chosen.name}' needs {' and '.join(words[m] for m in missing)} of every token, and '{table.path}' holds "
             f"{there}. Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns values and logprobs."
         )
-    return Arm(name, _named(name, recipe, taken))
+    return Arm(name, _named(name, asked))
 
 
-def _named(name: str, recipe: Recipe, taken: Collection[str]) -> Scheme:
-    """The preset `method` or `method:baseline` on the blocks of the recipe; its options are those of its own method."""
+def _named(name: str, asked: _Asked) -> Scheme:
+    """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
+
+    Where the recipe has objectives of its own, it is these that the preset compares, each in the blocks that it pays there.
+    """
     wanted, _, baseline = name.partition(":")
     if baseline and baseline not in BASELINES:
         raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-    chosen, layout = method(wanted), base_layout(recipe)
-    scored = chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout)
+    chosen, layout, recipe = method(wanted), asked.blocks.layout, asked.recipe
+    own = asked.objectives
+    if asked.blocks.lack and "correct" not in asked.taken:
+        raise RecipeError(asked.blocks.lack)
+    scored = own is None and chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout)
     return Scheme.preset(
         wanted,
         layout,
+        objectives=None if own is None else _compared(chosen, own, layout.names, baseline),
         calibration=calibration_of(recipe) if scored else None,
-        baseline=cast(Any, baseline or None),
+        baseline=cast(Any, baseline or None) if own is None else None,
         longest=_longest(recipe),
-        recorded=taken,
+        recorded=asked.taken,
         **(recipe.options if wanted == recipe.method else {}),
     )
+
+
+def _compared(
+    chosen: Method, objectives: Sequence[Objective], names: tuple[str, ...], baseline: str
+) -> tuple[Objective, ...]:
+    """The objectives of a recipe as a preset compares them.
+
+    A method by block leaves them the blocks they pay; any other pays every block, what the objective is read in first. A preset
+    of correctness alone takes the objective that the others are given or judged by.
+    """
+    if not (chosen.preset or Preset()).calibrated:
+        looked_at = {name for o in objectives for name in (*o.outcomes, judge_of(o))}
+        objectives = [next((o for o in objectives if o.name in looked_at), objectives[0])]
+    elif len(objectives) == 1 and chosen.kind != "block":
+        raise RecipeError(
+            f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."
+        )
+    by_block, compares = chosen.kind == "block", "baseline" in chosen.inputs
+    made = []
+    for objective in objectives:
+        judge = judge_of(objective)
+        against = ((baseline or "outcome") if objective.given else "group") if compares else None
+        judged = tuple(entry for entry in objective.given if entry == judge)
+        given = objective.given if against in ("outcome", "blended") else judged
+        pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
+        made.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
+    if baseline and not any(objective.given for objective in objectives):
+        raise RecipeError(
+            f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing."
+        )
+    return tuple(made)
 
 
 def _longest(recipe: Recipe) -> int:

@@ -17,15 +17,19 @@ from rich.text import Text
 from torch import Tensor
 
 from spanwise.commands.credit.apply import Applied, apply_arm
-from spanwise.commands.credit.arms import Arm, base_layout, choose_arms, sources
+from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources
+from spanwise.commands.credit.blocks import blocks_of
 from spanwise.commands.credit.groups import compared_groups
+from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.folder import write_page
-from spanwise.errors import RecipeError
+from spanwise.commands.shared.folder import check_no_run, write_page
+from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
+from spanwise.remarks import remarks
 from spanwise.rollouts import RolloutTable, read_rollouts
+from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
 
 
@@ -36,18 +40,25 @@ class CreditResult:
     Attributes:
         table: the file.
         group_n: the groups as they were compared.
-        applied: the methods, in order.
+        arms: the methods, in order.
+        applied: what they credit, and last what the file itself records (`recorded`), if that is shown.
         scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
         marked: the spans that are shown: of the layout with the most blocks.
-        note: what the user should know.
+        notes: what the user should know, sentence by sentence.
     """
 
     table: RolloutTable
     group_n: Tensor
+    arms: tuple[Arm, ...]
     applied: tuple[Applied, ...]
     scores: Scores
     marked: Marked
-    note: str
+    notes: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """The notes as one text."""
+        return " ".join(self.notes)
 
 
 def credit_rollouts(
@@ -64,10 +75,11 @@ def credit_rollouts(
     Args:
         rollouts: a file or folder that `read_rollouts` knows.
         recipe: YAML file with layout and objectives; default: the one of the run that the file lies in, else the layout of
-            the confidence task.
-        methods: `method`, `method:baseline` or `recipe`; default: those of grpo, rlcr, bae and the recipe's own that fit.
+            the confidence task, or the file's own where it has other tags (`blocks_of`).
+        methods: `method`, `method:baseline`, `recipe`, or `recorded` for what the trainer has recorded; default: those of grpo,
+            rlcr, bae and the recipe's own that fit, and of another trainer's file what it has recorded.
         tokenizer: folder of the tokenizer that the completions were sampled with.
-        reward: objective -> the recorded reward it is taken from, "text" to compute it.
+        reward: objective -> the recorded reward it is taken from, "text" to compute it; see `taken_rewards`.
         overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
 
     Raises:
@@ -75,22 +87,36 @@ def credit_rollouts(
         RecipeError: a method, an objective or a layout that does not fit the file.
     """
     table = read_rollouts(rollouts, tokenizer=tokenizer)
+    if not table.trainable.any():
+        raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
     own = None if table.folder is None else table.folder / "recipe.yaml"
     loaded = load(recipe or own, overrides)
-    arms, notes = choose_arms(loaded, methods, table, reward)
-    scored = score_file(table, arms, rewards=reward)
-    if recipe is not None or own is None:  # a run of ours may babble, and have no tags at first
-        arms, untagged = fitting(table, arms, scored, asked=bool(methods))
+    blocks = blocks_of(loaded, table)
+    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides or {})  # then it must fit
+    named = [name for name in methods if name != RECORDED]
+    arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
+    recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
+    scored = score_file(table, arms, rewards=reward, also=[blocks.layout] if recorded else [])
+    if arms and (given or own is None):  # a run of ours may babble, and have no tags at first
+        must = [arm.name for arm in arms if methods or (given and arm.own)]
+        arms, untagged = fitting(table, arms, scored, asked=must)
         notes += untagged
+    told = {text: None for arm in arms for text in remarks(scored.readings[arm.name], arm.scheme).values()}
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
-    applied = tuple(
-        apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms
-    )
+    applied = [apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms]
+    if recorded:
+        try:
+            applied.append(apply_recorded(table, scored.marked[blocks.layout]))
+            notes.append(_as_recorded(table))
+        except RecipeError as error:
+            if methods:
+                raise
+            notes.append(left_out([RECORDED], str(error)))
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
-    base = base_layout(loaded)
-    marked = next((one.marked for one in applied if one.arm.scheme.layout == base), shown)
-    note = " ".join(part for part in (table.note, *notes, *counted, _origins(table, arms, scored)) if part)
-    return CreditResult(table, group_n, applied, _scores(arms, scored), marked, note)
+    marked = scored.marked.get(blocks.layout, shown)
+    said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored))
+    kept = tuple(part for part in said if part)
+    return CreditResult(table, group_n, tuple(arms), tuple(applied), _scores(table, arms, scored), marked, kept)
 
 
 def credit(
@@ -111,21 +137,22 @@ def credit(
         options: of `credit_rollouts`.
 
     Raises:
-        SpanwiseError: see `credit_rollouts`; a folder that cannot be written.
+        SpanwiseError: see `credit_rollouts`; a folder that cannot be written, or that holds a run.
     """
     console = console or Console()
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
+    check_no_run(output)
     result = credit_rollouts(rollouts, **options)
     folder = Path(output)
     table = result.table
     file = folder / EXPORT
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
-    kept = remembered(result.applied, {**options, "rows": rows})
+    kept = remembered(result.arms, {**options, "rows": rows})
     (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
     console.print(figures_table(result))
-    if result.note:
-        console.print(result.note, highlight=False, soft_wrap=True, markup=False)
+    for note in result.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     written = [str(file), *_report(folder, console)]
     console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
     return result
@@ -139,7 +166,8 @@ def figures(one: Applied) -> dict[str, dict[str, float | None]]:
     present_nk = one.marked.length_nk > 0
     found: dict[str, dict[str, float | None]] = {}
     for k, name in enumerate(one.marked.names):
-        here_n = one.credit.block_nk[present_nk[:, k], k]
+        held_n = one.credit.block_nk[present_nk[:, k], k]
+        here_n = held_n[~held_n.isnan()]  # nothing is recorded there
         some = len(here_n) > 0
         found[name] = {
             "completions": float(len(here_n)),
@@ -162,7 +190,7 @@ def summary(result: CreditResult) -> dict[str, Any]:
         "tokens": int(table.trainable.sum()),
         "statuses": statuses(result.scores),
         "methods": {
-            one.arm.name: {
+            one.name: {
                 "blocks": figures(one),
                 "no_signal_share": float(one.silent_n.double().mean()),
                 "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
@@ -195,7 +223,7 @@ def figures_table(result: CreditResult) -> Table:
         rows = [(block, _short(f["mean_abs"]), _share(f["zero_share"])) for block, f in figures(one).items()]
         dead = [f"{name} {share:.0%}" for name, share in one.dead.items()]
         for position, (row, strata) in enumerate(zip_longest(rows, dead)):
-            whole = (one.arm.name, _share(float(one.silent_n.double().mean()))) if position == 0 else ("", "")
+            whole = (one.name, _share(float(one.silent_n.double().mean()))) if position == 0 else ("", "")
             table.add_row(whole[0], *(row or ("", "", "")), whole[1], strata or "")
     table.caption = (
         "Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
@@ -217,13 +245,15 @@ def _report(folder: Path, console: Console) -> list[str]:
     return [str(write_page(folder, credit_page(folder)))]
 
 
-def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:
+def _scores(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
     parts: dict[str, tuple[Scores, int]] = {}
     for arm in sorted(arms, key=lambda arm: -len(arm.scheme.layout.names)):
         scores = scored.readings[arm.name].scores
         for m, name in enumerate(scores.names):
             parts.setdefault(name, (scores, m))
+    if not parts:  # nothing but what the file records
+        return Scores((), torch.zeros(len(table), 0), torch.zeros(len(table), 0).long(), torch.zeros(len(table), 0, 2))
     return Scores(
         tuple(parts),
         torch.stack([scores.reward_nm[:, m] for scores, m in parts.values()], dim=1),
@@ -234,7 +264,20 @@ def _scores(arms: Sequence[Arm], scored: Scored) -> Scores:
 
 def _origins(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> str:
     origin = {name: place for arm in arms for name, place in sources(table, arm, scored.taken).items()}
-    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "."
+    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "." if origin else ""
+
+
+def _as_recorded(table: RolloutTable) -> str:
+    """What stands under the name of no method."""
+    held = table.as_recorded
+    if held is None:
+        return ""
+    shared = (
+        "as it stands there"
+        if held.shares
+        else f"shared out over the tokens of the {'block' if held.by_block else 'completion'}"
+    )
+    return f"recorded is no method: {held.says}, {shared}."
 
 
 def _short(value: float | None) -> str:

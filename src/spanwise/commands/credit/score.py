@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,18 +13,18 @@ from torch import Tensor
 
 from spanwise.batch import Batch
 from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
+from spanwise.commands.credit.blocks import remedy
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
-from spanwise.segment import locate
+from spanwise.segment import Census, census, locate
 from spanwise.types import BlockText, Spans
 
 #: Places of a padded table that are worked on at a time.
 AT_A_TIME = 1_000_000
-_TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
 
 
 @dataclass(frozen=True)
@@ -61,25 +59,28 @@ class Scored:
         marked: layout -> its spans.
         readings: arm -> what the completions say and what that is worth.
         taken: objective -> the recorded reward it is taken from.
-        tagged: layout -> whether it has no tags, or any completion has a block beyond the first or anything in a tag.
+        texts: what the model wrote, of each completion.
     """
 
     marked: Mapping[Layout, Marked]
     readings: Mapping[str, Reading]
     taken: Mapping[str, str]
-    tagged: Mapping[Layout, bool]
+    texts: Sequence[str]
 
 
-def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None) -> Scored:
+def score_file(
+    table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None, also: Sequence[Layout] = ()
+) -> Scored:
     """Find the blocks and the rewards of every completion under every arm.
 
-    A reward that the file records under the objective's name, or under the name that `rewards` gives, is taken from it; what
-    it would be under the other outcome, and every other reward, is computed from the text.
+    A reward that the file records (`taken_rewards`) is taken from it; what it would be under the other outcome, and every other
+    reward, is computed from the text.
 
     Args:
         table: N completions.
         arms: methods with their layouts and objectives.
-        rewards: objective -> recorded reward; "text": compute it although there is one of its name.
+        rewards: objective -> recorded reward, see `taken_rewards`.
+        also: further layouts whose spans are found.
 
     Raises:
         RecipeError: an unknown objective or recorded reward.
@@ -88,11 +89,11 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
     taken = _taken(table, arms, rewards or {})
     for arm in arms:
         sources(table, arm, taken)
-    layouts = list(dict.fromkeys(arm.scheme.layout for arm in arms))
+    layouts = list(dict.fromkeys([*(arm.scheme.layout for arm in arms), *also]))
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
     found: dict[str, list[Reading]] = {arm.name: [] for arm in arms}
-    tagged = {layout: not layout.tags for layout in layouts}
+    texts: list[str] = []
     for first, last in table.tokens.chunks(AT_A_TIME):
         ids, filled = table.tokens.padded(first, last)
         mask = np.zeros(filled.shape, dtype=np.bool_)
@@ -107,10 +108,11 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
             spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
-            tagged[layout] = tagged[layout] or _any_tag(spans, text)
+            said = [_said(blocks) for blocks in text]
+            texts += said if layout is layouts[0] else []
             for arm in arms:
                 if arm.scheme.layout == layout:
-                    asked = replace(batch, columns={**columns, **_asked(table, rows, text, arm)})
+                    asked = replace(batch, columns={**columns, **_asked(table, rows, said, arm)})
                     reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
                     found[arm.name].append(reading.take(slice(None)))
     marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
@@ -118,7 +120,7 @@ def score_file(table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str
     for name, reading in readings.items():
         if len(reading) != len(table):
             raise AlignmentError(f"Method '{name}' has {len(reading)} rewards for {len(table)} completions.")
-    return Scored(marked, readings, taken, tagged)
+    return Scored(marked, readings, taken, texts)
 
 
 def _small(spans: Spans) -> Spans:
@@ -139,13 +141,18 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
     )
 
 
-def _asked(table: RolloutTable, rows: slice, text: list[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
+def _said(blocks: BlockText) -> str:
+    """What the model wrote, whatever its blocks."""
+    return "".join(block[""] or "" for block in blocks.values() if block)
+
+
+def _asked(table: RolloutTable, rows: slice, said: Sequence[str], arm: Arm) -> dict[str, Sequence[Any]]:
     """What a trainer would hand to reward functions beside the columns."""
     if not any(callable(objective.reward) for objective in arm.scheme.objectives):
         return {}
     return {
         "prompts": table.prompts[rows],
-        "completions": ["".join(block[""] or "" for block in blocks.values() if block) for blocks in text],
+        "completions": list(said),
         "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
     }
 
@@ -159,74 +166,58 @@ def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str])
     return {name: column for name, column in taken_rewards(table, rewards).items() if name in names}
 
 
-def _any_tag(spans: Spans, text: Sequence[BlockText]) -> bool:
-    if bool((spans.end_nk[:, 1:] > 0).any()):
-        return True
-    return any(
-        value is not None for blocks in text for block in blocks.values() if block for tag, value in block.items() if tag
-    )
-
-
-def fitting(table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: bool) -> tuple[list[Arm], list[str]]:
+def fitting(
+    table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: Collection[str]
+) -> tuple[list[Arm], list[str]]:
     """The arms that the file's tags are enough for.
 
-    An arm needs its tags if it has several blocks, or a reward that is read in one of them; a recorded reward of the whole
-    completion needs none.
+    An arm needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; and a method
+    by block a tag of every block that it pays. A recorded reward of the whole completion needs none.
 
     Args:
         table, arms, scored: as `score_file` has them.
-        asked: the arms were asked for by name, so that each of them must fit.
+        asked: the arms that must fit, by name.
 
     Returns:
-        The arms, and a sentence on those left out.
+        The arms, and sentences: on those left out, and on tags of the layout that nobody writes.
 
     Raises:
-        RecipeError: an arm that was asked for, or every arm, has tags none of which opens anywhere in the file.
+        RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
-    lost = [arm for arm in arms if not scored.tagged[arm.scheme.layout] and _reads_tags(arm, scored.taken)]
+    layouts = [arm.scheme.layout for arm in arms if arm.scheme.layout.segmenter == "tags"]
+    tags = dict.fromkeys(tag for layout in layouts for tag in layout.tags)
+    prefilled = next((layout.prefilled for layout in layouts if layout.prefilled), None)
+    seen = census(scored.texts, tags, prefilled=prefilled)
+    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, scored.taken, seen))}
+    kept = [arm for arm in arms if arm.name not in lost]
+    rest = [f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}."] if seen.lacking else []
     if not lost:
-        return list(arms), []
-    seen = _tags_in(table)
-    wanted = list(dict.fromkeys(tag for arm in lost for tag in arm.scheme.layout.tags))
-    if any(tag in seen for tag in wanted):
-        return list(arms), []
-    there = ", ".join(f"<{tag}>" for tag, _ in seen.most_common(6))
-    lack = (
-        f"The recipe's tags ({', '.join(f'<{tag}>' for tag in wanted)}) occur in none of the {len(table)} completions of "
-        f"'{table.path}'; {f'these do: {there}' if there else 'there are no tags in it'}."
-    )
-    kept = [arm for arm in arms if arm not in lost]
-    if asked or not kept:
-        raise RecipeError(f"{lack} {_remedy(table)}")
-    return kept, [left_out([arm.name for arm in lost], lack)]
+        return kept, rest
+    lack = census(scored.texts, [tag for tag in seen.wanted if any(tag in needed for needed in lost.values())]).sentence
+    if kept and not any(name in asked for name in lost):
+        return kept, [left_out(list(lost), lack), *rest]
+    helps = remedy(table, scored.texts, arms[0].scheme.objectives[0].name)
+    raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
 
-def _reads_tags(arm: Arm, taken: Mapping[str, str]) -> bool:
-    return len(arm.scheme.layout.names) > 1 or any(
-        map(_reads_tag, (o for o in arm.scheme.objectives if o.name not in taken))
-    )
+def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
+    """The tags that an arm needs and no completion opens."""
+    layout, objectives = arm.scheme.layout, arm.scheme.objectives
+    if layout.segmenter != "tags":
+        return []
+    wanted = {tag for o in objectives if o.name not in taken for tag in _reads(o)}
+    if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
+        paid = {name for o in objectives for name in o.pays}
+        wanted.update(
+            tag for name, tags in layout.blocks if name in paid and not any(map(seen.wanted.get, tags)) for tag in tags
+        )
+    return [tag for tag in dict.fromkeys(layout.tags) if tag in wanted and not seen.wanted[tag]]
 
 
-def _reads_tag(objective: Objective) -> bool:
+def _reads(objective: Objective) -> list[str]:
+    """The tags that a built-in reward reads."""
     if not isinstance(objective.reward, str):
-        return False
+        return []
     entry = REWARDS[objective.reward]
-    return any({**entry.options, **objective.options}[name] for name in entry.tags)
-
-
-def _tags_in(table: RolloutTable) -> Counter[str]:
-    """The tags that open in the trainable text, and in how many completions."""
-    seen: Counter[str] = Counter()
-    for n in range(len(table)):
-        ids = table.tokens.slice(n, n + 1).astype(np.int64)[table.tokens.with_values(table.trainable).slice(n, n + 1)]
-        seen.update(set(_TAG.findall(table.vocabulary.join(ids)[0].decode(errors="replace"))))
-    return seen
-
-
-def _remedy(table: RolloutTable) -> str:
-    """What to do where the tags are not there; it must run as it stands."""
-    whole = "Give the layout it was sampled with (--recipe FILE), or credit whole completions with"
-    if table.rewards:
-        return f"{whole} --methods grpo --reward correct={next(iter(table.rewards))}"
-    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+    options = {**entry.options, **objective.options}
+    return [options[name] for name in entry.tags if options[name]]

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.commands.credit.apply import Applied
+from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.rollouts import Completions, Credited, RolloutTable, write_rollouts
 from spanwise.score import judge_of
@@ -64,7 +65,7 @@ def credited_parts(
             end_nk=marked.end_nk[rows] * learned_n[:, None],
             fault_n=marked.fault_n[rows],
             scores=Scores(scores.names, scores.reward_nm[rows], scores.status_nm[rows], scores.by_outcome_nmo[rows]),
-            credit={one.arm.name: _credited(one, table, learned_n, first, last) for one in applied},
+            credit={one.name: _credited(one, table, learned_n, first, last) for one in applied},
             token_values={
                 name: table.tokens.with_values(values).slice(first, last) for name, values in table.token_values.items()
             },
@@ -80,20 +81,20 @@ def _credited(one: Applied, table: RolloutTable, learned_n: Bool[Tensor, " r"], 
     return Credited(by_block, one.credit.stop_n[rows], advantages)
 
 
-def remembered(applied: Sequence[Applied], options: Mapping[str, Any]) -> dict[str, Any]:
+def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:
     """What the page of an export needs beside its figures, for its `summary.json`.
 
     Args:
-        applied: the methods.
+        arms: the methods.
         options: of `credit_rollouts`, and `rows`.
 
     Returns:
         `options` as plain data; `outcome`, the objective that says what is right, if there is one.
     """
-    given = (judge_of(o) or next(iter(o.outcomes), None) for one in applied for o in one.arm.scheme.objectives)
+    given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
-        "outcome": outcome_of([o.name for one in applied for o in one.arm.scheme.objectives], given),
+        "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
     }
 
 

@@ -10,45 +10,60 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.display import figure_table, text_plot
-from spanwise.commands.shared.folder import RunFolder
+from spanwise.commands.shared.folder import check_free, new_folder, write_summary
 from spanwise.commands.train.train import train
+from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
 
 ARMS: dict[str, dict[str, Any]] = {
     "scalar": {"method": "rlcr_paper"},
     "blockwise": {"method": "bae_paper", "baseline": "outcome"},
 }
+_OWN = {"method", "baseline", "seed", "output"}
 COMMON = {"start": "hard", "calibration": "log_score", "steps": 80, "eval_every": 5, "keep_rollouts": 5}
 
 
 def demo(
     *,
-    output: str,
     seeds: Sequence[int],
+    output: str | None = None,
     choices: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train both arms for every seed and write `summary.json`.
 
     Args:
-        output: folder; one run folder per arm (and seed, if there are several) inside.
         seeds: one seed fills `arms` with its figures, several with their means, and `seeds` with each.
+        output: folder; one run folder per arm (and seed, if there are several) inside. Default: a new one, `runs/demo-<n>`.
         choices: recipe fields that both arms change.
+        overwrite: replace the runs that the output holds.
         console: where progress is shown.
+
+    Raises:
+        SpanwiseError: a seed twice, a field that is what the arms differ in, a folder that holds other runs, and what `train` says.
     """
     console = console or Console()
     started = time.perf_counter()
+    if len(set(seeds)) < len(seeds):
+        raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
+    for field in (choices or {}).keys() & _OWN:
+        raise RecipeError(
+            f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
+        )
     common = {**COMMON, **(choices or {})}
-    folder = RunFolder(output)
+    folder = new_folder("demo") if output is None else Path(output)
+    places = {(seed, arm): folder / (arm if len(seeds) == 1 else f"{arm}-{seed}") for seed in seeds for arm in ARMS}
+    for place in places.values():
+        check_free(place, overwrite=overwrite)
     by_seed: dict[int, dict[str, dict[str, Any]]] = {}
     curves: dict[str, dict[str, list[Any]]] = {}
     for seed in seeds:
         by_seed[seed] = {}
         for arm, own in ARMS.items():
-            place = Path(output) / (arm if len(seeds) == 1 else f"{arm}-{seed}")
-            recipe = load(None, {**common, **own, "seed": seed, "output": str(place)})
+            recipe = load(None, {**common, **own, "seed": seed, "output": str(places[seed, arm])})
             title = arm if len(seeds) == 1 else f"{arm}, seed {seed}"
-            summary = train(recipe, console=console, title=title)
+            summary = train(recipe, console=console, title=title, overwrite=overwrite)
             by_seed[seed][arm] = arm_figures(summary)
             curves[title] = {name: [p.get(name) for p in summary["curve"]] for name in ("refusal_rate", "accuracy")}
     arms = {arm: _mean([by_seed[seed][arm] for seed in seeds]) for arm in ARMS}
@@ -58,9 +73,9 @@ def demo(
         "recipe": _shared(load(None, common)),
         "seconds": time.perf_counter() - started,
     }
-    folder.write_summary(result)
+    write_summary(folder, result)
     _show(console, by_seed, curves, int(common["eval_every"]))
-    console.print(f"{result['seconds']:.0f} s in all. Everything is in {output}: summary.json, and a folder for each run.")
+    console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result
 
 
@@ -114,5 +129,4 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
-    hidden = {"method", "baseline", "seed", "output"}
-    return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in hidden}
+    return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in _OWN}

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from spanwise.commands.shared.samples import Samples
-from spanwise.commands.shared.task import load_model, make_task
+from spanwise.commands.shared.samples import Samples, unmeasured
+from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.sample import sample
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -77,7 +77,7 @@ def evaluate(
 
 def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, tag: str) -> torch.Tensor:
     """Whether the answer of a block is right; a completion without the block solved nothing."""
-    if tag not in dict(layout.blocks)[block]:
+    if tag not in dict(layout.blocks)[block] or "answer" not in columns:
         return torch.full((len(text),), torch.nan, dtype=torch.float64)
     correct_n = score([Objective("correct", pays=(block,), options={"tag": tag})], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
@@ -97,16 +97,19 @@ def confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str =
 
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
-) -> Samples:
+) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on the task of a recipe.
+
+    Returns:
+        What its completions say, and the figures that they cannot have, with the reason.
 
     Raises:
         DataError: the folder holds no readable model.
     """
     torch.set_num_threads(recipe.threads)
-    model, tokenizer = load_model(model_folder)
-    task = make_task(recipe, console)
-    return evaluate(
+    model, tokenizer, task = model_and_task(model_folder, recipe, console)
+    found = evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
         max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe),
     )  # fmt: skip
+    return found, unmeasured(dict(task.layout.blocks), answer_tags(recipe))

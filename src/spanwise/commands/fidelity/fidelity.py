@@ -14,7 +14,7 @@ from rich.table import Table
 from spanwise.commands.eval.evaluate import confidences
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
-from spanwise.commands.shared.task import load_model, make_task
+from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
@@ -124,8 +124,7 @@ def fidelity_folder(
         DataError: the folder holds no readable model.
     """
     torch.set_num_threads(recipe.threads)
-    model, tokenizer = load_model(model_folder)
-    task = make_task(recipe, console or Console())
+    model, tokenizer, task = model_and_task(model_folder, recipe, console or Console())
     rolled = collect(
         model, tokenizer, task, temperature=recipe.temperature, max_new_tokens=recipe.max_completion_length, **sizes
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from spanwise.commands.fidelity.fidelity import decimals, plain_table
 from spanwise.commands.fidelity.token_rollouts import CRITIC_BATCH, CRITIC_STEPS, Roller, collect_tokens, fitted_critics
-from spanwise.commands.shared.task import load_model, make_task
+from spanwise.commands.shared.task import model_and_task
 from spanwise.errors import DataError
 from spanwise.measure.intervals import Interval
 from spanwise.measure.token_fidelity import TOKEN_KINDS, TokenFidelity, token_fidelity
@@ -56,10 +56,9 @@ def token_fidelity_folder(
     if rerolls < 2:
         raise DataError(f"Monte Carlo values know their noise from 2 re-rolls on; {rerolls} were asked for.")
     torch.set_num_threads(recipe.threads)
-    model, tokenizer = load_model(model_folder)
     # As many training prompts as the critic reads completions, so that it has no prompt to learn by heart.
     fresh = recipe.model_copy(update={"steps": max(steps, default=1), "prompts": CRITIC_BATCH})
-    task = make_task(fresh, console or Console())
+    model, tokenizer, task = model_and_task(model_folder, fresh, console or Console())
     limit = recipe.max_completion_length or task.max_completion_length
     roller = Roller(model, tokenizer, task, recipe.temperature, limit)
     order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -17,10 +17,11 @@ from spanwise.commands.shared.again import MOST, compare_command, fidelity_comma
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
-from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples
+from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
+from spanwise.recipe import answer_tags, load
 from spanwise.report import TokenView, compare_report, fidelity_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import read_rows
@@ -74,8 +75,18 @@ def train_page(folder: Path) -> str:
         votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
         credit=credit,
         view=view,
+        unmeasured=_unmeasured(folder),
         command=train_command(folder),
     )
+
+
+def _unmeasured(folder: Path) -> dict[str, str]:
+    """The figures that a run cannot have, as far as its recipe can be read today."""
+    try:
+        recipe = load(folder / "recipe.yaml")
+    except SpanwiseError:
+        return {}
+    return unmeasured(recipe.layout or {}, answer_tags(recipe))
 
 
 def compare_page(folder: Path) -> str:

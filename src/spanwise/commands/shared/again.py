@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from spanwise.commands.shared.runs import COMMON, planned
+from spanwise.commands.shared.runs import COMMON, defaults, planned
 from spanwise.errors import SpanwiseError
-from spanwise.recipe import EMBEDDED, HUB, Recipe, load
+from spanwise.recipe import load
 
 #: Most completions in a token view, if nothing else is asked for.
 MOST = 500
@@ -86,12 +86,6 @@ def assignments(fields: Mapping[str, Any]) -> list[str]:
     ['--set', 'entropy=1.0e-05', '--set', 'layout={a: [x, y]}', '--set', 'prefilled=null']
     """
     return [part for name, value in fields.items() for part in ("--set", f"{name}={_yaml(value)}")]
-
-
-def defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What `load` fills in where a recipe of the same task says nothing."""
-    plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    return plain if recipe.get("task", EMBEDDED[0]) in EMBEDDED else {**plain, **HUB}
 
 
 def _changed(recipe: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:

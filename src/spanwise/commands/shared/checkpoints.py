@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from spanwise.errors import DataError
 
 
-def find_checkpoint(output: str, resume: str, console: Console | None = None) -> str:
+def find_checkpoint(output: str | Path, resume: str, console: Console | None = None) -> str:
     """The folder to resume from; a DataError if it is not a checkpoint.
 
     Args:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from spanwise.measure import Curve, Interval
+from spanwise.measure import Curve, Interval, alarms
 from spanwise.measure.fixed_point import fixed_point
 from spanwise.measure.proper_score import ScoreName
 from spanwise.scheme import Scheme
@@ -83,31 +85,83 @@ def warm_up_progress(console: Console) -> Any:
     return show
 
 
-def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters."""
-    names = dict.fromkeys(name for figures in columns.values() for name in figures)
-    table = Table("", *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()) -> Group:
+    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters.
+
+    Args:
+        title: above it.
+        columns: run -> figure -> value; a "!" beside a figure that must not be read calmly (`measure.alarms`), and under the table
+            why.
+        absent: figures that are left out.
+    """
+    names = [name for name in dict.fromkeys(name for found in columns.values() for name in found) if name not in absent]
+    wrong = {run: alarms({name: found.get(name) for name in names}) for run, found in columns.items()}
+    table = Table("", *columns, box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
     for name in names:
-        table.add_row(name.replace("_", " "), *(_short(figures.get(name)) for figures in columns.values()))
-    return table
+        cells = (_short(found.get(name)) + (" !" if name in wrong[run] else "") for run, found in columns.items())
+        table.add_row(name.replace("_", " "), *cells)
+    said = (_alarms(found, run if len(columns) > 1 else "") for run, found in wrong.items())
+    return Group(Text(title, style="italic"), table, *(line for lines in said for line in lines))
 
 
-def interval_table(title: str, intervals: Mapping[str, Interval | None]) -> Table:
-    """A row per figure: the value and its interval."""
-    table = Table("", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name, i in intervals.items():
-        shown = ("-", "") if i is None else (f"{i.value:.3f}", f"{i.low:.3f} to {i.high:.3f}")
-        table.add_row(name.replace("_", " "), *shown)
-    return table
+def interval_table(title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()) -> Group:
+    """A row per figure: the value and its interval; marks and `absent` as in `figure_table`."""
+    shown = {name: i for name, i in intervals.items() if name not in absent}
+    wrong = alarms({name: None if i is None else i.value for name, i in shown.items()})
+    table = Table("", "", "95 %", box=box.SIMPLE_HEAD)
+    for name, i in shown.items():
+        mark = " !" if name in wrong else ""
+        cells = ("-", "") if i is None else (f"{i.value:.3f}{mark}", f"{i.low:.3f} to {i.high:.3f}")
+        table.add_row(name.replace("_", " "), *cells)
+    return Group(Text(title, style="italic"), table, *_alarms(wrong))
+
+
+def folded_tables(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], *, console: Console) -> Group:
+    """One table of named rows, in as many parts under each other as it takes for none to be wider than the console.
+
+    Args:
+        title: above the first part.
+        columns: headings.
+        rows: name -> a cell for each column.
+        console: what it must fit.
+    """
+    parts: list[Table] = []
+    shown: list[int] = []
+
+    def part(columns_shown: Sequence[int]) -> Table:
+        table = Table("", *(columns[c] for c in columns_shown), box=box.SIMPLE_HEAD)
+        for name, cells in rows.items():
+            table.add_row(name, *(cells[c] for c in columns_shown))
+        return table
+
+    for c in range(len(columns)):
+        if (
+            shown
+            and Measurement.get(console, console.options.update(max_width=1000), part([*shown, c])).maximum > console.width
+        ):
+            parts.append(part(shown))
+            shown = []
+        shown.append(c)
+    return Group(Text(title, style="italic"), *parts, part(shown))
+
+
+def _alarms(wrong: Mapping[str, str], run: str = "") -> list[Text]:
+    """A line for each thing that is wrong, with the figures that it shows in or that mean nothing because of it."""
+    figures: dict[str, list[str]] = {}
+    for name, why in wrong.items():
+        figures.setdefault(why, []).append(name.replace("_", " "))
+    who = f"{run}: " if run else ""
+    return [Text(f"! {who}{why} ({', '.join(names)})", style="bold red") for why, names in figures.items()]
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
     shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
-    table = Table("n", *(str(budgets[i]) for i in shown), title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    options = {"title": title, "title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+    table = Table("n", *(str(budgets[i]) for i in shown), **options)
     for name, curve in votes.items():
         table.add_row(name, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
     return table

@@ -38,10 +38,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_recipe(folder: Path) -> dict[str, Any]:
     """Read `recipe.yaml` of a folder; a DataError if it cannot be read."""
+    return read_yaml(folder / "recipe.yaml")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read a YAML file of fields; a DataError if it cannot be read."""
     try:
-        recipe = yaml.safe_load(read_text(folder / "recipe.yaml"))
+        recipe = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
-        raise DataError(f"'{folder / 'recipe.yaml'}' is not YAML: {str(error).splitlines()[0]}.") from error
+        raise DataError(f"'{file}' is not YAML: {str(error).splitlines()[0]}.") from error
     return recipe if isinstance(recipe, dict) else {}
 
 

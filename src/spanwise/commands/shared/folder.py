@@ -1,22 +1,105 @@
-"""The folder of a run: recipe, metrics, rollouts, summary."""
+"""The folder of a run: whose it is, and what is in it: recipe, metrics, rollouts, summary."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
-from spanwise.errors import DataError
-from spanwise.rollouts import Rollouts, write_rollouts
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import Completions, write_rollouts
 
+#: Where runs go that name no folder.
+RUNS = Path("runs")
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
+#: All that a run writes, files and folders.
+WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", *RESULTS)
+
+
+def new_folder(name: str) -> Path:
+    """`runs/<name>-<n>` with the smallest n that is not there yet."""
+    return next(place for n in count(1) if not (place := RUNS / f"{name}-{n}").exists())
+
+
+def newest_folder(name: str) -> Path | None:
+    """The `runs/<name>-<n>` of the largest n; None if there is none."""
+    found = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
+    numbered = [place for place, number in found.items() if number.isdecimal() and place.is_dir()]
+    return max(numbered, key=lambda place: int(found[place]), default=None)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run has begun in a folder."""
+    return (path / "recipe.yaml").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def check_free(path: str | Path, *, overwrite: bool = False) -> None:
+    """Refuse a folder in which a new run would write over something.
+
+    Args:
+        path: of the new run.
+        overwrite: a run that is there may be replaced. Other files of the same names, which no run wrote, may not.
+
+    Raises:
+        DataError: naming the folder and what to do.
+    """
+    place = Path(path)
+    if is_run(place):
+        if not overwrite:
+            raise DataError(
+                f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
+                f"--resume last, or replace it by --overwrite."
+            )
+        return
+    there = [name for name in WRITES if _is_filled(place / name)]
+    if there:
+        raise DataError(
+            f"'{path}' holds {', '.join(there)}, which a run would write over and which no run of spanwise wrote. Give another "
+            f"--output, or move {'it' if len(there) == 1 else 'them'} away."
+        )
+
+
+def check_no_run(path: str | Path) -> None:
+    """Refuse the folder of a run to what would write its own `summary.json` or `report.html` over that of the run.
+
+    Raises:
+        DataError: a run is there.
+    """
+    if is_run(Path(path)):
+        raise DataError(f"'{path}' holds a run, whose summary and report would be written over; give another --output.")
+
+
+def check_removable(path: Path, **sources: str | None) -> None:
+    """Refuse to replace a run by one that is made from it.
+
+    Args:
+        path: of the run.
+        **sources: what the new run reads, such as its model; names that are no place on this machine are nobody's.
+
+    Raises:
+        RecipeError: one of them would be removed.
+    """
+    for name, source in sources.items():
+        if source and Path(source).exists() and Path(source).resolve().is_relative_to(path.resolve()):
+            first, *_ = (*Path(source).resolve().relative_to(path.resolve()).parts, "model")
+            if first in WRITES:
+                raise RecipeError(
+                    f"The {name} '{source}' is part of the run in '{path}', which --overwrite removes; give another --output."
+                )
+
+
+def _is_filled(path: Path) -> bool:
+    """Whether a file has content, or a folder files."""
+    return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 
 
 @contextmanager
@@ -24,7 +107,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     """Keep a run's folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
 
     Args:
-        path: of the run, made if it does not exist.
+        path: of the run, made if it does not exist; it goes again if nothing was written into it.
 
     Edge cases:
         Several ranks of one training: the first holds it for all. A file system that cannot lock: nothing is held.
@@ -32,14 +115,14 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     Raises:
         DataError: another process trains into the folder, or it cannot be written.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_rank():
         yield
         return
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    lock = FileLock(Path(path) / ".lock")
+    place = Path(path)
+    made = not place.exists()
+    with _said_of(place):
+        place.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -51,35 +134,69 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
+        if not any(file.name != ".lock" for file in place.iterdir()):
+            (place / ".lock").unlink(missing_ok=True)
+            if made:
+                place.rmdir()
         lock.release()
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one of its training that writes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class RunFolder:
     """Writes what a run leaves behind: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
 
     Args:
-        path: made if it does not exist; the `RESULTS` of an earlier run are removed.
-        history: lines of `metrics.jsonl` that a resumed run goes on from.
+        path: of the run; nothing is written before `begin` or `go_on`.
     """
 
-    def __init__(self, path: str | Path, *, history: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        try:
-            (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
-            _replace(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
+
+    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
+        """Write the recipe as it was resolved, without the folder: that may be moved."""
+        written = {name: value for name, value in recipe.items() if name != "output"}
+        _replace(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
+
+    def begin(self, recipe: Mapping[str, Any]) -> None:
+        """Begin a run: of all that runs write nothing is left of an earlier one, and what else lies there stays.
+
+        Args:
+            recipe: as it was resolved.
+        """
+        with _said_of(self.path):
+            for name in WRITES:
+                _remove(self.path / name)
+            self._start(recipe, ())
+
+    def go_on(self, recipe: Mapping[str, Any], *, step: int, history: Iterable[Mapping[str, Any]]) -> None:
+        """Go on with a run from a step: its checkpoints and what it wrote until then stay.
+
+        Args:
+            recipe: as in `begin`.
+            step: of the checkpoint.
+            history: the lines of `metrics.jsonl` up to it.
+        """
+        with _said_of(self.path):
+            for file in (self.path / "rollouts").glob("step_*.parquet"):
+                if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > step:
+                    file.unlink()
             for name in RESULTS:
-                (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise _unwritable(path, error) from error
+                _remove(self.path / name)
+            self._start(recipe, history)
+
+    def _start(self, recipe: Mapping[str, Any], history: Iterable[Mapping[str, Any]]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_recipe(recipe)
+        _replace(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
 
     @property
     def model(self) -> Path:
         """Where the trained model and its tokenizer go."""
         return self.path / "model"
-
-    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe as it was resolved."""
-        (self.path / "recipe.yaml").write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`."""
@@ -88,11 +205,24 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
-        _replace(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
+        write_summary(self.path, summary)
 
-    def write_rollouts(self, rollouts: Rollouts, *, step: int) -> None:
-        """Write one generation batch to `rollouts/step_<step>.parquet`, in the columns of `rollouts.schema`."""
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", [rollouts.recorded(step=step)])
+    def write_rollouts(self, parts: Sequence[Completions], *, step: int) -> None:
+        """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
+        place = self.path / "rollouts"
+        place.mkdir(parents=True, exist_ok=True)
+        write_rollouts(place / f"step_{step:06d}.parquet", parts)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write `summary.json` into a folder, which is made if it does not exist.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with _said_of(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
 
 def write_page(folder: Path, html: str) -> Path:
@@ -127,11 +257,28 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     return lines
 
 
+def _remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it; of a link the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _replace(file: Path, text: str) -> None:
     """Write a file so that nobody ever sees half of it."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(file)
+
+
+@contextmanager
+def _said_of(path: Path) -> Iterator[None]:
+    """What the system refuses inside of the block, as one sentence about the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _unwritable(path: str | Path, error: OSError) -> DataError:

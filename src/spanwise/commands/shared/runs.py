@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from spanwise.commands.shared.files import read_yaml
 from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
-from spanwise.recipe import Recipe, load
+from spanwise.recipe import EMBEDDED, HUB, Recipe, load
 
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 #: What says from where a run starts and how it is evaluated: arms that differ in it have no figures to compare.
 _SAME = (
-    "task", "model", "dataset", "split", "question_column", "answer_column", "start", "start_seed", "start_steps", "temperature",
-    "eval_prompts", "eval_samples",
+    "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
+    "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
 #: What a run has at its end only.
 _ENDED = ("summary.json", "evaluation.parquet")
+#: What is watched and kept of a run, and where; it moves no weight, so that a run may go on with other values.
+_WATCHED = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads")
 #: The fields that a run's own recipe.yaml has filled in from the preset (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 
@@ -37,7 +38,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Of the run."""
-        return Path(self.recipe.output)
+        return Path(self.recipe.output or "")
 
     @property
     def file(self) -> Path:
@@ -58,7 +59,7 @@ class Run:
                 f"'{self.folder}'."
             )
         asked, resolved = self.asked(), self.folder / "recipe.yaml"
-        changes = _changes(self.file, asked) or _changes(resolved, asked, but=_FILLED)
+        changes = changed(self.file, asked, but=("output",)) or changed(resolved, asked, but=("output", *_FILLED))
         if changes:
             raise DataError(
                 f"'{self.folder}' holds a run of another recipe ({', '.join(changes[:3])}). Give another --output, or delete "
@@ -71,13 +72,27 @@ def _is_filled(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def _changes(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = ()) -> list[str]:
-    """What a recipe file says otherwise than it is asked for now; nothing if the file is not there."""
+def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
+    """What a recipe file says otherwise than it is asked for now; nothing if the file is not there.
+
+    Args:
+        file: a recipe.
+        asked: every field of the other recipe, resolved if the file is.
+        but: fields that may differ.
+    """
     if not file.is_file():
         return []
-    found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    names = [name for name in asked if name not in ("output", *but) and found.get(name) != asked[name]]
-    return [f"{name} was {found.get(name)!r} and is {asked[name]!r} now" for name in names]
+    found = read_yaml(file)
+    found = {**defaults(found), **found}
+    names = [name for name in asked if name not in but and found.get(name) != asked[name]]
+    said = [f"{name} was {found.get(name)!r} and is {asked[name]!r} now" for name in names]
+    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, said, strict=True)]
+
+
+def defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What `load` fills in where a recipe of the same task says nothing."""
+    plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
+    return plain if recipe.get("task", EMBEDDED[0]) in EMBEDDED else {**plain, **HUB}
 
 
 def arm_fields(name: str) -> dict[str, Any]:
@@ -112,6 +127,9 @@ def planned(
         RecipeError: no arm or seed, an arm twice, one that cannot be planned, choices that would make an arm another one, or arms
             that start from or are evaluated on different things.
     """
+    for field, option in (("seed", "seeds"), ("output", "output")):
+        if field in choices:
+            raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
     names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
     for kind, listed in (("arm", names), ("seed", seeds)):
         if not listed or len(set(listed)) < len(listed):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import DataError
-from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
+from spanwise.measure import CALIBRATION, Curve, Interval, figure_intervals, figures, voting
 
 FILE = "evaluation.parquet"
 #: The largest budget of a vote.
@@ -100,6 +100,36 @@ class Samples:
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder."""
         pq.write_table(self.table(), Path(folder) / FILE)
+
+
+def unmeasured(blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str]) -> dict[str, str]:
+    """The figures that an evaluation cannot have, because nothing says where answer and confidence stand, and why.
+
+    Args:
+        blocks: block -> its tags, in order, by which completions are read; a layout without any tag is read as the task says.
+        tags: those of "answer" and "confidence" (`recipe.answer_tags`).
+
+    Example:
+        >>> found = unmeasured({"solution": ["plan", "code"]}, {"answer": "answer", "confidence": "confidence"})
+        >>> found["accuracy"]
+        'no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the objective correct'
+    """
+    inside = {name: [listed] if isinstance(listed, str) else list(listed) for name, listed in blocks.items()}
+    every = list(dict.fromkeys(tag for listed in inside.values() for tag in listed))
+    if not every:
+        return {}
+    found: dict[str, str] = {}
+    last = list(inside)[-1]
+    if tags["confidence"] not in inside[last]:
+        why = f"the last block, {last}, has no tag <{tags['confidence']}>, only {', '.join(f'<{tag}>' for tag in inside[last])}"
+        found = dict.fromkeys(("coverage", *CALIBRATION), why)
+    if tags["answer"] not in every:
+        why = (
+            f"no block has the tag <{tags['answer']}>, only {', '.join(f'<{tag}>' for tag in every)}; name the one that holds the "
+            f"answer in the objective correct"
+        )
+        found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION), why)
+    return found
 
 
 def read_samples(folder: str | Path) -> Samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,33 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import warm_up_progress
-from spanwise.errors import DataError
-from spanwise.recipe import EMBEDDED, Recipe, answer_layout
-from spanwise.tasks import Task, digits_task, load_task
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
+from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task, build_tokenizer, digits_task, load_task
+from spanwise.tasks.hub import LAYOUTS
 from spanwise.tasks.warm_start import shortened
 
+#: The blocks of each task, where a recipe names none.
+TASK_LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
 
-def make_task(recipe: Recipe, console: Console) -> Task:
-    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset."""
+
+def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
+    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset.
+
+    Args:
+        recipe: checked already.
+        console: where the warm start is shown.
+        model: the folder of the model that is looked at, where that is not the one of the recipe: prompts are written in its
+            chat template, and the recipe's model is not looked for.
+
+    Raises:
+        RecipeError: the layout has tags that the embedded model does not write, or that no prompt asks for; DataError: what
+            `load_task` refuses.
+    """
     if recipe.task in EMBEDDED:
+        _check_written(recipe)
         task = digits_task(
             recipe.start if recipe.task == "digits" else "twice",
             seed=recipe.seed,
@@ -30,15 +48,94 @@ def make_task(recipe: Recipe, console: Console) -> Task:
         )
     else:
         task = load_task(
-            str(recipe.model),
+            str(model or recipe.model),
             str(recipe.dataset),
             prompt_format=recipe.task,
+            layout=own_layout(recipe),
+            instruction=recipe.instruction,
             split=recipe.split,
             question_column=recipe.question_column,
+            prompt_column=recipe.prompt_column,
             answer_column=recipe.answer_column,
             eval_limit=recipe.eval_prompts,
         )
-    return replace(task, layout=answer_layout(recipe, task.layout))
+    return replace(task, layout=answer_layout(recipe, TASK_LAYOUTS[recipe.task]))
+
+
+def check_prompts(recipe: Recipe, task: Task) -> None:
+    """Refuse a dataset with fewer prompts than one step of training takes; TRL would end without a single step.
+
+    Raises:
+        DataError: how many there are, how many are needed, and what to set.
+    """
+    if len(task.train) < recipe.prompts:
+        raise DataError(
+            f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
+            f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
+            f"{len(task.train)} or fewer."
+        )
+
+
+def _check_written(recipe: Recipe) -> None:
+    """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
+    own = own_layout(recipe)
+    known = TASK_LAYOUTS[recipe.task].tags
+    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
+    if strange:
+        raise RecipeError(
+            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(known))} and "
+            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
+            "--dataset."
+        )
+
+
+def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
+    """Where the model of a run folder lies, of a checkpoint of it or of a model folder, and the recipe that says its task.
+
+    Args:
+        folder: of the run, the checkpoint or the model.
+        recipe: a file; default: that of the run which the folder is or lies in, else the embedded task.
+        overrides: recipe fields that win over it.
+
+    Raises:
+        DataError: a run without a model.
+    """
+    run = next((place for place in (folder, *_above(folder)) if (place / "recipe.yaml").is_file()), None)
+    place = folder / "model" if (folder / "model").is_dir() else folder
+    if run == folder == place and not (folder / "config.json").is_file():
+        checkpoint, _ = newest_checkpoint(folder)
+        instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
+        raise DataError(f"The run in '{folder}' has no model, so it has not ended; {instead}.")
+    file = recipe or (None if run is None else run / "recipe.yaml")
+    given = dict(overrides)
+    if file is None and "model" not in given and (given.get("dataset") or given.get("task", EMBEDDED[0]) not in EMBEDDED):
+        given["model"] = str(place)
+    return place, load(file, given)
+
+
+def _above(folder: Path) -> list[Path]:
+    """The run that a model folder or a checkpoint lies in, by its name."""
+    return (
+        [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
+    )
+
+
+def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
+    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is.
+
+    Raises:
+        DataError: no model, or a model of something else than the embedded task that the recipe says.
+    """
+    model, tokenizer = load_model(folder)
+    if recipe.task not in EMBEDDED:
+        return model, tokenizer, make_task(recipe, console, model=folder)
+    known = build_tokenizer()
+    if tokenizer.get_vocab() != known.get_vocab():
+        raise DataError(
+            f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "
+            f"the {len(known)} of digits and tags. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
+        )
+    return model, tokenizer, make_task(recipe, console)
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import TrainerCallback
 
@@ -45,9 +46,10 @@ class Recorder(TrainerCallback):
         self.live = Live(console, title, recipe.steps)
         self.trainer: SpanGRPOTrainer | None = None
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
-        self.batches = [{k: line[k] for k in _BATCH if k in line} for line in history if "evaluation" not in line]
+        self.batches = [_kept(line) for line in history if "evaluation" not in line]
         self.step_seconds = self.spanwise_seconds = 0.0
         self.tokens = 0
+        self._scores: Scores | None = None
         self._step_started = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,16 +62,21 @@ class Recorder(TrainerCallback):
         self._step_started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the step's clock; keep the rollouts of a generation batch that is used up."""
+        """Stop the step's clock; keep the rollouts of a generation batch that is used up, those of all processes."""
         self.step_seconds += time.perf_counter() - self._step_started
         if state.global_step % self.recipe.mini_batches:
             return
         step = state.global_step // self.recipe.mini_batches
         rollouts = self._trainer().last_rollouts
-        if rollouts is not None:
-            self.tokens += int(rollouts.mask_nt.sum())
-            if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0 and state.is_world_process_zero:
-                self.folder.write_rollouts(rollouts, step=step)
+        if rollouts is None:
+            return
+        everyone = gather_object([(rollouts.scores, int(rollouts.mask_nt.sum()))])
+        self._scores = Scores.joined([scores for scores, _ in everyone])
+        self.tokens += sum(tokens for _, tokens in everyone)
+        if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0:
+            parts = gather_object([rollouts.recorded(step=step)])
+            if state.is_world_process_zero:
+                self.folder.write_rollouts(parts, step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""
@@ -78,8 +85,9 @@ class Recorder(TrainerCallback):
         step = state.global_step // self.recipe.mini_batches
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         values = self._batch_figures(logs)
-        self.batches.append({"step": step, **values})
-        self.folder.add_metrics({"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}})
+        line = {"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
+        self.batches.append(_kept(line))
+        self.folder.add_metrics(line)
         speed = self.tokens / max(self.step_seconds, 1e-9)
         rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
         self.live.step(step, {**rewards, **values, "tokens/s": float(round(speed))})
@@ -119,12 +127,11 @@ class Recorder(TrainerCallback):
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Accuracy, ECE and malformed share of the generation batch just trained on."""
         values: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
-        rollouts = self._trainer().last_rollouts
-        names = rollouts.scores.names if rollouts else ()
-        if rollouts and "correct" in names:
+        names = self._scores.names if self._scores else ()
+        if self._scores and "correct" in names:
             for name in ("brier", "log_score"):
                 if name in names:
-                    values["ece"] = _batch_ece(rollouts.scores, names.index("correct"), names.index(name))
+                    values["ece"] = _batch_ece(self._scores, names.index("correct"), names.index(name))
         return values
 
     def _evaluate(self, step: int) -> None:
@@ -149,6 +156,11 @@ class Recorder(TrainerCallback):
     def _trainer(self) -> SpanGRPOTrainer:
         assert self.trainer is not None, "the recorder belongs to a trainer"
         return self.trainer
+
+
+def _kept(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What `summary.json` keeps of a line of metrics: the figures of the batch and its mean rewards."""
+    return {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -14,59 +13,91 @@ from typing import Any
 import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.commands.shared.display import figure_table, pull_note
-from spanwise.commands.shared.folder import RunFolder, metrics_until, sole_writer
-from spanwise.commands.shared.task import make_task
+from spanwise.commands.shared.folder import (
+    RunFolder,
+    check_free,
+    check_removable,
+    is_first_rank,
+    is_run,
+    metrics_until,
+    new_folder,
+    newest_folder,
+    sole_writer,
+)
+from spanwise.commands.shared.runs import changed
+from spanwise.commands.shared.samples import unmeasured
+from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.errors import RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.recipe import EMBEDDED, Recipe, answer_tags, resolved, scheme_of
+from spanwise.report import unmeasured_sentences
 from spanwise.scheme import Scheme
 from spanwise.tasks import Task
 
 
 def train(
-    recipe: Recipe, *, console: Console | None = None, resume: str | None = None, title: str = "train"
+    recipe: Recipe,
+    *,
+    console: Console | None = None,
+    resume: str | None = None,
+    overwrite: bool = False,
+    title: str = "train",
 ) -> dict[str, Any]:
     """Train as the recipe says; write the run's folder; return what `summary.json` holds.
 
     Args:
-        recipe: checked already.
+        recipe: checked already. Without an output the run gets a new folder, `runs/<task>-<method>-<seed>-<n>`.
         console: where progress is shown.
-        resume: a checkpoint folder, or "last" for the newest intact one of the run.
+        resume: a checkpoint folder, a run folder for its newest intact one, or "last" for that of the output, by default of the
+            newest run of that name. Only under the recipe that the checkpoint is of; what is watched and kept may be another.
+        overwrite: replace the run that the output holds: what runs write is removed first, and nothing else.
         title: name in the progress line.
 
     Raises:
-        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, or a folder that another process is
-            training into, as one sentence.
+        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, or a folder that holds another run or
+            that another process is training into, as one sentence.
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
-    checkpoint = None if resume is None else find_checkpoint(recipe.output, resume, console)
-    task = make_task(recipe, console)
-    scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
-    with sole_writer(recipe.output):
-        history = [] if checkpoint is None else _history(Path(checkpoint), recipe)
-        folder = RunFolder(recipe.output, history=history)
-        folder.write_recipe(resolved(recipe, scheme))
+    _check_names(recipe)
+    place, checkpoint = _place(recipe, resume, overwrite, console)
+    in_place = checkpoint is not None and place.resolve() == _run_of(checkpoint).resolve()
+    recipe = recipe.model_copy(update={"output": str(place)})
+    with sole_writer(place):
+        if is_first_rank() and not in_place:
+            check_free(place, overwrite=overwrite)
+        task = make_task(recipe, console)
+        check_prompts(recipe, task)
+        scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
+        asked = resolved(recipe, scheme)
+        step, history = (0, []) if checkpoint is None else _history(checkpoint, recipe, asked, console)
+        folder = RunFolder(place)
         recorder = Recorder(recipe, task, folder, console, title, history)
         trainer = _trainer(recipe, task, scheme, recorder)
         main = trainer.accelerator.is_main_process
+        if main and checkpoint is None:
+            folder.begin(asked)
+        elif main:
+            folder.go_on(asked, step=step, history=history)
         note = pull_note(scheme, group_size=recipe.group_size)
         if note and main:
             console.print(note, highlight=False, soft_wrap=True)
         try:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             recorder.live.close()
         summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
         trainer.save_model(str(folder.model))
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            _show(summary, console, title=f"{title}: {recipe.output}")
+            absent = unmeasured(dict(task.layout.blocks), answer_tags(recipe))
+            _show(summary, console, title=f"{title}: {recipe.output}", absent=absent)
         if recipe.report and main:
             from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
@@ -90,18 +121,82 @@ def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> 
     return trainer
 
 
-def _show(summary: Mapping[str, Any], console: Console, *, title: str) -> None:
-    console.print(figure_table(title, {"start": summary["start"], "end": summary["final"]}))
+def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:
+    columns = {"start": dict(summary["start"]), "end": dict(summary["final"])}
+    if absent and summary["batches"]:  # the rewards say what these figures cannot
+        for column, batch in zip(columns.values(), (summary["batches"][0], summary["batches"][-1]), strict=True):
+            column.update({f"mean reward, {k.split('/')[1]}": v for k, v in batch.items() if k.startswith("rewards/")})
+    console.print(figure_table(title, columns, absent=absent))
+    for sentence in unmeasured_sentences(absent):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    if not summary["tokens_per_second"]:
+        console.print("No step was left to train.")
+        return
     console.print(
         f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
         f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
     )
 
 
-def _history(checkpoint: Path, recipe: Recipe) -> list[dict[str, Any]]:
-    """The metrics of the run that wrote a checkpoint, up to that checkpoint."""
-    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
-    return metrics_until(checkpoint.resolve().parent.parent, step // recipe.mini_batches)
+def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
+    """The folder of the run, and the checkpoint that it goes on from."""
+    name = f"{recipe.task}-{recipe.method}-{recipe.seed}"
+    place = None if recipe.output is None else Path(recipe.output)
+    if resume is None:
+        if place is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RecipeError("Several processes that train together need one folder; name it with --output.")
+        if place is None:
+            place = new_folder(name)
+            console.print(f"The run goes to {place}.", highlight=False, soft_wrap=True)
+        if overwrite:
+            check_removable(place, model=recipe.model, dataset=recipe.dataset)
+        return place, None
+    if overwrite:
+        raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+    source = Path(resume) if is_run(Path(resume)) else None
+    if resume == "last":
+        source = place or newest_folder(name)
+        if source is None:
+            raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
+    checkpoint = Path(find_checkpoint(source or "", "last" if source else resume, console))
+    written = _run_of(checkpoint)
+    return place or (written if is_run(written) else new_folder(name)), checkpoint
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """The folder of the run that wrote a checkpoint, if it lies there still."""
+    return (checkpoint if len(checkpoint.parts) > 2 else checkpoint.resolve()).parent.parent
+
+
+def _history(
+    checkpoint: Path, recipe: Recipe, asked: Mapping[str, Any], console: Console
+) -> tuple[int, list[dict[str, Any]]]:
+    """The step of a checkpoint and the metrics of the run that wrote it, until then; a DataError if that had another recipe."""
+    file = _run_of(checkpoint) / "recipe.yaml"
+    changes = changed(file, asked)
+    if changes:
+        raise DataError(
+            f"'{checkpoint}' is of a run of another recipe ({', '.join(changes[:3])}). Go on with that run under its own: "
+            f"spanwise train --resume {file.parent}; or leave out --resume."
+        )
+    if not file.is_file():
+        said = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
+        console.print(said, highlight=False, soft_wrap=True)
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // recipe.mini_batches
+    return step, metrics_until(file.parent, step)
+
+
+def _check_names(recipe: Recipe) -> None:
+    """Refuse loggers and options that nobody knows, before anything is made."""
+    if recipe.report_to not in ("none", "all", *INTEGRATION_TO_CALLBACK):
+        raise RecipeError(unknown("logger for report_to", recipe.report_to, ["none", "all", *INTEGRATION_TO_CALLBACK]))
+    if recipe.report_to in INTEGRATION_TO_CALLBACK and recipe.report_to not in get_available_reporting_integrations():
+        raise RecipeError(
+            f"report_to is '{recipe.report_to}', which is not installed; install it, or set report_to to none."
+        )
+    for name in recipe.trainer:
+        if name not in SpanGRPOConfig.__dataclass_fields__:
+            raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
@@ -111,7 +206,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     mini = recipe.prompts * recipe.group_size // recipe.mini_batches
     micro = recipe.micro_batch or (mini // world if recipe.task in EMBEDDED else gcd(mini // world, 4))
     options = {
-        "output_dir": str(Path(recipe.output) / "checkpoints"),
+        "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": max(1, mini // (micro * world)),
         "steps_per_generation": max(1, mini // (micro * world)) * recipe.mini_batches,
@@ -137,11 +232,4 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "report_to": recipe.report_to,
         "disable_tqdm": True,
     }
-    if recipe.report_to not in ("none", "all") and find_spec(recipe.report_to) is None:
-        raise RecipeError(
-            f"report_to is '{recipe.report_to}', which is not installed: pip install {recipe.report_to}, or none."
-        )
-    for name in recipe.trainer:
-        if name not in SpanGRPOConfig.__dataclass_fields__:
-            raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
     return SpanGRPOConfig(**{**options, **recipe.trainer})

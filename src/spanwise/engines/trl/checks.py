@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from packaging.version import Version
@@ -14,6 +14,7 @@ from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.rollouts.messages import prompt_fault
 
 
 def check_version(version: str) -> None:
@@ -77,8 +78,8 @@ def check_config(args: GRPOConfig, *, trl_version: str) -> None:
         value = getattr(args, name)
         if value != usual:
             warnings.warn(
-                f"{name}={value!r} only changes the scalar advantage that TRL logs; what is trained comes from the objectives "
-                "(their baseline, scale and weight).",
+                f"{name}={value!r} changes nothing: it shapes TRL's own advantage of a completion, and what is trained comes from "
+                "the objectives (their baseline, scale and weight).",
                 UserWarning,
                 stacklevel=3,
             )
@@ -126,7 +127,7 @@ def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objecti
 
 
 def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None) -> None:
-    """Refuse a dataset without the gold answers that a built-in reward reads.
+    """Refuse a dataset without prompts, or without the gold answers that a built-in reward reads.
 
     Args:
         objectives: the objectives of the run.
@@ -142,6 +143,11 @@ def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None
     """
     if columns is None:
         return
+    if "prompt" not in columns:
+        raise DataError(
+            "The training dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+            f"{', '.join(columns) or 'none'}. Rename one: dataset.rename_column({next(iter(columns), 'question')!r}, 'prompt')."
+        )
     for objective in objectives:
         if objective.reward not in ("correct", "second_attempt"):
             continue
@@ -151,6 +157,27 @@ def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None
                 f"Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
                 f"{', '.join(columns)}. Rename the column, or set options: {{column: NAME}} in the objective."
             )
+
+
+def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
+    """Refuse a dataset with a row that is no prompt.
+
+    Args:
+        prompts: the column `prompt`.
+        template: the tokenizer has a chat template.
+
+    Raises:
+        DataError: which row, what it holds, and what to write instead.
+
+    Example:
+        >>> check_prompts(["2+2=", None], template=False)
+        Traceback (most recent call last):
+        spanwise.errors.DataError: Row 1 of the training dataset has the prompt None; a prompt is a text, or a list of...
+    """
+    for row, prompt in enumerate(prompts):
+        fault = prompt_fault(prompt, template=template)
+        if fault:
+            raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
 
 
 def check_size(prompts: int | None, *, needed: int) -> None:
@@ -171,8 +198,8 @@ def check_size(prompts: int | None, *, needed: int) -> None:
     if prompts is not None and prompts < needed:
         raise DataError(
             f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a single "
-            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation down or "
-            "num_generations up."
+            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation down or num_generations up."
         )
 
 

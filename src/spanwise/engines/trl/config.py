@@ -27,7 +27,7 @@ def no_type_check(cls: _Class) -> _Class:
 class SpanGRPOConfig(GRPOConfig):
     """Everything `GRPOConfig` has, with `loss_type="dr_grpo"` as default; how rewards become credit is the trainer's scheme.
 
-    `scale_rewards` and `multi_objective_aggregation` only shape the scalar advantage that TRL logs.
+    `scale_rewards` and `multi_objective_aggregation` shape a scalar advantage of TRL's that nothing is trained on.
 
     Raises:
         RecipeError: a value that cannot work, `reward_weights`, or a `loss_type` whose normaliser cannot be undone.
@@ -49,7 +49,10 @@ class SpanGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_before()
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
+            raise RecipeError(str(error)) from error
         check_loss_type(self.loss_type)
 
     def _check_before(self) -> None:

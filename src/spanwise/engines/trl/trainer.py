@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +16,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
-from spanwise.engines.trl import checks
+from spanwise.credit.assign import completed
+from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor, loss_mask
+from spanwise.engines.trl.kl import kl_term, token_kl
+from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks
@@ -40,14 +42,15 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
     compared is the `scheme`. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over
-    tokens of advantage times surrogate.
+    tokens of advantage times surrogate, plus `beta` times the mean over completions of the mean over tokens of the KL divergence
+    (`kl_term`). TRL's entropy bonus and auxiliary loss stay as they are: `loss_type` does not change them.
 
     Args:
         model: as in `GRPOTrainer`.
         reward_funcs: must stay empty: the reward functions are built from the scheme's objectives.
         args: a `SpanGRPOConfig`, or a plain `GRPOConfig`.
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
-        scheme: the complete rule of credit.
+        scheme: the complete rule of credit; it must be given.
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
@@ -59,7 +62,6 @@ class SpanGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
-    _name = "SpanGRPO"
     # TRL sets these; its annotations allow a None that a trainer never has.
     model: Any
     args: Any
@@ -77,20 +79,24 @@ class SpanGRPOTrainer(GRPOTrainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         *,
-        scheme: Scheme,
+        scheme: Scheme | None = None,
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
+        scheme = arguments.check_scheme(scheme, options)
         scheme.check(PROVIDES)
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
             args = SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
+        arguments.check_args(args)
         checks.check_config(args, trl_version=trl.__version__)
-        checks.check_columns(scheme.objectives, getattr(train_dataset, "column_names", None))
+        arguments.check_reference(args, model, options)
+        arguments.check_datasets(train_dataset, eval_dataset, scheme.objectives, options)
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
         self.scheme = scheme
+        self._name, self._paper = cited(scheme)
         self.last_rollouts: Rollouts | None = None
         self.zero_batches = 0
         self._batch: Batch | None = None
@@ -103,10 +109,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         self._canary_due = getattr(args, "canary", True) and not unseen
-        self._canary_logps: Tensor | None = None
+        self._logps: Tensor | None = None
         super().__init__(
             model=model,
-            reward_funcs=[self._reward_function(m, name) for m, name in enumerate(scheme.names)],
+            reward_funcs=[self._reward_function(name) for name in scheme.names],
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -114,6 +120,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             **options,
         )
         checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
+        if length is not None and options.get("rollout_func") is None and options.get("environment_factory") is None:
+            checks.check_prompts(
+                train_dataset["prompt"], template=bool(getattr(self.processing_class, "chat_template", None))
+            )
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
@@ -125,18 +135,17 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------ rewards
 
-    def _reward_function(self, m: int, name: str) -> Callable[..., list[float | None]]:
-        """The function TRL calls, gathers and logs under the objective's name; the first one called reads for all."""
+    def _reward_function(self, name: str) -> Any:
+        """The function TRL calls for an objective; the first one called reads for all, and what they return goes nowhere."""
 
-        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float | None]:
+        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
             if self._reading is None:
                 extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
                 columns |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
                 alone_n = torch.arange(len(completion_ids))  # whom each is compared with is known after the gather
                 self._batch = Batch.jagged(completion_ids, alone_n, sampled=self._tool_mask, columns=columns, extras=extras)
                 self._reading = read(self._batch, self.scheme, self.vocabulary)
-            values = self._reading.scores.reward_nm[:, m].tolist()
-            return [None if value != value else value for value in values]
+            return [0.0] * len(completion_ids)
 
         reward.__name__ = name
         return reward
@@ -154,9 +163,12 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         started = time.perf_counter()
         self._batch = self._reading = None
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        reading: Any = self._reading
+        # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
+        rewards = self._gather(completed(reading.scores, self.scheme.objectives).float())
         self._seconds = time.perf_counter() - started
-        return rewards
+        return rewards.to(self.accelerator.device)
 
     # ------------------------------------------------------------------ credit
 
@@ -171,12 +183,15 @@ class SpanGRPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         everyone, whole = self._gathered(batch, reading, mode)
         found = credit(everyone, whole, self.scheme)
+        log_credit(self._logs, found, everyone.present_nk, self.scheme)
         first = self.accelerator.process_index * len(reading)
         here = slice(first, first + len(reading))
         own = found.take(here)
         spans = restrict(reading.spans, loss_mask(output).bool().cpu())
         advantages_nt = advantages(own, spans, self.scheme)
         output["advantages"] = advantages_nt.to(output["completion_ids"].device)
+        if int(output["num_items_in_batch"]) == 0:
+            self._all_cut_off(len(everyone))
         self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
@@ -229,6 +244,17 @@ class SpanGRPOTrainer(GRPOTrainer):
             advantages_nt=advantages_nt,
         )
 
+    def _all_cut_off(self, completions: int) -> None:
+        if "cut off" not in self._said and self.accelerator.is_main_process:
+            warnings.warn(
+                f"Step {self.state.global_step}: all {completions} completions were cut off at max_completion_length="
+                f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is learned "
+                "from them. Set max_completion_length up, or mask_truncated_completions=False.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._said.add("cut off")
+
     def _say(self, reading: Reading) -> bool:
         """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""
         found = remarks(reading, self.scheme)
@@ -258,7 +284,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """TRL's loss, with its normaliser undone in the advantages."""
+        """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
         train = self.model.training
         mask_bt = loss_mask(inputs)
         factor_b1 = fold_factor(
@@ -272,21 +298,38 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt = inputs["advantages"] * factor_b1
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
-        self._canary_logps = None
-        loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
-        if watch and self._canary_logps is not None:
+        accumulation = self.current_gradient_accumulation_steps if train else 1
+        beta, self._logps = self.beta, None
+        self.beta = 0.0  # TRL would divide the KL as it divides the policy term, and nothing undoes it there
+        try:
+            loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
+        finally:
+            self.beta, logps_bt, self._logps = beta, self._logps, None
+        if watch and logps_bt is not None:
             check_own_advantage(
                 loss,
-                self._canary_logps,
+                logps_bt,
                 advantages_bt,
                 mask_bt,
                 factor_b1=factor_b1,
-                accumulation=self.current_gradient_accumulation_steps,
-                height_bt=self._slope(self._canary_logps.detach(), inputs),
+                accumulation=accumulation,
+                height_bt=self._slope(logps_bt.detach(), inputs),
             )
             self._canary_due = False
-        self._canary_logps = None
-        return loss
+        return loss if beta == 0.0 else loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
+
+    def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
+        """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""
+        assert logps_bt is not None, "TRL computed no log-probabilities"
+        kl_bt = token_kl(
+            logps_bt,
+            inputs["ref_per_token_logps"],
+            old_bt=inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None,
+        )
+        totals = torch.stack([(kl_bt.detach() * mask_bt).sum(), mask_bt.sum().to(kl_bt.dtype)])
+        sums: Any = self.accelerator.reduce(totals, reduction="sum")
+        self._span_metrics.add("train" if self.model.training else "eval", {"kl": float(sums[0] / sums[1].clamp(min=1))})
+        return kl_term(kl_bt, mask_bt)
 
     def _slope(self, logps_bt: Tensor, inputs: Any) -> Tensor:
         """What the canary expects of each token."""
@@ -304,8 +347,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._canary_due and result[0].requires_grad:
-            self._canary_logps = result[0]
+        self._logps = result[0]
         return result
 
     # ------------------------------------------------------------------ log

@@ -13,7 +13,7 @@ import torch
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.parquet import flat, joined, offsets, steps_of
-from spanwise.rollouts.table import Cut, Ragged, RolloutTable, finite
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, finite
 from spanwise.rollouts.text import cut_text, load_tokenizer
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
@@ -25,7 +25,8 @@ AS_TEXT = "The file holds its tokens as text, without ids."
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read spanwise's own parquet; the tokenizer is the one of the run's model, or the one that the file names.
 
-    Credit and advantages are left where they are: they are what a method made of the rest.
+    Credit is left where it is: it is what a method made of the rest. So are advantages, but for those of the only method, or of
+    `recorded`: they are what the completions were trained with.
 
     Raises:
         DataError: lists of one completion that differ in length, a tokenizer that spells another text, or one where the file
@@ -38,10 +39,11 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
     held = {key: name for key, name in schema.PER_TOKEN.items() if name in found.names}
-    wanted = [name for name in _given(found.names) if name != schema.TEXT or place is None]
+    trained = _trained(found.names)
+    wanted = [*(name for name in _given(found.names) if name != schema.TEXT or place is None), *trained]
     tables = [pq.read_table(file, columns=wanted) for file in files]
     for file, table in zip(files, tables, strict=True):
-        _check(file, table, source, [schema.TRAINABLE, *held.values()])
+        _check(file, table, source, [schema.TRAINABLE, *held.values(), *trained])
     table = joined(path, tables, promote="default")
     trainable = flat(table[schema.TRAINABLE], np.bool_)
     same = True  # the tokens are the file's own, so what it says of each is of use
@@ -74,7 +76,17 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         keyed=schema.GROUP in table.column_names,
         learned_n=_learned(table, cut) if same else None,
         folder=folder,
+        as_recorded=AsRecorded(f"the file's '{name}'", flat(table[name], np.float64), shares=True)
+        if same and (name := next(iter(trained), None))
+        else None,
     )
+
+
+def _trained(names: Sequence[str]) -> list[str]:
+    """The column of what the completions were trained with, if there is one and no doubt."""
+    methods = schema.methods(names)
+    chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
+    return [name for name in map(schema.advantages, chosen) if name in names]
 
 
 def _given(names: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from spanwise.rollouts.messages import completion_parts, prompt_text
 from spanwise.rollouts.parquet import joined, steps_of
-from spanwise.rollouts.table import RolloutTable, gaps, recorded
+from spanwise.rollouts.table import RolloutTable, as_recorded, gaps, recorded
 from spanwise.rollouts.text import cut_text
 
 REQUIRED = ("prompt", "completion")
@@ -20,8 +20,9 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     """Read `completions/completions_*.parquet`.
 
     TRL logs the last generation batch, so a batch that serves several optimiser steps is written several times; repetitions
-    are left out. Every numeric column is taken for a reward. Messages of a completion that are not the assistant's count as
-    not sampled; of the assistant's, reasoning and calls of tools are part of what it said.
+    are left out. Every numeric column is taken for a reward, but for what a trainer made of rewards (`advantage`, and
+    `credit/<block>` of spanwise's own). Messages of a completion that are not the assistant's count as not sampled; of the
+    assistant's, reasoning and calls of tools are part of what it said.
 
     Raises:
         DataError: files whose columns differ in type, a step that is no whole number.
@@ -38,19 +39,28 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     columns = {
         name: table[name].to_pylist()
         for name in table.column_names
-        if name not in ("step", "prompt", "completion", "advantage")
+        if name not in ("step", "prompt", "completion", "advantage") and not name.startswith("credit/")
     }
     rewards = recorded(columns)
+    cut = cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer)
+    made = recorded({
+        name: table[name].to_pylist() for name in table.column_names if name == "advantage" or name.startswith("credit/")
+    })  # fmt: skip
+    trained = as_recorded({**rewards, **made}, cut.tokens)
+    by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
+    if trained is not None and by_block:
+        trained = trained._replace(says="the file's 'credit/...' of each block", by_block=by_block)
     again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
     return RolloutTable.of(
         "TRL",
         path,
-        cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer),
+        cut,
         prompts=[prompt_text(prompt) for prompt in table["prompt"].to_pylist()],
         steps=steps_of(path, table),
         rewards=rewards,
         notes=[again, gaps(rewards)],
         columns=columns,
+        as_recorded=trained,
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spanwise.rollouts.fields import FieldError, listed, mapping, whole
-from spanwise.rollouts.lines import lacks, parsed
+from spanwise.rollouts.lines import lacks, parsed, records
 from spanwise.rollouts.messages import Parts, completion_parts, prompt_text, said
-from spanwise.rollouts.table import Cut, Ragged, RolloutTable, finite, gaps, recorded
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_recorded, finite, gaps, recorded
 from spanwise.rollouts.text import cut_text, load_tokenizer
 
 _LEGACY_FIELDS = (
@@ -38,6 +40,7 @@ class _Row(NamedTuple):
     ids: list[int]
     mask: list[bool]
     logprobs: list[float]
+    advantages: list[float]  # of the sampled tokens; empty where nobody has said any
     rewards: Mapping[str, Any]  # None where the scoring did not run, because something failed before it
     columns: Mapping[str, Any]
     branches: int
@@ -59,7 +62,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     cut, has_ids = _cut(rows, tokenizer)
     names = dict.fromkeys(name for row in rows for name in row.rewards)
     rewards = recorded({name: [row.rewards.get(name) for row in rows] for name in names})
-    branched, without = sum(row.branches > 1 for row in rows), sum(not episode for episode in episodes)
+    branched = sum(row.branches > 1 for row in rows)
     return RolloutTable.of(
         "verifiers",
         path,
@@ -70,14 +73,38 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         rewards=rewards,
         notes=[
             f"{branched} of {len(rows)} traces have several branches; the last one is shown." if branched else "",
-            f"{without} episodes hold no message that a trained model sampled." if without else "",
+            _silent(files, episodes),
             gaps(rewards),
         ],
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
         columns=_columns([row.columns for row in rows]),
         token_values=_logprobs(rows, cut.trainable) if has_ids else {},
         keyed=all(row.keyed for row in rows),
+        as_recorded=_advantages(rows, cut, has_ids=has_ids) or as_recorded(rewards, cut.tokens),
     )
+
+
+def _silent(files: Sequence[Path], episodes: Sequence[Sequence[_Row]]) -> str:
+    """The sentence on episodes without a completion, with what stopped most of them."""
+    without = {n for n, rows in enumerate(episodes) if not any(text for row in rows for text, _ in row.parts)}
+    if not without:
+        return ""
+    stopped = Counter(_error(record) for n, (_, _, record) in enumerate(records(files)) if n in without)
+    reason, held = stopped.most_common(1)[0]
+    told = f" {held} of them failed with {reason}." if reason else ""
+    return f"{len(without)} of {len(episodes)} episodes hold no message that a trained model sampled.{told}"
+
+
+def _error(record: Mapping[str, Any]) -> str:
+    """The first error of an episode, in words; empty where it names none."""
+    places = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
+    errors = [one for place in places for one in [*(place.get("errors") or ()), place.get("error")] if one]
+    if not errors:
+        return ""
+    first = errors[0]
+    if not isinstance(first, Mapping):
+        return str(first)
+    return ": ".join(str(first[key]) for key in ("type", "error", "message") if first.get(key))
 
 
 def _cut(rows: Sequence[_Row], tokenizer: str | Path | None) -> tuple[Cut, bool]:
@@ -107,7 +134,7 @@ def _episode(record: Mapping[str, Any]) -> Iterator[_Row]:
         task = mapping(trace, "task") or mapping(record, "task")
         prompt = prompt_text([mapping(node, "message") for node in path[:first]])
         own = mapping(record, "group").get("id")
-        ids, mask, logprobs = _tokens(path)
+        ids, mask, streams = _tokens(path)
         yield _Row(
             key=f"{own or task.get('key') or task.get('hash') or prompt} {agent.get('name', '')}",
             step=whole(work.get("step"), "step"),
@@ -115,7 +142,7 @@ def _episode(record: Mapping[str, Any]) -> Iterator[_Row]:
             parts=[(said(mapping(node, "message")), bool(node.get("sampled"))) for node in path[first:]],
             ids=ids,
             mask=mask,
-            logprobs=logprobs,
+            **streams,
             rewards=_trace_rewards(trace),
             columns={k: v for k, v in mapping(task, "data").items() if not isinstance(v, (dict, list))},
             branches=branches,
@@ -140,11 +167,11 @@ def _last_branch(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, 
     return path[::-1], len(leaves)
 
 
-def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool], list[float]]:
-    """Ids, trainable flags and log-probabilities (of the trainable ones) from the first sampled token on."""
+def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool], dict[str, list[float]]]:
+    """Ids and trainable flags from the first sampled token on, and what the sampled tokens have: log-probabilities, advantages."""
     ids: list[int] = []
     mask: list[bool] = []
-    logprobs: list[float] = []
+    streams: dict[str, list[float]] = {"logprobs": [], "advantages": []}
     for node in path:
         node_ids, node_mask = listed(node, "token_ids", int, "ids"), listed(node, "mask", int, "flags")
         if len(node_ids) != len(node_mask):
@@ -152,9 +179,11 @@ def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool], l
             raise FieldError(f"has {sizes} in one node; there must be one for each token")
         ids += node_ids
         mask += [bool(flag) for flag in node_mask]
-        logprobs += listed(node, "logprobs", (int, float), "numbers")
+        for name, values in streams.items():
+            values += listed(node, name, (int, float), "numbers")
     start = mask.index(True) if True in mask else len(mask)
-    return ids[start:], mask[start:], logprobs if len(logprobs) == sum(mask) else []
+    held = {name: values if len(values) == sum(mask) else [] for name, values in streams.items()}
+    return ids[start:], mask[start:], held
 
 
 def _trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,6 +220,7 @@ def _legacy(record: Mapping[str, Any]) -> _Row:
         ids=[],
         mask=[],
         logprobs=[],
+        advantages=[],
         rewards={name: None if failed else value for name, value in rewards.items()},
         columns={**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
         branches=1,
@@ -214,3 +244,18 @@ def _logprobs(rows: Sequence[_Row], trainable: np.ndarray) -> dict[str, np.ndarr
     flat = np.full(len(trainable), np.nan, dtype=np.float32)
     flat[trainable] = [value for row in rows for value in row.logprobs]
     return {"logp": flat}
+
+
+def _advantages(rows: Sequence[_Row], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
+    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own."""
+    if not any(row.advantages for row in rows):
+        return None
+    flat = np.full(len(cut.trainable), np.nan)
+    for row, (first, last) in zip(rows, pairwise(cut.tokens.offsets.tolist()), strict=True):
+        here = flat[first:last]
+        if not has_ids:
+            here[:] = np.mean(row.advantages) if row.advantages else np.nan
+        elif row.advantages:
+            here[:] = 0.0
+            here[cut.trainable[first:last]] = row.advantages
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)

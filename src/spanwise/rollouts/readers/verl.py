@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from spanwise.rollouts.fields import whole
 from spanwise.rollouts.lines import lacks, parsed
 from spanwise.rollouts.messages import prompt_text, spoken
-from spanwise.rollouts.table import RolloutTable, gaps, recorded
+from spanwise.rollouts.table import RolloutTable, as_recorded, gaps, recorded
 from spanwise.rollouts.text import cut_text
 
 REQUIRED = ("input", "output")
@@ -43,10 +43,11 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     keys = _keys(columns.get("uid", ()), steps)
     skipped = ("gts", "answer", "uid", "request_id")
     rewards = recorded({name: values for name, values in columns.items() if name not in skipped})
+    cut = cut_text([[(row.output, True)] for row in rows], tokenizer)
     return RolloutTable.of(
         "verl",
         path,
-        cut_text([[(row.output, True)] for row in rows], tokenizer),
+        cut,
         prompts=[row.prompt for row in rows],
         steps=steps,
         keys=keys,
@@ -54,6 +55,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         notes=[gaps(rewards)],
         columns=columns,
         keyed=keys is not None,
+        as_recorded=as_recorded(rewards, cut.tokens),
     )
 
 

@@ -1,0 +1,146 @@
+"""The blocks a file is read by: those that are named, else the usual ones where it has them, else those that it is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spanwise.credit import method, preset_objectives
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.recipe import Recipe, answer_layout
+from spanwise.rollouts import RolloutTable
+from spanwise.segment import census
+from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
+from spanwise.tasks.hub import LAYOUTS
+
+_LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
+#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
+VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
+#: Fields of a recipe that say what the blocks are.
+_NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
+_PAIR = re.compile(r"<([A-Za-z_][\w.-]*)>.*?</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a file is read by.
+
+    Attributes:
+        layout: its blocks.
+        objectives: what is rewarded there, where the blocks were read from the file; None: the recipe says it.
+        note: what the user should know about it; may be empty.
+        lack: why the text does not say what is right, and what helps; empty if it does.
+    """
+
+    layout: Layout
+    objectives: tuple[Objective, ...] | None = None
+    note: str = ""
+    lack: str = ""
+
+
+def base_layout(recipe: Recipe) -> Layout:
+    """The blocks of the recipe, or of its task (`answer_layout`)."""
+    return answer_layout(recipe, _LAYOUTS[recipe.task])
+
+
+def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
+    """The blocks of the recipe where it names any, or the file is of a run of ours; else those that the file shows.
+
+    Those of the task stay where each of them opens somewhere in the file and the completions are not made of other tags. A file
+    that shows no blocks keeps them as well: `fitting` then says which methods they are enough for.
+    """
+    usual = base_layout(recipe)
+    if table.folder is not None or _NAMING & recipe.model_fields_set:
+        return Blocks(usual)
+    texts = sampled_texts(table)
+    seen, (tags, held) = census(texts, usual.tags), usual_tags(texts)
+    opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.blocks)
+    if not tags or (opens and set(tags) <= set(usual.tags)):
+        return Blocks(usual)
+    layout = layout_of(tags)
+    told = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
+    made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so the blocks are"
+    note = f"{told} {made} {', '.join(layout.names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
+    answer = census(texts, ["answer"]).sentence
+    lack = f"Nothing says which completions of '{table.path}' are right: {answer}{remedy(table, texts)}" if answer else ""
+    return Blocks(layout, _objectives(layout, recipe), note, lack)
+
+
+def verdict_of(table: RolloutTable) -> str | None:
+    """The first column of `VERDICTS` that the file has and that holds nothing but 0 and 1."""
+    for name in VERDICTS:
+        if name in table.rewards:
+            value_n = table.rewards[name].value_n
+            if bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
+                return name
+    return None
+
+
+def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
+    """What to do where the tags are not there; it must run as it stands.
+
+    Args:
+        table, texts: the file, and what its completions say.
+        name: the objective that says what is right.
+    """
+    tags, _ = usual_tags(texts)
+    made = f" (most are made of {_spoken(layout_of(tags))})" if tags else ""
+    records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
+    whole = f"{records} Give the layout they were sampled with{made}, or credit whole completions with"
+    if table.rewards:
+        return f"{whole} --methods grpo --reward {name}={verdict_of(table) or next(iter(table.rewards))}"
+    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
+    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+
+
+def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """The tags that most completions are made of, in order, and how many are; none where there is no such majority.
+
+    Only pairs count, and of nested ones the outermost.
+
+    >>> usual_tags(["<plan>a</plan><code><b>c</b></code>", "hm <plan>a</plan> <code>c</code>", "<plan>a</plan>"])
+    (('plan', 'code'), 2)
+    """
+    found = Counter(tuple(_PAIR.findall(text)) for text in texts)
+    tags, held = found.most_common(1)[0] if found else ((), 0)
+    return (tags, held) if tags and 2 * held > len(texts) and len(set(tags)) == len(tags) else ((), 0)
+
+
+def layout_of(tags: Sequence[str]) -> Layout:
+    """A block for each tag. One tag is the whole completion; what stands before a confidence alone is a block of its own.
+
+    >>> layout_of(["plan", "code"]).names, layout_of(["think"]).names, layout_of(["confidence"]).names
+    (('plan', 'code'), ('completion',), ('text', 'confidence'))
+    """
+    if list(tags) == ["confidence"]:
+        return Layout({"text": [], "confidence": ["confidence"]})
+    return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
+
+
+def sampled_texts(table: RolloutTable) -> list[str]:
+    """What the model wrote, of each completion."""
+    texts = []
+    flags = table.tokens.with_values(table.trainable)
+    for n in range(len(table)):
+        ids = table.tokens.slice(n, n + 1).astype(np.int64)[flags.slice(n, n + 1)]
+        texts.append(table.vocabulary.join(ids)[0].decode(errors="replace"))
+    return texts
+
+
+def _objectives(layout: Layout, recipe: Recipe) -> tuple[Objective, ...]:
+    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae`."""
+    names = layout.names
+    if len(names) == 1 or names[-1] != "confidence":
+        return (replace(preset_objectives(method("bae"), layout)[0], pays=names),)
+    correct, report = preset_objectives(method("bae"), layout, calibration=recipe.calibration or "brier")
+    return replace(correct, pays=names[:-1]), report
+
+
+def _spoken(layout: Layout) -> str:
+    return json.dumps({name: list(tags) for name, tags in layout.blocks})

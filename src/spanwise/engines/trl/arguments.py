@@ -1,0 +1,110 @@
+"""What `SpanGRPOTrainer` refuses of its arguments, where TRL or Python would say something else, or nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from spanwise.engines.trl.checks import check_columns
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
+
+_SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
+
+
+def check_scheme(scheme: Any, options: Mapping[str, Any]) -> Scheme:
+    """The scheme, if it is one, beside options that the trainer knows.
+
+    Args:
+        scheme: what the caller passed under that name, None for nothing.
+        options: the further arguments of the trainer.
+
+    Raises:
+        RecipeError: no scheme, parts of one as arguments of their own, or an argument that `GRPOTrainer` does not have.
+
+    Example:
+        >>> check_scheme("bae", {})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: The scheme is 'bae'; it says what is read, rewarded and compared. Write scheme=Scheme...
+    """
+    parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    if parts:
+        raise RecipeError(f"{' and '.join(parts)} of a run stand in its scheme, not beside it. Write {_SCHEME}.")
+    if not isinstance(scheme, Scheme):
+        raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
+    known = list(inspect.signature(GRPOTrainer).parameters)
+    for name in options:
+        if name not in known:
+            raise RecipeError(unknown("argument of SpanGRPOTrainer called", name, [*known, "scheme"]))
+    return scheme
+
+
+def check_args(args: Any) -> None:
+    """Refuse a configuration that is no `GRPOConfig`.
+
+    Raises:
+        RecipeError: naming what it is.
+
+    Example:
+        >>> check_args({"beta": 0.1})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: args is a dict; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).
+    """
+    if not isinstance(args, GRPOConfig):
+        raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
+
+
+def check_reference(args: GRPOConfig, model: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a KL term where TRL would have no place to load the reference model from.
+
+    Raises:
+        RecipeError: `beta` is not 0, and the model is neither a name nor loaded from one, nor are adapters trained.
+    """
+    adapters = options.get("peft_config") is not None or hasattr(model, "peft_config")
+    if args.beta == 0.0 or isinstance(model, str) or adapters or getattr(model.config, "_name_or_path", ""):
+        return
+    raise RecipeError(
+        f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
+        "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0."
+    )
+
+
+def check_datasets(train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any]) -> None:
+    """Refuse what is no dataset, and an evaluation dataset without the columns that training needs.
+
+    Raises:
+        DataError: splits instead of one of them, a list, nothing at all; a column that is missing.
+
+    Example:
+        >>> check_datasets([{"prompt": "2+2="}], None, [], {})
+        Traceback (most recent call last):
+        spanwise.errors.DataError: train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).
+    """
+    if train is None and options.get("environment_factory") is None:
+        raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
+    _check_kind("train_dataset", train)
+    check_columns(objectives, getattr(train, "column_names", None))
+    evaluations = evaluation if isinstance(evaluation, Mapping) else {"": evaluation}
+    for name, one in evaluations.items():
+        called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+        _check_kind(called, one)
+        try:
+            check_columns(objectives, getattr(one, "column_names", None))
+        except DataError as error:
+            raise DataError(f"{called}: {error}") from error
+
+
+def _check_kind(called: str, dataset: Any) -> None:
+    if isinstance(dataset, Mapping):
+        splits = list(dataset)
+        raise DataError(f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{splits[0]!r}].")
+    if isinstance(dataset, list | tuple):
+        raise DataError(f"{called} is a {type(dataset).__name__}; make a dataset of it: datasets.Dataset.from_list(rows).")
+    if dataset is not None and not isinstance(dataset, Dataset | IterableDataset):
+        raise DataError(f"{called} is a {type(dataset).__name__}; pass a datasets.Dataset or IterableDataset.")

@@ -1,0 +1,67 @@
+"""What is wrong with a policy, so that no figure of it is read as if nothing were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+#: What looks good, or like anything, of a policy that is never right, never answers or says one number.
+CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
+#: The figure that shows it, when, what it means, and the figures that mean nothing then. The first that holds speaks for a figure.
+_RULES: tuple[tuple[str, Callable[[float], bool], str, tuple[str, ...]], ...] = (
+    ("refusal_rate", lambda value: value > 0.5, "most completions refuse to answer", ("accuracy", *CALIBRATION)),
+    ("accuracy", lambda value: value < 0.05, "hardly any answer is right", CALIBRATION),
+    ("verdict_rate", lambda value: value < 0.5, "most answers could not be judged", ("accuracy", *CALIBRATION)),
+    ("coverage", lambda value: value < 0.5, "few completions state a confidence", CALIBRATION),
+    ("sharpness", lambda value: value < 1e-4, "every completion states the same confidence", CALIBRATION),
+    ("format_rate", lambda value: value < 0.9, "many completions are malformed", ()),
+)
+
+
+def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
+    """Which figures of an evaluation must not be read calmly, and why.
+
+    A refusal rate above .5, an accuracy below .05, verdicts or confidences on less than half of the completions, a variance of the
+    confidences below 1e-4, a format rate below .9; and with each but the last the figures that a policy gets for nothing then.
+
+    Args:
+        figures: as `measure.figures` gives them; None and NaN are not there.
+
+    Returns:
+        figure -> what is wrong, for those of `figures` that are there.
+
+    Example:
+        >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
+        {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
+    """
+    there = {name: float(value) for name, value in figures.items() if value is not None and value == value}
+    found: dict[str, str] = {}
+    for name, is_wrong, what, hollow in _RULES:
+        if name in there and is_wrong(there[name]):
+            found = {**{figure: what for figure in (name, *hollow) if figure in there}, **found}
+    return {name: found[name] for name in there if name in found}
+
+
+def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
+    r"""What is wrong with most of the training batches of a run, in sentences.
+
+    Args:
+        batches: the lines of `metrics.jsonl` of training batches.
+
+    Example:
+        >>> print(*batch_alarms([{"credit/no_signal": 1.0, "credit/brier/reward_absent": 1.0}] * 4), sep="\n")
+        In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
+        No completion of any training batch has the reward 'brier'.
+    """
+    said = []
+    silent = [line["credit/no_signal"] for line in batches if line.get("credit/no_signal") is not None]
+    if silent and sum(silent) > 0.5 * len(silent):
+        share = f"{100 * sum(silent) / len(silent):.0f} %"
+        said.append(
+            f"In {share} of the training batches nothing was learned: no completion differed from what it is compared with."
+        )
+    for key in dict.fromkeys(key for line in batches for key in line if key.endswith("/reward_absent")):
+        absent = [line[key] for line in batches if line.get(key) is not None]
+        if absent and min(absent) >= 1.0:
+            said.append(f"No completion of any training batch has the reward '{key.split('/')[1]}'.")
+    return said

@@ -1,0 +1,68 @@
+"""What a model is shown: an instruction and a question, or whole prompts as they are; and which tags that tells it of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from spanwise.errors import DataError
+from spanwise.layout import Layout
+
+#: Where an instruction can go: no chat template, one without a system message, or one with it.
+PromptStyle = Literal["plain", "user", "system"]
+
+
+def message(role: str, content: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": role, "content": content}]
+
+
+def asked(question: str, instruction: str, style: PromptStyle) -> Any:
+    r"""A question with an instruction before it; with an empty one the question alone.
+
+    Args:
+        question: its text.
+        instruction: what the model is told.
+        style: "plain": one text; "user": one message of the user; "system": the instruction is the system message.
+
+    Example:
+        >>> asked("2+2?", "Be brief.", "user")
+        [{'role': 'user', 'content': 'Be brief.\n\n2+2?'}]
+        >>> asked("2+2?", "", "plain")
+        '2+2?'
+    """
+    if style == "plain":
+        return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
+    if style == "system" and instruction:
+        return message("system", instruction) + message("user", question)
+    return message("user", f"{instruction}\n\n{question}" if instruction else question)
+
+
+def shown(prompt: Any, tokenizer: Any) -> str:
+    """A prompt as the model sees it: a text as it is, a conversation in the tokenizer's chat template.
+
+    Raises:
+        DataError: the template does not take the conversation.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return tokenizer.apply_chat_template(prompt, tokenize=False)
+    except Exception as error:  # a template refuses a conversation with an exception of its own
+        raise DataError(f"The model's chat template does not take the prompt {prompt!r:.80}: {error}.") from error
+
+
+def untold(layout: Layout, texts: Iterable[str]) -> list[str]:
+    """The opening tags of a layout that none of the texts holds, without the one that the prompt has opened already.
+
+    Where no tags find the blocks there is nothing to be told of.
+
+    >>> untold(Layout({"plan": "plan", "code": "code"}), ["Write <code>...</code>."])
+    ['<plan>']
+    """
+    if layout.segmenter != "tags":
+        return []
+    tags = [f"<{tag}>" for tag in dict.fromkeys(layout.tags) if tag != layout.prefilled]
+    for text in texts:
+        tags = [tag for tag in tags if tag not in text]
+    return tags

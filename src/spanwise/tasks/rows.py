@@ -1,0 +1,160 @@
+"""The rows of a dataset by name, folder or file: read, checked cell by cell, some set aside for evaluation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts.messages import prompt_fault
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+else:
+    Dataset = Any  # the name must exist for runtime type checkers
+
+#: Rows that are set aside for evaluation, or a fifth of them if that is less.
+HELD_OUT = 512
+_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a dataset has what.
+
+    Attributes:
+        prompt: the column of the questions, or of the prompts.
+        whole: it holds prompts, which are used as they are.
+        answer: the column of the right answers, if there are any.
+    """
+
+    prompt: str
+    whole: bool
+    answer: str | None
+
+
+def read_rows(dataset: str, split: str) -> Dataset:
+    """One split of a dataset by hub name, folder or file."""
+    from datasets import DatasetDict, load_dataset, load_from_disk
+
+    place = Path(dataset)
+    name, _, config = (dataset, "", "") if place.exists() else dataset.partition(":")
+    reader = _READERS.get(place.suffix.lower())
+    if (place.is_file() and not reader) or (reader and not place.is_file()):
+        gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
+        what = "is not a kind of file that can be read" if place.is_file() else gone
+        raise DataError(
+            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join(_READERS)} file, a folder or a hub name."
+        )
+    try:
+        if reader:
+            return load_dataset(reader, data_files={split: str(place)}, split=split)
+        if (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file():
+            saved = load_from_disk(dataset)
+            return saved[split] if isinstance(saved, DatasetDict) else saved
+        return load_dataset(name, config or None, split=split)
+    except Exception as error:  # datasets, pyarrow and the hub client each raise their own kinds
+        if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
+            raise DataError(_NO_ROWS.format(dataset)) from error
+        what = "file" if reader else "folder" if place.is_dir() else "name"
+        raise DataError(
+            f"Split '{split}' of the dataset {what} '{dataset}' cannot be read ({reason(error)}). "
+            f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
+        ) from error
+
+
+def find_columns(
+    names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
+) -> Columns:
+    """Which columns hold what, as asked for; without a question column whole prompts in `prompt`."""
+    if prompt is None and not instruction and "prompt" in names and question not in names:
+        prompt = "prompt"
+    if prompt is not None and instruction:
+        raise RecipeError(
+            f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
+            f"have it put before each of them with --set question_column={prompt} in place of prompt_column."
+        )
+    if prompt is None and instruction is None and "prompt" in names and question != "prompt":
+        warnings.warn(
+            f"The dataset has a column 'prompt' beside '{question}': what the model is shown is '{question}' with the usual "
+            "instruction before it. Set prompt_column=prompt if your prompts are to be used as they are.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return Columns(question if prompt is None else prompt, prompt is not None, answer)
+
+
+def check_cells(rows: Dataset, dataset: str, columns: Columns, *, template: bool) -> None:
+    """Refuse rows that are no questions or prompts, or that have no answer; say which row, and what to do.
+
+    Args:
+        rows: of the dataset.
+        dataset: how messages call it.
+        columns: what is looked at.
+        template: the model has a chat template.
+    """
+    if not len(rows):
+        raise DataError(_NO_ROWS.format(dataset))
+    kind = "prompt_column" if columns.whole else "question_column"
+    for name, option in ((columns.prompt, kind), (columns.answer, "answer_column")):
+        if name is None:
+            continue
+        if name not in rows.column_names:
+            other = {
+                "question_column": ", or whole prompts, used as they are, with prompt_column=NAME",
+                "answer_column": ", or say with answer_column=null that there are none",
+            }
+            raise DataError(
+                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
+                f"Name the right one with --set {option}=NAME{other.get(option, '')}."
+            )
+        empty = next((row for row, value in enumerate(rows[name]) if value is None or not str(value).strip()), None)
+        if empty is not None:
+            raise DataError(
+                f"Row {empty} of the dataset '{dataset}' has nothing in column '{name}'; fill it in or remove the row."
+            )
+        for row, cell in enumerate(rows[name]):
+            fault = _fault(cell, option, template=template)
+            if fault:
+                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell!r:.80} in column '{name}'; {fault}")
+
+
+def _fault(cell: Any, option: str, *, template: bool) -> str | None:
+    """Why a cell is no question, no prompt or no answer."""
+    if option == "prompt_column":
+        return prompt_fault(cell, template=template)
+    if not isinstance(cell, (list, dict)):
+        return None
+    if option == "question_column":
+        return "a question is a text. Name the column with prompt_column if it holds whole prompts, to be used as they are."
+    return "an answer is one text or number. With answer_column=null the column is left to your own reward functions."
+
+
+def set_aside(rows: Dataset, dataset: str, eval_limit: int) -> tuple[Dataset, Dataset]:
+    """Training rows in their order, and the first `eval_limit` of the rows set aside.
+
+    Which rows are set aside hangs on the dataset alone: a run and a later evaluation may ask for different numbers of them.
+    """
+    size = min(HELD_OUT, max(1, len(rows) // 5))
+    if len(rows) < 2 or eval_limit < 1:
+        raise DataError(
+            f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
+            f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
+        )
+    chosen = np.random.default_rng(0).permutation(len(rows))[:size]
+    left = np.setdiff1d(np.arange(len(rows)), chosen)
+    return rows.select(left.tolist()), rows.select(sorted(chosen[:eval_limit].tolist()))
+
+
+def reason(error: BaseException) -> str:
+    """The first line of the innermost cause, which is the one that says what went wrong."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -1,0 +1,155 @@
+"""`spanwise credit` on files with other tags, other rewards or other contents than it expects."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from border.case import Case, check, command
+from rollout_files import WELL_FORMED, small_episode, trl_file, verl_file, verl_rows, write_lines
+
+WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
+CODE = [
+    f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>"
+    for code, q in zip("abcd", (0.9, 0.7, 0.8, 0.2), strict=True)
+]
+PAPER = ["layout={solution: [reasoning, answer], confidence: [analysis, confidence]}"]
+BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
+
+
+def credited(file, *words, code=2):
+    return command("credit", file, "--output", "out", *words, code=code)
+
+
+def recipe(folder, **fields):
+    path = folder / "mine.yaml"
+    path.write_text(json.dumps({"layout": BLOCKS, **fields}))
+    return path
+
+
+def rows_without_answers(folder):
+    return write_lines(folder / "1.jsonl", [{**row, "gts": None, "score": 0.5, "acc": -0.5} for row in verl_rows()])
+
+
+CASES = [
+    Case(
+        "a verl dump whose completions are <plan> <code> <confidence>, no recipe",
+        lambda folder: credited(WRITTEN / "verl", code=0),
+        "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in 0 "
+        "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
+        "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
+        "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
+        "Rewards: correct from the file's 'acc', brier from the text.",
+    ),
+    Case(
+        "the same file with the paper's layout",
+        lambda folder: credited(WRITTEN / "verl", "--set", *PAPER, "--reward", "correct=text"),
+        "Error: grpo and rlcr and bae cannot be applied to ...: <reasoning> is in 0 and <answer> is in 0 of 8 completions; they do "
+        "contain <code> (8), <plan> (8), <confidence> (7). The file records score, acc, format. Give the layout "
+        "they were sampled with (most are made of "
+        '{"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
+        "--reward correct=acc",
+    ),
+    Case(
+        "a layout with one tag that nobody writes",
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", WELL_FORMED, acc=[1, 0, 1, 0]),
+            "--set",
+            "layout={solution: [think, answer], confidence: [confidence]}",
+            code=0,
+        ),
+        "<think> is in 0 of 4 completions; they do contain <answer> (4), <confidence> (4). The layout asks for it.",
+    ),
+    Case(
+        "answers in <think> alone, and a score from -1 to 1",
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2)
+        ),
+        "Error: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do contain <think> (2). "
+        "The file records score. Give the layout they were sampled with ..., or credit whole completions with --methods grpo "
+        "--reward correct=score",
+    ),
+    Case(
+        "a confidence judged by a score from -1 to 1",
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", CODE, score=[1, 1, -1, -1]), "--reward", "correct=score", "--methods", "bae"
+        ),
+        "Error: Objective 'correct' gives completion 2 the outcome -1.0; a confidence is judged by one in [0, 1].",
+    ),
+    Case(
+        "no right answers, and no recorded reward that says right or wrong",
+        lambda folder: credited(
+            rows_without_answers(folder), "--set", "layout={solution: [answer], confidence: [confidence]}"
+        ),
+        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records score, acc: take one "
+        "with --reward correct=score, or add the column.",
+    ),
+    Case(
+        "`--reward correct=acc` where `acc` holds words",
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", CODE, acc=["good", "bad", "good", "bad"]), "--reward", "correct=acc"
+        ),
+        "Error: --reward correct=acc: that column of ... holds no numbers; it has 'good'.",
+    ),
+    Case(
+        "a recipe whose reward cannot be imported",
+        lambda folder: credited(
+            verl_file(folder / "1.jsonl", CODE, acc=[1, 0, 1, 0]),
+            *("--recipe", recipe(folder, objectives=[{"reward": "train_of_nobody:code_correct", "pays": ["code"]}])),
+        ),
+        "Error: Objective 1: the reward 'train_of_nobody:code_correct' cannot be imported: there is no module ...",
+    ),
+    Case(
+        "a recipe for other tags than the file's",
+        lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--recipe", recipe(folder)),
+        "Error: bae cannot be applied to ...: <plan> is in 0 of 4 completions; they do contain <answer> (4), <confidence> (4). "
+        "The file records acc. Give the layout they were sampled with (most are made of "
+        '{"answer": ["answer"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
+        "--reward correct=acc",
+    ),
+    Case(
+        "`--methods recorded` on a file that records no advantages, score or reward",
+        lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--methods", "recorded"),
+        "Error: ... records no advantages, score or reward, so there is nothing to show under 'recorded'; leave it out.",
+    ),
+    Case(
+        "a CSV table",
+        lambda folder: credited(text(folder / "a.csv", "prompt,completion,answer\n2+2=,4,4\n")),
+        "Error: ... is CSV, which is no rollout format (it begins 'prompt,completion,answer'). Known here: spanwise's rollouts ...",
+    ),
+    Case(
+        "a verifiers file in which every rollout failed",
+        lambda folder: credited(WRITTEN / "verifiers_failed"),
+        "Error: ... holds no completions. 3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with "
+        "ModelError: connection refused.",
+    ),
+    Case(
+        "completions that are all empty",
+        lambda folder: credited(verl_file(folder / "1.jsonl", ["", ""], score=[0, 0])),
+        "Error: None of the 2 completions of ... says anything.",
+    ),
+    Case(
+        "a table with the column `response` in place of `completion`",
+        lambda folder: credited(table(folder / "a.parquet", prompt=["2+2="], response=["4"])),
+        "Error: ... has the columns prompt, response, which is no rollout format known here: ...",
+    ),
+    Case(
+        "an array of JSON in place of lines",
+        lambda folder: credited(text(folder / "a.json", json.dumps([small_episode("4", {})]))),
+        "Error: Line 1 of ... holds a list; each line must hold one JSON object.",
+    ),
+]
+
+
+def text(path, content):
+    path.write_text(content)
+    return path
+
+
+def table(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+test = check(CASES)

@@ -1,0 +1,278 @@
+"""Folders, checkpoints, evaluations, comparisons and reports that cannot be what was meant."""
+
+import json
+import os
+from unittest.mock import patch
+
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from border.case import Case, check, command
+from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.folder import sole_writer
+from spanwise.commands.shared.samples import Samples
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
+from tokenizers_small import byte_level
+
+QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false")
+
+
+def begun(folder, *, checkpoint=True, **fields):
+    """A run of one step that was stopped before its end."""
+    recipe = load(None, {"steps": 1, "start_steps": 1, "eval_prompts": 2, "eval_samples": 2, **fields})
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump(resolved(recipe, scheme_of(recipe, DIGITS_LAYOUT, 64)), sort_keys=False)
+    )
+    (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.25}}\n')
+    if checkpoint:
+        (folder / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+        (folder / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text('{"global_step": 1}')
+    return folder
+
+
+def of_another_task(folder):
+    """A small model with a tokenizer of bytes."""
+    tokenizer = byte_level(special=("<|end|>",))
+    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def untrained(folder):
+    """A model of the embedded task that has learned nothing."""
+    tokenizer = build_tokenizer()
+    build_model(tokenizer, 0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def of_two_processes(folder):
+    with patch.dict(os.environ, {"WORLD_SIZE": "2"}):
+        return command("train", *QUICK)
+
+
+def own_model(folder):
+    untrained(folder / "mine" / "model")
+    return command("train", "--output", "mine", "--overwrite", *QUICK)
+
+
+def in_use(folder):
+    with sole_writer(begun(folder / "runs" / "a")):
+        return command("train", "--output", "runs/a", *QUICK)
+
+
+def collapsed(folder):
+    """An evaluation of a policy that refuses everything and says so."""
+    run = begun(folder / "a", checkpoint=False, method="rlcr")
+    n = 8
+    zeros = [0.0] * n
+
+    figures = Samples(
+        torch.arange(n) // 2, {"solution": ["?"] * n}, {"solution": torch.tensor(zeros).double()},
+        torch.tensor(zeros).double(), torch.ones(n).bool(), torch.ones(n).bool(),
+    )  # fmt: skip
+    figures.write(run)
+    final = {**figures.figures(), "auroc": None}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1, "final": final}) + "\n")
+    html = report_folder(run).read_text()
+    return html.split('aria-label="what is wrong">')[1].split("</ul>")[0]
+
+
+CASES = [
+    Case(
+        "`spanwise train --output A --method rlcr` where A holds a run of bae",
+        lambda folder: command("train", "--output", str(begun(folder / "A")), "--method", "rlcr", *QUICK),
+        "'...A' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
+        "--resume last, or replace it by --overwrite.",
+    ),
+    Case(
+        "`spanwise train --output A --method rlcr --resume last` where A holds a run of bae",
+        lambda folder: command(
+            "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
+        ),
+        "checkpoint-1' is of a run of another recipe (method was 'bae' and is 'rlcr' now, ... Go on with that run under its own: "
+        "spanwise train --resume ...A; or leave out --resume.",
+    ),
+    Case(
+        "a run is to be trained for more steps than its recipe says",
+        lambda folder: command("train", "--resume", str(begun(folder / "A")), "--steps", "200"),
+        "is of a run of another recipe (steps was 1 and is 200 now)",
+    ),
+    Case(
+        "`spanwise train --resume last` where nothing was trained",
+        lambda folder: command("train", "--resume", "last"),
+        "There is no run 'runs/digits-bae-0-<n>' to go on with; say which one with --resume FOLDER.",
+    ),
+    Case(
+        "`--resume last` on a run without checkpoints",
+        lambda folder: command("train", "--output", str(begun(folder / "A", checkpoint=False)), "--resume", "last"),
+        "There is no checkpoint under '...A/checkpoints'; train with --save-every 10 to write some.",
+    ),
+    Case(
+        "`--resume` and `--overwrite` together",
+        lambda folder: command("train", "--resume", str(begun(folder / "A")), "--overwrite"),
+        "--resume goes on with a run and --overwrite replaces it; give one of them.",
+    ),
+    Case(
+        "`--overwrite` on a folder of one's own that has a model/ in it",
+        own_model,
+        "'mine' holds model, which a run would write over and which no run of spanwise wrote. Give another "
+        "--output, or move it away.",
+    ),
+    Case(
+        "`--overwrite` on the run that the new one starts from",
+        lambda folder: command(
+            "train",
+            "--model",
+            str(begun(folder / "A") / "checkpoints"),
+            "--dataset",
+            "d.jsonl",
+            "--output",
+            str(folder / "A"),
+            "--overwrite",
+        ),
+        "The model '...' is part of the run in '...A', which --overwrite removes; give another --output.",
+    ),
+    Case(
+        "a second training into a folder while the first one goes on",
+        in_use,
+        "Another process is training into 'runs/a'; wait until it ends, end it, or give another --output.",
+    ),
+    Case(
+        "an output below a file",
+        lambda folder: ((folder / "notes").write_text("") and "") or command("train", "--output", "notes/run", *QUICK),
+        "The output folder 'notes/run' cannot be written: Not a directory.",
+    ),
+    Case(
+        "torchrun without an output folder",
+        of_two_processes,
+        "Several processes that train together need one folder; name it with --output.",
+    ),
+    Case(
+        "`report_to: wanb`",
+        lambda folder: command("train", "--report-to", "wanb"),
+        "There is no logger for report_to 'wanb'. Did you mean 'wandb'?",
+    ),
+    Case(
+        "`--set stepz=3`",
+        lambda folder: command("train", "--set", "stepz=3"),
+        "There is no recipe field 'stepz'. Did you mean 'steps'?",
+    ),
+    Case(
+        "`spanwise eval` on a model of something else than the embedded task, without a recipe",
+        lambda folder: command("eval", str(of_another_task(folder / "mine"))),
+        "The model in '...mine' is not of the embedded task 'digits': its tokenizer has ... ids and not the 61 of digits and tags. "
+        "Say what it is to be asked: --recipe FILE, or --set dataset=FILE.",
+    ),
+    Case(
+        "`spanwise fidelity` on a model of something else than the embedded task",
+        lambda folder: command("fidelity", str(of_another_task(folder / "mine"))),
+        "The model in '...mine' is not of the embedded task 'digits'",
+    ),
+    Case(
+        "`spanwise fidelity` on a layout without a confidence",
+        lambda folder: command(
+            "fidelity",
+            str(untrained(folder / "m")),
+            "--prompts",
+            "2",
+            "--samples",
+            "2",
+            *QUICK,
+            "--set",
+            "layout={draft: [reasoning, answer]}",
+        ),
+        "Fidelity re-rolls stated confidences, but the last block 'draft' has no tag 'confidence'.",
+    ),
+    Case(
+        "`spanwise fidelity` with a run folder as its output",
+        lambda folder: command("fidelity", str(begun(folder / "A")), "--output", str(folder / "A")),
+        "'...A' holds a run, whose summary and report would be written over; give another --output.",
+    ),
+    Case(
+        "`spanwise eval` on a run that has not ended",
+        lambda folder: command("eval", str(begun(folder / "A"))),
+        "The run in '...A' has no model, so it has not ended; its newest checkpoint is '...checkpoint-1'.",
+    ),
+    Case(
+        "`spanwise eval --samples 0`",
+        lambda folder: command("eval", "anything", "--samples", "0"),
+        "--samples is 0; at least 1 is needed.",
+    ),
+    Case(
+        "`spanwise eval` under a layout without the tags <answer> and <confidence>",
+        lambda folder: command(
+            "eval",
+            str(untrained(folder / "m")),
+            "--prompts",
+            "2",
+            "--samples",
+            "2",
+            *QUICK[:2],
+            "--set",
+            "layout={draft: [reasoning, analysis]}",
+            code=0,
+        ),
+        "Not measured: coverage; the last block, draft, has no tag <confidence>, only <reasoning>, <analysis>. Not measured: "
+        "ECE, "
+        "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the one that holds the answer in the "
+        "objective correct.",
+    ),
+    Case(
+        "`spanwise eval` of a model that answers nothing",
+        lambda folder: command("eval", str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], code=0),
+        "accuracy 0.000 ! ... ! most completions refuse to answer (accuracy, refusal rate)",
+    ),
+    Case(
+        "the report of a policy that refuses everything, whose ECE is beautiful",
+        collapsed,
+        "Most completions refuse to answer (accuracy, refusal rate, mean confidence, sharpness (variance), ECE, Brier score).",
+    ),
+    Case(
+        "`spanwise report` on an empty folder",
+        lambda folder: command("report", str(folder)),
+        "holds none of credit.parquet, fidelity.json, metrics.jsonl, summary.json: it is no folder of spanwise train, compare, "
+        "fidelity or credit.",
+    ),
+    Case(
+        "`spanwise compare --arms outcome,blendd`",
+        lambda folder: command("compare", "--arms", "outcome,blendd"),
+        "There is no arm (a baseline, a method or a recipe file) 'blendd'. Did you mean 'blended'?",
+    ),
+    Case(
+        "`spanwise compare --set seed=3`",
+        lambda folder: command("compare", "--set", "seed=3"),
+        "Every run of a comparison has its own seed; give --seeds in place of --set seed.",
+    ),
+    Case(
+        "`spanwise compare` into the folder of a run",
+        lambda folder: command("compare", "--output", str(begun(folder / "A"))),
+        "'...A' holds a run, whose summary and report would be written over; give another --output.",
+    ),
+    Case(
+        "`spanwise demo --seeds one`",
+        lambda folder: command("demo", "--seeds", "one"),
+        "--seeds takes whole numbers separated by commas, such as 0,1,2; got 'one'.",
+    ),
+    Case(
+        "`spanwise demo --seeds 1,1`",
+        lambda folder: command("demo", "--seeds", "1,1"),
+        "Give each seed once; got 1, 1.",
+    ),
+    Case(
+        "`spanwise demo --set method=grpo`",
+        lambda folder: command("demo", "--set", "method=grpo"),
+        "The demo sets the method of its arms itself, so --set method would change nothing; leave it out.",
+    ),
+]
+
+test = check(CASES)

@@ -1,0 +1,163 @@
+"""Set-ups of a user's own script around `SpanGRPOTrainer` that cannot work, or not as they are meant."""
+
+import pytest
+from datasets import Dataset, DatasetDict
+from transformers import TrainingArguments
+from trl import GRPOConfig
+
+from border.case import Case, check
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
+from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, policy, prompts, say, scheme, scripted, tokenizer
+
+pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
+QUESTIONS = [{"prompt": "2+2="}, {"prompt": "1+2="}]
+CPU = {"use_cpu": True, "bf16": False}
+
+
+def right(completions, answer, **columns):
+    return [float(f"<answer>{want}<" in text) for text, want in zip(completions, answer, strict=True)]
+
+
+def script(folder, *, said=SAID, train=False, given=None, **options):
+    """A training script; `given` replaces arguments of the trainer (None leaves one out), `options` are of its config."""
+    usual = {
+        "args": config(folder, **options),
+        "train_dataset": prompts(),
+        "processing_class": tokenizer(),
+        "rollout_func": scripted(said),
+        "scheme": scheme(),
+    }
+    arguments = {**usual, **(given or {})}
+    run = SpanGRPOTrainer(policy(), **{name: value for name, value in arguments.items() if value is not None})
+    if train:
+        run.train()
+    return "it trains"
+
+
+def cut_off():
+    one = say("ab", "4", 0.9, 1.0)
+    one.pieces, one.blocks = one.pieces[:-1], one.blocks[:-1]
+    return [one] * 8
+
+
+CASES = [
+    Case(
+        "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer",
+        lambda folder: script(folder, given={"reward_funcs": [right]}),
+        "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
+        "blocks it pays.",
+    ),
+    Case(
+        "SpanGRPOTrainer without a scheme",
+        lambda folder: script(folder, given={"scheme": None}),
+        "The scheme is None; it says what is read, rewarded and compared. Write scheme=Scheme.preset('bae', layout, objectives=",
+    ),
+    Case(
+        "SpanGRPOTrainer(..., scheme='bae')",
+        lambda folder: script(folder, given={"scheme": "bae"}),
+        "The scheme is 'bae'; it says what is read, rewarded and compared. Write scheme=Scheme.preset(",
+    ),
+    Case(
+        "SpanGRPOTrainer(..., layout=layout, objectives=objectives), as in older versions",
+        lambda folder: script(folder, given={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}),
+        "layout and objectives of a run stand in its scheme, not beside it. Write scheme=Scheme.preset(",
+    ),
+    Case(
+        "SpanGRPOTrainer(..., callback=[...])",
+        lambda folder: script(folder, given={"callback": []}),
+        "There is no argument of SpanGRPOTrainer called 'callback'. Did you mean 'callbacks'? Known: args, callbacks, ...",
+    ),
+    Case(
+        "SpanGRPOTrainer(..., args=TrainingArguments(...))",
+        lambda folder: script(folder, given={"args": TrainingArguments(str(folder), **CPU)}),
+        "args is a TrainingArguments; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).",
+    ),
+    Case(
+        "SpanGRPOConfig(num_generations=1)",
+        lambda folder: script(folder, num_generations=1),
+        "num_generations is 1: a completion that is alone in its group has nobody to be compared with, so its credit is always 0.",
+    ),
+    Case(
+        "8 completions per step and num_generations=3",
+        lambda folder: SpanGRPOConfig(str(folder), num_generations=3, **CPU),
+        "generation_batch_size (8) must be divisible by num_generations (3).",
+    ),
+    Case(
+        "GRPOConfig(loss_type='dr-grpo')",
+        lambda folder: script(folder, given={"args": GRPOConfig(str(folder), loss_type="dr-grpo", **CPU)}),
+        "There is no loss_type 'dr-grpo'. Did you mean 'dr_grpo'? Known: bnpo, ...",
+    ),
+    Case(
+        "loss_type='vespo'",
+        lambda folder: script(folder, loss_type="vespo"),
+        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, ... Use loss_type='dr_grpo'.",
+    ),
+    Case(
+        "importance_sampling_level='sequence' (GSPO)",
+        lambda folder: script(folder, importance_sampling_level="sequence"),
+        "one ratio for a whole completion trains every token with the completion's mean advantage, so spans lose their own.",
+    ),
+    Case(
+        "reward_weights=[1.0, 0.5]",
+        lambda folder: script(folder, reward_weights=[1.0, 0.5]),
+        "reward_weights is [1.0, 0.5]: TRL would only weigh the reward it logs. Give each objective its weight instead, for "
+        "example Objective('brier', weight=0.5, ...).",
+    ),
+    Case(
+        "scale_rewards='batch'",
+        lambda folder: script(folder, scale_rewards="batch"),
+        "scale_rewards='batch' changes nothing: ... what is trained comes from the objectives (their baseline, scale and weight).",
+    ),
+    Case(
+        "beta=0.1 with a model that was built in memory",
+        lambda folder: script(folder, beta=0.1),
+        "beta is 0.1, and TRL loads the reference model by the name of the model, which this one does not have: ... Save it and "
+        "its tokenizer in a folder and pass the folder as model, or set beta=0.",
+    ),
+    Case(
+        "train_dataset=load_dataset(...) with its splits",
+        lambda folder: script(folder, given={"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}),
+        "train_dataset holds the splits train, test; pass one of them: train_dataset=data['train'].",
+    ),
+    Case(
+        "train_dataset=[{'prompt': ...}, ...], a list",
+        lambda folder: script(folder, given={"train_dataset": QUESTIONS}),
+        "train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).",
+    ),
+    Case(
+        "no train_dataset",
+        lambda folder: script(folder, given={"train_dataset": None}),
+        "train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.",
+    ),
+    Case(
+        "a streamed dataset without the answers that `correct` reads",
+        lambda folder: script(
+            folder, train=True, given={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
+        ),
+        "Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt.",
+    ),
+    Case(
+        "an eval_dataset without the answers that `correct` reads",
+        lambda folder: script(folder, given={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}),
+        "eval_dataset['hard']: Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt.",
+    ),
+    Case(
+        "mask_truncated_completions=True, and no completion ends before max_completion_length",
+        lambda folder: script(folder, said=cut_off(), train=True, mask_truncated_completions=True),
+        "Step 0: all 8 completions were cut off at max_completion_length=16, and mask_truncated_completions leaves those out of "
+        "the loss, so nothing is learned from them.",
+    ),
+    Case(
+        "Scheme.preset('rlcr', ...) with objectives that pay different blocks",
+        lambda folder: script(
+            folder,
+            given={"scheme": Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])},
+        ),
+        "Method 'rlcr' gives a completion one number, but 'correct' pays solution and 'right' pays confidence. Let all objectives "
+        "pay the same blocks, or use method 'bae'.",
+    ),
+]
+
+test = check(CASES)

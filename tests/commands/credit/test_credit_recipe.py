@@ -1,0 +1,102 @@
+"""Methods beside a recipe of the user's own: its rewards, its blocks; a recipe that cannot be built is an error."""
+
+import json
+
+import pytest
+import torch
+
+from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
+from spanwise.commands.credit.arms import choose_arms
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+from spanwise.rollouts import read_rollouts
+
+BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
+OBJECTIVES = [
+    {"reward": "correct", "name": "runs", "pays": ["code"], "baseline": "group", "if_missing": 0.0},
+    {"reward": "correct", "name": "plans", "pays": ["plan"], "baseline": "group", "weight": 0.5},
+    {"reward": "brier", "pays": ["confidence"], "given": "runs", "baseline": "none", "if_missing": -1.0},
+]
+
+
+def spoken(code, q):
+    return f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>"
+
+
+@pytest.fixture
+def file(tmp_path):
+    outputs = [spoken("a", 0.9), spoken("b", 0.7), spoken("c", 0.8), spoken("d", 0.2)]
+    return verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1], score=[3, 2, 2, 1])
+
+
+def written(folder, **fields):
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps({"layout": BLOCKS, "objectives": OBJECTIVES, **fields}))
+    return path
+
+
+def test_a_method_by_block_pays_what_the_recipe_pays(file, tmp_path):
+    result = credit_rollouts(file, recipe=written(tmp_path), methods=["bae", "recipe"])
+    bae, own = (one.credit.block_nk for one in result.applied)
+    # By hand: plans 1 0 0 1 have mean .5 and weight .5; runs 1 1 0 0 mean .5. Brier -.01 -.09 -.64 -.04, means by runs -.05, -.34.
+    plan, code = [0.25, -0.25, -0.25, 0.25], [0.5, 0.5, -0.5, -0.5]
+    torch.testing.assert_close(bae, torch.tensor([plan, code, [0.04, -0.04, -0.3, 0.3]], dtype=torch.float64).T)
+    torch.testing.assert_close(own, torch.tensor([plan, code, [-0.01, -0.09, -0.64, -0.04]], dtype=torch.float64).T)
+
+
+def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
+    result = credit_rollouts(file, recipe=written(tmp_path), methods=["dr_grpo", "rlcr", "bae:group"])
+    alone, summed, group = (one.credit.block_nk for one in result.applied)
+    assert alone.tolist() == [[0.5] * 3, [0.5] * 3, [-0.5] * 3, [-0.5] * 3]  # what the others are given, against its mean
+    total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
+    torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
+    brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
+    torch.testing.assert_close(group[:, 2], brier - brier.mean())
+
+
+def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
+    recipe = written(tmp_path, objectives=OBJECTIVES[:2])
+    with pytest.raises(RecipeError, match="No objective of the recipe is given an outcome, so the baseline 'blended'"):
+        credit_rollouts(file, recipe=recipe, methods=["bae:blended"])
+
+
+def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
+    """A run's recipe has the objectives of its preset in it; beside `rlcr` stands the same `bae` as without them."""
+    table = read_rollouts(verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4))
+    both = ["solution", "confidence"]
+    filled = [
+        {"reward": "correct", "pays": both, "if_missing": 0.0},
+        {"reward": "log_score", "pays": both[::-1], "given": "correct", "if_missing": -4.605170185988091},
+    ]
+    plain = load(None, {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"})
+    out = load(None, {"layout": LAYOUT, "method": "rlcr", "objectives": filled})
+    for name in ("bae", "grpo", "rlcr", "bae:blended"):
+        assert choose_arms(out, [name], table)[0][0].scheme == choose_arms(plain, [name], table)[0][0].scheme
+
+
+BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]
+
+
+@pytest.mark.parametrize("methods", [[], ["grpo"]])
+def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
+    sentence = "the reward 'train_of_nobody:code_correct' cannot be imported"
+    with pytest.raises(RecipeError, match=sentence):
+        credit_rollouts(file, recipe=written(tmp_path, objectives=BROKEN), methods=methods)
+    with pytest.raises(RecipeError, match=sentence):
+        credit_rollouts(file, overrides={"layout": BLOCKS, "objectives": BROKEN}, methods=methods)
+
+
+def test_a_recipe_whose_reward_has_no_source_is_an_error(file, tmp_path):
+    needs_answers = [{**OBJECTIVES[0], "name": "right", "options": {"tag": "code"}}]
+    with pytest.raises(DataError, match=r"Reward 'right' needs the right answers, and .* has none"):
+        credit_rollouts(file, recipe=written(tmp_path, objectives=needs_answers))
+
+
+def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):
+    run = own_run(tmp_path, rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
+    kept = json.loads("[" + json.dumps(BROKEN[1]).replace('"code"', '"solution"') + "]")
+    (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": kept}))
+    result = credit_rollouts(run)
+    assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae"]
+    assert any(note.startswith("the recipe's own method is left out: Objective 1: the reward") for note in result.notes)

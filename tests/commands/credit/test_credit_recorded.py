@@ -1,0 +1,230 @@
+"""Files that other trainers really wrote, with tags of their own: blocks, recorded rewards, and the arm as recorded.
+
+`rollouts/written` holds what `_write_generations` of verl 0.9.1 and `write_episode` of verifiers 0.4.0 wrote; TRL runs here.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+import trl_small
+from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
+from spanwise.commands.credit.credit import credit, credit_rollouts, figures, summary
+from spanwise.commands.report.report import report_folder
+from spanwise.errors import RecipeError
+
+WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
+
+
+def by_name(result):
+    return {one.name: one for one in result.applied}
+
+
+def sampled(result, n):
+    """Of completion n, what each sampled token is credited with under every arm, and how many there are."""
+    flags = result.table.tokens.with_values(result.table.trainable).slice(n, n + 1)
+    return {one.name: one.advantages(result.table, n, n + 1)[flags] for one in result.applied}, int(flags.sum())
+
+
+def test_verl_with_plan_code_and_confidence():
+    result = credit_rollouts(WRITTEN / "verl")
+    arms = by_name(result)
+    assert list(arms) == ["grpo", "rlcr", "bae", "recorded"]
+    assert result.marked.names == ("plan", "code", "confidence")
+    text = "".join(result.table.vocabulary.pieces[i].decode() for i in result.table.tokens.slice(4, 5))
+    cuts = [0, text.index("<code>"), text.index("<confidence>"), len(text)]
+    ends = np.cumsum([len(result.table.vocabulary.pieces[i]) for i in result.table.tokens.slice(4, 5)])
+    assert [0, *(int(ends[end - 1]) for end in result.marked.end_nk[4])] == cuts
+    assert "correct from the file's 'acc', brier from the text" in result.note
+    assert "<answer> is in 0 and <analysis> is in 0 of 8 completions; they do contain" in result.note
+    assert "so the blocks are plan, code, confidence" in result.note
+    # The second group by hand. acc 1 1 0 0: mean .5, deviation .5774. Brier -.09 -.25 -.16 -.04.
+    bae_nk = arms["bae"].credit.block_nk[4:]
+    expected = [[0.5, 0.5, 0.08], [0.5, 0.5, -0.08], [-0.5, -0.5, -0.06], [-0.5, -0.5, 0.06]]  # strata: means -.17, -.1
+    torch.testing.assert_close(bae_nk, torch.tensor(expected, dtype=torch.float64))
+    rlcr = torch.tensor([0.545, 0.385, -0.525, -0.405], dtype=torch.float64)  # sums .91 .75 -.16 -.04, mean .365
+    torch.testing.assert_close(arms["rlcr"].credit.block_nk[4:], rlcr[:, None].expand(4, 3))
+    assert arms["grpo"].credit.block_nk[4:, 0].tolist() == pytest.approx([0.866, 0.866, -0.866, -0.866], abs=1e-4)
+    score = [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1]
+    for n, number in enumerate(score):
+        seen, size = sampled(result, n)
+        np.testing.assert_allclose(seen["recorded"], number / size, rtol=1e-6)
+    assert "recorded is no method: the file's 'score', from which nothing is subtracted" in result.note
+    assert "recorded" not in summary(result)["statuses"]
+
+
+def test_verifiers_with_draft_and_final():
+    result = credit_rollouts(WRITTEN / "verifiers")
+    arms = by_name(result)
+    assert list(arms) == ["grpo", "bae", "recorded"]
+    assert "rlcr is left out: Method 'rlcr' adds up several objectives, and there is only 'correct'" in result.note
+    assert result.marked.names == ("draft", "final")
+    assert "correct from the file's 'reward'." in result.note
+    assert arms["bae"].credit.block_nk.tolist() == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5]]  # 1 1 0 0, mean .5
+    assert arms["recorded"].credit.block_nk.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.fixture
+def other_tags(monkeypatch):
+    """Tokenizer and policy with two more pairs of tags than usual."""
+    more = ["<draft>", "</draft>", "<final>", "</final>"]
+    monkeypatch.setattr(trl_small, "PIECES", [*trl_small.PIECES, *more])
+
+
+def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    result = credit_rollouts(WRITTEN / "verifiers_stream", tokenizer=tmp_path / "model")
+    recorded = by_name(result)["recorded"]
+    first, size = sampled(result, 0)
+    assert size == 6
+    np.testing.assert_allclose(first["recorded"], np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) / 6, rtol=1e-6)
+    expected = [
+        [0.2, 0.5],
+        [0.7, 0.7],
+        [-1.2, -1.2],
+        [0.0, np.nan],
+    ]  # means over the blocks; the last has none, and no draft
+    found = torch.stack([recorded.by_block[name] for name in ("draft", "final")], dim=1)
+    np.testing.assert_allclose(found[:3], expected[:3])
+    assert found[3].isnan().all()
+    assert np.isnan(sampled(result, 3)[0]["recorded"]).all()
+    assert figures(recorded)["final"]["completions"] == 3
+    assert figures(recorded)["final"]["mean_abs"] == pytest.approx((0.5 + 0.7 + 1.2) / 3)
+
+
+def test_advantages_per_token_without_their_tokens_are_a_mean(other_tags):
+    result = credit_rollouts(WRITTEN / "verifiers_stream")
+    assert "recorded is no method: the mean over tokens of the file's 'advantages'" in result.note
+    seen, size = sampled(result, 0)
+    np.testing.assert_allclose(seen["recorded"], 0.35 / size, rtol=1e-6)
+
+
+def accuracy_reward(completions, answer, **kwargs):
+    return [float(f"<final>{gold}</final>" in text) for text, gold in zip(completions, answer, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
+def test_trl_with_draft_and_final(other_tags, tmp_path):
+    spoken = [
+        trl_small.Said(["<draft>", "a", "</draft>", "<final>", answer, "</final>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
+        for answer in "44453755"
+    ]
+    options = {
+        "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 16, "max_steps": 1, "use_cpu": True,
+        "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "report_to": "none",
+        "disable_tqdm": True, "log_completions": True, "scale_rewards": "none", "shuffle_dataset": False,
+    }  # fmt: skip
+    run = GRPOTrainer(
+        model=trl_small.policy(), reward_funcs=[accuracy_reward], args=GRPOConfig(str(tmp_path), **options),
+        train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(spoken),
+    )  # fmt: skip
+    run.train()
+    result = credit_rollouts(tmp_path)
+    arms = by_name(result)
+    assert list(arms) == ["grpo", "bae", "recorded"]
+    assert result.marked.names == ("draft", "final")
+    assert "correct from the file's 'accuracy_reward'." in result.note
+    # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
+    expected = [0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25]
+    for name in ("bae", "recorded"):  # what TRL trained with, and what OCB's paper would give each block
+        torch.testing.assert_close(
+            arms[name].credit.block_nk, torch.tensor(expected, dtype=torch.float64)[:, None].expand(8, 2), atol=1e-6, rtol=0
+        )
+    seen, size = sampled(result, 3)
+    np.testing.assert_allclose(seen["recorded"], [-0.75 / size] * size, rtol=1e-6)
+    assert "recorded is no method: the file's 'advantage', shared out over the tokens of the completion." in result.note
+
+
+def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
+    """As our own trainer fills TRL's table: a credit of each block, of stopping, and their sum."""
+    columns = {
+        "advantage": [0.5, -0.75, 0.25], "credit/solution": [0.75, -0.5, 0.5], "credit/confidence": [-0.25, None, -0.25],
+        "credit/stop": [0.0, -0.25, 0.0], "correct": [1.0, 0.0, 1.0],
+    }  # fmt: skip
+    outputs = [said("4", "0.9"), said("5", None), said("4", "0.7")]
+    file = trl_file(tmp_path / "a.parquet", outputs, **columns)
+    result = credit_rollouts(file, overrides={"layout": LAYOUT})
+    assert set(result.table.rewards) == {"correct"}
+    recorded = by_name(result)["recorded"]
+    by_block = {name: value_n.tolist() for name, value_n in recorded.by_block.items()}
+    assert by_block["solution"] == [0.75, -0.5, 0.5]
+    assert by_block["confidence"] == [-0.25, pytest.approx(np.nan, nan_ok=True), -0.25]
+    assert recorded.credit.stop_n.tolist() == [0.0, -0.25, 0.0]
+    # By hand: "so", "<answer>", "4", "</answer>" (and the space) are the solution, three words the confidence.
+    first, size = sampled(result, 0)
+    length = int(result.marked.length_nk[0, 0])
+    np.testing.assert_allclose(first["recorded"], [0.75 / length] * length + [-0.25 / 3] * 3, rtol=1e-6)
+    assert (size, length) == (8, 5)
+    second, size = sampled(result, 1)
+    np.testing.assert_allclose(second["recorded"], [-0.5 / size] * (size - 1) + [-0.5 / size - 0.25], rtol=1e-6)
+    assert (
+        "recorded is no method: the file's 'credit/...' of each block, shared out over the tokens of the block."
+        in result.note
+    )
+    other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
+    assert "recorded is left out: " in credit_rollouts(file, overrides=other).note
+    with pytest.raises(
+        RecipeError, match="records credit of the blocks solution, confidence, and the layout has first; give"
+    ):
+        credit_rollouts(file, overrides=other, methods=["recorded"])
+
+
+def test_it_goes_to_every_file(tmp_path):
+    credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
+    rows = pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()
+    for row, score in zip(rows, [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1], strict=True):
+        assert row["credit/recorded/plan"] == pytest.approx(score)
+        assert sum(row["advantages/recorded"]) == pytest.approx(score)
+    assert rows[3]["credit/recorded/confidence"] is None  # it has none
+    kept = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert kept["methods"]["recorded"]["blocks"]["code"]["mean_abs"] == pytest.approx(
+        0.7125
+    )  # four of 1.1, three of .1, one of 1
+    assert kept["methods"]["recorded"]["dead_strata"] == {}
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "What grpo, rlcr and bae would have credited in 8 completions, without training, beside what is recorded." in html
+    report_folder(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").read_text() == html
+
+
+def test_it_can_be_asked_for_alone(tmp_path):
+    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet(), methods=["recorded"])
+    assert [one.name for one in made.applied] == ["recorded"]
+    assert made.marked.names == ("plan", "code", "confidence")
+    assert "What is recorded of 8 completions." in (tmp_path / "out" / "report.html").read_text()
+    assert [one.name for one in credit_rollouts(WRITTEN / "verl", methods=["grpo"]).applied] == ["grpo"]
+    with pytest.raises(RecipeError, match="records no advantages, score or reward, so there is nothing to show"):
+        credit_rollouts(trl_file(tmp_path / "a.parquet", WELL_FORMED, correct=[1, 0, 1, 1]), methods=["recorded"])
+
+
+def test_an_export_keeps_what_was_recorded(tmp_path):
+    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
+    again = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
+    for n in range(8):
+        np.testing.assert_array_equal(sampled(again, n)[0]["recorded"], sampled(made, n)[0]["recorded"])
+
+
+def test_a_run_of_ours_shows_it_where_it_is_asked_for(tmp_path):
+    run = own_run(tmp_path, rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
+    assert "recorded" not in by_name(credit_rollouts(run))
+
+
+def test_recorded_rewards_go_before_the_text(tmp_path):
+    """The text says 1 1 1 0, the trainer said otherwise; only what says right and wrong is taken for correctness."""
+    options = {"overrides": {"layout": LAYOUT}, "methods": ["grpo"]}
+
+    def rewards(**columns):
+        file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4, **columns)
+        return credit_rollouts(file, **options).scores.reward_nm[:, 0].tolist()
+
+    assert rewards(score=[0, 0, 1, 1]) == [0, 0, 1, 1]
+    assert rewards(score=[0, 0, 1, 1], acc=[1, 0, 0, 1]) == [1, 0, 0, 1]
+    assert rewards(score=[0, 0, 1, 1], acc=[1, 0, 0, 1], correct=[0, 0, 0, 1]) == [0, 0, 0, 1]
+    assert rewards(score=[-1, -1, 1, 1], format=[0, 0, 0, 0]) == [1, 1, 1, 0]
+    options["reward"] = {"correct": "text"}
+    assert rewards(score=[0, 0, 1, 1]) == [1, 1, 1, 0]

@@ -1,0 +1,87 @@
+"""What a terminal of 80 columns shows: whole words, whole numbers, and what is wrong."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from spanwise.commands.compare.compare import FIGURES, comparison_tables
+from spanwise.commands.shared.display import figure_table, interval_table, vote_table
+from spanwise.commands.shared.samples import unmeasured
+from spanwise.measure import Interval, compare, voting
+
+TAGS = {"answer": "answer", "confidence": "confidence"}
+
+
+def shown(*parts, width=80):
+    console = Console(width=width, file=io.StringIO())
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_comparison_fits_whatever_the_terminal(width):
+    values = {
+        name: {s: 0.8 + (3 * s + k) % 7 / 100 for s in range(5)}
+        for k, name in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
+    }
+    figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
+    runs = {
+        arm: {s: dict.fromkeys(figures, v) | {"refusal_rate": 0.0} for s, v in seeds.items()}
+        for arm, seeds in values.items()
+    }
+    comparison = compare(runs)
+    console = Console(width=width, file=io.StringIO())
+    text = shown(*comparison_tables(comparison, console), width=width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for figure in figures:
+        assert figure.replace("_", " ") in text
+    table = text.split("Paired")[0]
+    for line in comparison.markdown().splitlines()[2:6]:
+        assert all(cell in table for cell in line.strip("| ").split(" | "))
+    assert (table.count("accuracy") < 3) if width == 60 else True
+    headings = [line for line in table.splitlines() if "accuracy" in line]
+    assert ("weighted@16" in headings[0]) == (width == 200)
+
+
+def test_tables_of_one_run_mark_what_is_wrong():
+    good = {"accuracy": 0.85, "ece": 0.03}
+    text = shown(figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
+    assert "! end: hardly any answer is right (accuracy, ece)" in text
+    assert next(line.split() for line in text.splitlines() if "ece" in line) == ["ece", "0.030", "0.001", "!"]
+    assert "!" not in shown(figure_table("train: a", {"start": good}))
+    some = Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4)
+    text = shown(interval_table("a", {"accuracy": some, "auroc": None}))
+    assert "0.001 !" in text
+    assert "! hardly any answer is right (accuracy)" in text
+    assert "auroc" not in shown(interval_table("a", {"accuracy": some, "auroc": None}, absent=["auroc"]))
+
+
+def test_a_vote_table_of_sixteen_samples_fits():
+    correct_n = (torch.arange(64) % 3 == 0).double()
+    votes = voting(
+        [str(n % 5) for n in range(64)],
+        torch.rand(64).double(),
+        correct_n,
+        prompts=[n // 16 for n in range(64)],
+        resamples=5,
+    )
+    text = shown(vote_table("accuracy of a vote, block 'solution'", votes))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_a_layout_cannot_tell():
+    judged = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
+    assert unmeasured({"solution": ["answer"], "confidence": ["confidence"]}, TAGS) == {}
+    assert unmeasured({"all": []}, TAGS) == {}  # the task's own tags
+    assert unmeasured({"all": "answer", "sure": "confidence"}, TAGS) == {}
+    twice = unmeasured({"first": ["answer"], "second": ["answer"]}, TAGS)
+    assert set(twice) == {"coverage", *judged}
+    assert set(twice.values()) == {"the last block, second, has no tag <confidence>, only <answer>"}
+    other = unmeasured({"plan": ["plan"], "sure": ["confidence"]}, TAGS)
+    assert set(other) == {"accuracy", "refusal_rate", "verdict_rate", *judged}
+    assert unmeasured({"plan": ["plan"], "sure": ["p"]}, {"answer": "plan", "confidence": "p"}) == {}

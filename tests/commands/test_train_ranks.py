@@ -1,0 +1,31 @@
+"""`spanwise train` on two processes leaves behind what both of them generated."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+
+def test_the_rollouts_of_all_processes_are_kept(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "spanwise.cli"]
+    command += ["train", "--steps", "1", "--prompts", "2", "--group-size", "4", "--output", "run", "--eval-every", "1"]
+    command += ["--set", "start_steps=2", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "SPANWISE_CACHE": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    kept = pq.read_table(tmp_path / "run" / "rollouts" / "step_000001.parquet")
+    assert kept["group"].to_pylist() == [0] * 4 + [1] * 4
+    first, *_, last = kept["prompt"].to_pylist()
+    assert kept["prompt"].to_pylist() == [first] * 4 + [last] * 4
+    assert first != last
+    tokens = sum(map(sum, kept["trainable"].to_pylist()))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)

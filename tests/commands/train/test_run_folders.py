@@ -1,0 +1,246 @@
+"""Whose folder it is: new by default, never mixed with another run, replaced whole or not at all, resumed under its own recipe."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+import yaml
+from rich.console import Console
+
+from spanwise.commands.demo.demo import demo
+from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.folder import check_free, new_folder, newest_folder, sole_writer
+from spanwise.commands.shared.runs import changed, planned
+from spanwise.commands.shared.task import run_or_model
+from spanwise.commands.train.train import train
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+
+SMALL = {
+    "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
+    "save_every": 1, "report": False,
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # transformers about itself, the trainer about a batch that teaches nothing
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A whole run, named by nobody, in the working folder `first`'s parent's parent."""
+    place = tmp_path_factory.mktemp("work")
+    before, cache = os.getcwd(), os.environ.get("SPANWISE_CACHE")
+    os.chdir(place)
+    os.environ["SPANWISE_CACHE"] = str(place / "cache")
+    try:
+        train(load(None, SMALL), console=Console(quiet=True))
+        yield place / "runs" / "digits-bae-0-1"
+    finally:
+        os.chdir(before)
+        os.environ.pop("SPANWISE_CACHE")
+        if cache is not None:
+            os.environ["SPANWISE_CACHE"] = cache
+
+
+@pytest.fixture
+def run(first, tmp_path, monkeypatch):
+    """A copy of that run, in another place."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(first, tmp_path / "moved")
+    return tmp_path / "moved"
+
+
+def again(**changes):
+    options = {name: changes.pop(name) for name in ("resume", "overwrite") if name in changes}
+    return train(load(None, {**SMALL, **changes}), console=Console(quiet=True), **options)
+
+
+def files_of(folder):
+    """Path -> digest of what lies in a folder, without its lock."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_numbers_count_up_and_know_their_own_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert newest_folder("a-0") is None
+    for name in ("a-0-1", "a-0-2", "a-0-10", "a-0-4-99", "a-0-last", "b-a-0-77"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / "a-0-11").write_text("a file of the user")
+    assert str(newest_folder("a-0")) == "runs/a-0-10"
+    assert str(new_folder("a-0")) == "runs/a-0-3"
+
+
+def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(first):
+    written = yaml.safe_load((first / "recipe.yaml").read_text())
+    assert "output" not in written
+    for file in first.glob("*.*"):
+        assert str(first) not in file.read_text(errors="replace")
+
+
+@pytest.mark.parametrize("method", ["bae", "rlcr"])
+def test_a_used_folder_is_refused_and_untouched(run, method):
+    before = files_of(run)
+    with pytest.raises(DataError, match=r"moved' holds a run already\. .* --resume last, or replace it by --overwrite"):
+        again(method=method, output=str(run))
+    assert files_of(run) == before
+
+
+def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run):
+    (run / "notes.txt").write_text("mine")
+    (run / "data").mkdir()
+    (run / "data" / "prompts.jsonl").write_text("{}")
+    (run / "rollouts" / "step_000099.parquet").write_text("of a longer run")
+    again(method="rlcr", steps=1, save_every=0, output=str(run), overwrite=True)
+    assert (run / "notes.txt").read_text() == "mine"
+    assert (run / "data" / "prompts.jsonl").read_text() == "{}"
+    assert sorted(file.name for file in (run / "rollouts").iterdir()) == ["step_000001.parquet"]
+    assert not list(run.glob("checkpoints/*"))
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["method"] == "rlcr"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 1
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(run, tmp_path):
+    shutil.move(run / "model", tmp_path / "elsewhere")
+    (run / "model").symlink_to(tmp_path / "elsewhere")
+    kept = files_of(tmp_path / "elsewhere")
+    again(steps=1, save_every=0, output=str(run), overwrite=True)
+    assert files_of(tmp_path / "elsewhere") == kept
+    assert not (run / "model").is_symlink()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("mine", ["model/config.json", "recipe.yaml", "rollouts/mine.parquet", "summary.json"])
+def test_what_no_run_wrote_is_never_written_over(mine, overwrite, tmp_path):
+    file = tmp_path / "mine" / mine
+    file.parent.mkdir(parents=True)
+    file.write_text("steps: 3")
+    with pytest.raises(DataError, match=rf"holds {mine.split('/')[0]}, which a run would write over and which no run"):
+        check_free(tmp_path / "mine", overwrite=overwrite)
+    assert file.read_text() == "steps: 3"
+
+
+def test_a_run_that_is_made_from_the_one_it_would_replace_is_refused(run):
+    before = files_of(run)
+    hub = {"model": str(run / "model"), "dataset": "sums.jsonl", "output": str(run)}
+    with pytest.raises(
+        RecipeError, match=r"The model '.*moved/model' is part of the run in '.*moved', which --overwrite removes"
+    ):
+        train(load(None, hub), console=Console(quiet=True), overwrite=True)
+    assert files_of(run) == before
+
+
+def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for output in ("out", "mine", None):
+        with pytest.raises(DataError, match="does not exist"):
+            train(
+                load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output}),
+                console=Console(quiet=True),
+            )
+    assert [place.name for place in tmp_path.rglob("*")] in (["mine", "runs"], ["runs", "mine"])
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_run_goes_on_under_its_own_recipe_only(run):
+    before = files_of(run)
+    for changes, said in (
+        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives was another"),
+        ({"steps": 3}, r"steps was 2 and is 3 now"),
+        ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
+        ({"trainer": {"beta": 0.1}}, r"trainer was \{\} and is"),
+    ):
+        for output in (str(run), "elsewhere"):
+            resume = "last" if output == str(run) else str(run / "checkpoints" / "checkpoint-1")
+            with pytest.raises(DataError, match=rf"is of a run of another recipe \({said}.*spanwise train --resume .*moved"):
+                again(**changes, output=output, resume=resume)
+    assert files_of(run) == before
+
+
+def test_a_moved_run_goes_on_to_the_same_end(first, run):
+    whole = json.loads((first / "summary.json").read_text())
+    shutil.rmtree(run / "checkpoints" / "checkpoint-2")
+    (run / "rollouts" / "step_000002.parquet").write_text("cut off")
+    again(resume=str(run), keep_rollouts=0, eval_every=1, save_every=0, threads=1)  # what is watched may be another
+    resumed = json.loads((run / "summary.json").read_text())
+    assert resumed["final"] == whole["final"]
+    assert resumed["start"] == whole["start"]
+    assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
+    names = ("model/model.safetensors", "rollouts/step_000001.parquet")
+    assert [files_of(run)[name] for name in names] == [files_of(first)[name] for name in names]
+
+
+def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        DataError, match=r"There is no run 'runs/digits-bae-0-<n>' to go on with; say which one with --resume"
+    ):
+        again(resume="last")
+    for number in (1, 2):
+        shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")
+    shutil.rmtree(tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2")
+    before = files_of(tmp_path / "runs" / "digits-bae-0-1")
+    again(resume="last")
+    assert files_of(tmp_path / "runs" / "digits-bae-0-1") == before
+    assert (tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2").is_dir()
+
+
+def test_going_on_and_replacing_are_two_things(run):
+    with pytest.raises(RecipeError, match=r"--resume goes on with a run and --overwrite replaces it; give one"):
+        again(output=str(run), resume="last", overwrite=True)
+
+
+def test_processes_that_train_together_need_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="name it with --output"):
+        again()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_use_says_so_before_it_says_that_it_is_used(run):
+    with sole_writer(run), pytest.raises(DataError, match="Another process is training into"):
+        again(output=str(run))
+
+
+def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
+    for place in (run, run / "model", run / "checkpoints" / "checkpoint-1"):
+        model, recipe = run_or_model(place, None, {})
+        assert model == (run / "model" if place == run else place)
+        assert (recipe.steps, recipe.start_steps) == (2, 2)
+    shutil.rmtree(run / "model")
+    with pytest.raises(DataError, match=r"has no model, so it has not ended; its newest checkpoint is '.*checkpoint-2'"):
+        run_or_model(run, None, {})
+    assert report_folder(run) == run / "report.html"
+
+
+def test_a_field_that_an_older_recipe_does_not_have_is_its_default(first, tmp_path):
+    written = yaml.safe_load((first / "recipe.yaml").read_text())
+    asked = dict(written)
+    del written["clip"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
+    assert changed(tmp_path / "recipe.yaml", asked) == []
+    assert changed(tmp_path / "recipe.yaml", {**asked, "clip": 0.3}) == ["clip was 0.2 and is 0.3 now"]
+
+
+def test_the_demo_refuses_before_it_trains(run, tmp_path):
+    (tmp_path / "demo").mkdir()
+    run.rename(tmp_path / "demo" / "blockwise")
+    options = {"output": "demo", "seeds": [0], "choices": {"steps": 1}, "console": Console(quiet=True)}
+    with pytest.raises(DataError, match=r"'demo/blockwise' holds a run already"):
+        demo(**options)
+    assert not (tmp_path / "demo" / "scalar").exists()
+    for choices, said in (({"method": "grpo"}, "method"), ({"output": "x"}, "output")):
+        with pytest.raises(RecipeError, match=rf"The demo sets the {said} of its arms itself"):
+            demo(**{**options, "choices": choices})
+    with pytest.raises(RecipeError, match=r"Give each seed once; got 1, 1"):
+        demo(**{**options, "seeds": [1, 1]})
+
+
+@pytest.mark.parametrize(("field", "option"), [("seed", "seeds"), ("output", "output")])
+def test_a_comparison_sets_seeds_and_folders_itself(field, option):
+    with pytest.raises(RecipeError, match=rf"its own {field}; give --{option} in place of --set {field}"):
+        planned(["group"], [0], {field: 3}, "out")

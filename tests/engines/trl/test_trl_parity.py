@@ -1,0 +1,124 @@
+"""One block and one reward against TRL's own `GRPOTrainer`: the same training, and where the scale of its loss is found again.
+
+Completions are sampled by TRL in both, in float32, from equal seeds: a difference in any weight would change what is sampled.
+"""
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
+from trl_small import THIRD_PARTY, config, largest_difference, policy, prompts, tokenizer, weights
+
+pytestmark = THIRD_PARTY
+LONGEST = 8
+BLOCK = Layout({"completion": []})
+TRL_EPS = 1e-4
+
+
+def many_a(completions, **columns):
+    return [float(one.count("a") - one.count("b")) for one in completions]
+
+
+class _EveryStep(TrainerCallback):
+    def __init__(self):
+        self.weights = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.weights.append(weights(model))
+
+
+def trained(folder, *, scheme=None, model=None, **options):
+    """Of four steps the weights after each, the gradient norms and the last table of completions.
+
+    Without a scheme, of TRL's own trainer and config.
+    """
+    usual = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-2,
+        "max_steps": 4,
+        "max_grad_norm": 1.0,
+        "max_completion_length": LONGEST,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "shuffle_dataset": True,
+    }
+    args, seen = config(folder, **{**usual, **options}), _EveryStep()
+    given = {
+        "model": model or policy(dtype=torch.float32),
+        "train_dataset": prompts(6),
+        "processing_class": tokenizer(),
+        "callbacks": [seen],
+    }
+    torch.manual_seed(0)
+    if scheme is None:
+        said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
+        args = GRPOConfig(**{**said, "generation_batch_size": None})
+        run = GRPOTrainer(args=args, reward_funcs=[many_a], **given)
+    else:
+        run = SpanGRPOTrainer(args=args, scheme=scheme, **given)
+    run.train()
+    table = pq.read_table(next((folder / "completions").glob("*4.parquet"))) if options.get("log_completions") else None
+    return seen.weights, [line["grad_norm"] for line in run.state.log_history if "grad_norm" in line], table
+
+
+def scheme(method="bae", per="completion"):
+    objective = Objective(many_a, pays="completion", scale="std" if method == "bae" else None)
+    return Scheme.preset(method, BLOCK, objectives=[objective], per=per, eps=TRL_EPS)
+
+
+def far_apart(ours, theirs):
+    return max(largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("method", ["bae", "grpo"])
+def test_one_block_is_trls_own_trainer(tmp_path, method):
+    options = {"loss_type": "grpo", "log_completions": True}
+    theirs, their_norms, their_table = trained(tmp_path / "trl", **options)
+    ours, our_norms, our_table = trained(tmp_path / "ours", scheme=scheme(method), **options)
+    assert our_norms[0] == their_norms[0]
+    assert far_apart(ours, theirs) < 1e-5
+    assert far_apart(theirs[1:], theirs[:-1]) > 1e-3, "the steps were too small to show anything"
+    for name in ("prompt", "completion", "many_a"):
+        assert our_table[name].to_pylist() == their_table[name].to_pylist()
+    assert our_table["advantage"].to_pylist() == pytest.approx(their_table["advantage"].to_pylist(), abs=1e-5)
+    assert our_table["credit/completion"] == our_table["advantage"]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "per", "options"),
+    [
+        ("sapo", "completion", {}),
+        ("dapo", "batch", {}),
+        ("cispo", "batch", {"epsilon_high": 3.0}),
+        ("bnpo", "batch", {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}),
+        ("dr_grpo", LONGEST, {}),
+        ("luspo", 1, {}),
+        ("dapo", "batch", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2}),
+    ],
+)
+def test_the_share_that_is_trls_loss(tmp_path, loss_type, per, options):
+    theirs, their_norms, _ = trained(tmp_path / "trl", loss_type=loss_type, **options)
+    ours, our_norms, _ = trained(tmp_path / "ours", loss_type=loss_type, scheme=scheme(per=per), **options)
+    assert our_norms == pytest.approx(their_norms, rel=1e-5)
+    assert far_apart(ours, theirs) < 1e-5
+
+
+def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
+    policy(seed=1, dtype=torch.float32).save_pretrained(tmp_path / "reference")
+
+    def model():
+        one = policy(dtype=torch.float32)
+        one.config._name_or_path = str(tmp_path / "reference")
+        return one
+
+    theirs, their_norms, _ = trained(tmp_path / "trl", loss_type="grpo", beta=0.1, model=model())
+    for loss_type in ("grpo", "dr_grpo"):  # which here has no say in it
+        ours, our_norms, _ = trained(tmp_path / loss_type, loss_type=loss_type, beta=0.1, model=model(), scheme=scheme())
+        assert our_norms == pytest.approx(their_norms, rel=1e-5)
+        assert far_apart(ours, theirs) < 1e-5

@@ -1,0 +1,74 @@
+"""What is wrong with a policy is said where its figures are."""
+
+import pytest
+
+from spanwise.measure import alarms, batch_alarms, compare
+
+#: An evaluation of a policy that is as it should be.
+GOOD = {
+    "accuracy": 0.85, "refusal_rate": 0.01, "format_rate": 0.99, "coverage": 1.0, "verdict_rate": 1.0, "ece": 0.03, "brier": 0.1,
+    "auroc": 0.8, "mean_confidence": 0.8, "sharpness": 0.04,
+}  # fmt: skip
+CALIBRATION = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
+
+
+def test_a_good_policy_raises_nothing():
+    assert alarms(GOOD) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "figures", "why"),
+    [
+        ({"refusal_rate": 0.51}, {"refusal_rate", "accuracy", *CALIBRATION}, "most completions refuse to answer"),
+        ({"accuracy": 0.049}, {"accuracy", *CALIBRATION}, "hardly any answer is right"),
+        ({"verdict_rate": 0.49}, {"verdict_rate", "accuracy", *CALIBRATION}, "most answers could not be judged"),
+        ({"coverage": 0.49}, {"coverage", *CALIBRATION}, "few completions state a confidence"),
+        ({"sharpness": 9e-5}, CALIBRATION, "every completion states the same confidence"),
+        ({"format_rate": 0.89}, {"format_rate"}, "many completions are malformed"),
+        ({"refusal_rate": 0.5, "accuracy": 0.05, "verdict_rate": 0.5}, (), ""),
+        ({"coverage": 0.5, "sharpness": 1e-4, "format_rate": 0.9}, (), ""),
+    ],
+)  # fmt: skip
+def test_each_failure_is_named_at_every_figure_that_it_empties(changes, figures, why):
+    assert alarms({**GOOD, **changes}) == dict.fromkeys(figures, why)
+
+
+def test_the_collapse_of_the_front_page_is_not_calm():
+    """Seed 0 of the scalar arm: accuracy .000, refusals 1.000, ECE .001."""
+    found = alarms({"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001, "auroc": None, "brier": float("nan")})
+    assert found == dict.fromkeys(("accuracy", "refusal_rate", "ece"), "most completions refuse to answer")
+
+
+def test_a_figure_that_is_not_there_neither_raises_nor_carries_an_alarm():
+    assert alarms({"accuracy": None, "coverage": float("nan"), "ece": 0.5}) == {}
+
+
+def test_batches_that_teach_nothing():
+    line = {"credit/no_signal": 0.0, "credit/correct/reward_absent": 0.25}
+    assert batch_alarms([line] * 3) == []
+    assert batch_alarms([]) == []
+    silent = [{"credit/no_signal": value} for value in (1.0, 1.0, 0.25, None)]
+    assert batch_alarms(silent) == [
+        "In 75 % of the training batches nothing was learned: no completion differed from what it is compared with."
+    ]
+    assert batch_alarms([{"credit/no_signal": 1.0}, {"credit/no_signal": 0.0}]) == []
+    never = [{**line, "credit/brier/reward_absent": 1.0}] * 2
+    assert batch_alarms(never) == ["No completion of any training batch has the reward 'brier'."]
+
+
+def test_a_comparison_says_which_arm_and_in_how_many_seeds():
+    bad = {"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001}
+    runs = {"good": {0: GOOD, 1: GOOD}, "scalar": {0: bad, 1: {**GOOD, "accuracy": 0.01}, 2: GOOD}}
+    found = compare(runs, figures=["accuracy", "ece"])
+    assert {key: found.wrong.get(key) for key in found.cells} == {
+        ("good", "accuracy"): None,
+        ("good", "ece"): None,
+        ("scalar", "accuracy"): "most completions refuse to answer in 2 of 3 seeds",
+        ("scalar", "ece"): "most completions refuse to answer in 2 of 3 seeds",
+    }
+    assert found.warnings() == ["scalar: most completions refuse to answer in 2 of 3 seeds (accuracy, ece)."]
+    good, scalar = (line for line in found.markdown().splitlines() if line.startswith(("| good", "| scalar")))
+    assert "!" not in good
+    assert scalar.count(" ! |") == 2
+    assert all("(scalar: most completions refuse to answer in 2 of 3 seeds)" in said for said in found.sentences())
+    assert compare({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"

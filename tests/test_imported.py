@@ -1,0 +1,163 @@
+"""`module:function` in recipes: found here, beside the recipe or installed, and what is said where it is not."""
+
+import sys
+from math import sqrt
+
+import pytest
+
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.registry import imported
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+REWARD = "def paid(blocks):\n    return [{value} for _ in blocks]\n"
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """What a test imports is forgotten."""
+    before = dict(sys.modules)
+    path = list(sys.path)
+    yield
+    assert sys.path == path
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+
+
+def find(path):
+    return imported(path, what="The reward")
+
+
+def project(folder, value=1.0):
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(f"from shared_bits import paid\nOTHER = {value}\n")
+    (folder / "shared_bits.py").write_text(REWARD.format(value=value))
+    return folder
+
+
+def test_a_file_here_with_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(project(tmp_path / "one"))
+    assert find("train:paid")(["a", "b"]) == [1.0, 1.0]
+    assert find("train:paid") is find("train:paid")
+
+
+def test_an_installed_module_and_a_part_of_a_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find("math:sqrt") is sqrt
+    (tmp_path / "my_pack").mkdir()
+    (tmp_path / "my_pack" / "__init__.py").write_text("")
+    (tmp_path / "my_pack" / "parts.py").write_text(
+        "from . import __name__ as pack\n\n\nclass Kind:\n    def at(self):\n        return pack\n"
+    )
+    assert find("my_pack.parts:Kind.at")(None) == "my_pack"
+
+
+def test_a_file_here_goes_before_an_installed_module_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "colorsys.py").write_text(REWARD.format(value=3.0))
+    assert find("colorsys:paid")(["a"]) == [3.0]
+    (tmp_path / "train.py").write_text("from tabnanny import paid\n")
+    (tmp_path / "tabnanny.py").write_text(REWARD.format(value=4.0))
+    assert find("train:paid")(["a"]) == [4.0], "and so does what lies beside it"
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch):
+    for folder, value in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(REWARD.format(value=value))
+    monkeypatch.chdir(tmp_path / "one")
+    assert find("train:paid")(["a"]) == [1.0]
+    monkeypatch.chdir(tmp_path / "two")
+    assert find("train:paid")(["a"]) == [2.0]
+
+
+def test_a_module_that_runs_already_is_not_run_again():
+    assert find(f"{__name__}:find") is find
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "sentence"),
+    [
+        (None, ":f", "ValueError: Empty module name."),
+        (None, "nowhere:f", "there is no module 'nowhere' in the current folder '{here}', beside the recipe or installed."),
+        (
+            None,
+            "nowhere.py:f",
+            "there is no file 'nowhere.py' in the current folder '{here}', beside the recipe or installed.",
+        ),
+        ("import no_such_thing", "train:f", "ModuleNotFoundError: No module named 'no_such_thing'."),
+        ("raise SystemExit(2)", "train:f", "SystemExit: 2."),
+        ("def fist(): ...", "train:first", "There is no function in '{here}/train.py' called 'first'. Did you mean 'fist'?"),
+    ],
+)
+def test_what_is_said(text, path, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "train.py").write_text(text)
+    with pytest.raises(RecipeError) as error:
+        find(path)
+    assert str(error.value).startswith(f"The reward '{path}' cannot be imported: {sentence.format(here=tmp_path)}")
+    assert ("train" in sys.modules) == (text or "").startswith("def"), "what failed is not kept"
+
+
+# ------------------------------------------------------------------------------------------------ beside the recipe
+
+
+def written(folder, text):
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+def test_what_a_recipe_names_is_looked_for_here_then_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "project", "model: base\ndataset: d.jsonl\n")
+    assert (load("project/recipe.yaml").model, load(path).dataset) == ("base", "d.jsonl"), "not there: names of a hub"
+    (tmp_path / "project" / "base").mkdir()
+    (tmp_path / "project" / "d.jsonl").write_text("")
+    assert (load("project/recipe.yaml").model, load("project/recipe.yaml").dataset) == ("project/base", "project/d.jsonl")
+    assert load("project/recipe.yaml", {"dataset": "d.jsonl"}).dataset == "d.jsonl", (
+        "what the command line says is as seen from here"
+    )
+    (tmp_path / "base").mkdir()
+    assert load("project/recipe.yaml").model == "base"
+
+
+@pytest.mark.parametrize("odd", ["objectives: [{reward: 'x:f', pays: a}, 5]", "objectives: {a: 1}", "model: 5"])
+def test_a_recipe_that_cannot_work_still_gets_its_sentence(odd, tmp_path):
+    with pytest.raises(RecipeError, match="and must be"):
+        load(written(tmp_path / "odd", odd))
+
+
+def test_the_model_that_a_run_wrote_is_not_what_it_started_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "run", "model: model\ndataset: d\n")
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert load(path).model == "model"
+
+
+def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path / "project", value=0.5)
+    (tmp_path / "project" / "facts.py").write_text("def known(text, *, columns):\n    return [1] * len(text)\n")
+    path = written(
+        tmp_path / "project",
+        "objectives:\n"
+        "- {reward: 'train:paid', pays: solution}\n"
+        "- {reward: brier, pays: confidence, given: ['facts:known', 'complete'], baseline: outcome, options: {of: paid}}\n",
+    )
+    recipe = load("project/recipe.yaml")
+    assert recipe.objectives[0]["reward"] == "project/train.py:paid"
+    assert load(path).objectives[0]["reward"] == f"{tmp_path}/project/train.py:paid"
+    scheme = scheme_of(recipe, LAYOUT, 32)
+    assert scheme.objectives[0].reward(["a"]) == [0.5]
+    assert scheme.objectives[1].given == ("project/facts.py:known", "complete")
+    plain = resolved(recipe, scheme)["objectives"]
+    assert plain[0]["reward"] == "project/train.py:paid", "as it is found, although it comes from another module"
+    again = scheme_of(load(None, {"objectives": plain}), LAYOUT, 32)
+    assert again.objectives[0].reward is scheme.objectives[0].reward
+    assert again.objectives[1].given == scheme.objectives[1].given
+    monkeypatch.chdir(tmp_path / "project")
+    assert load("recipe.yaml").objectives[0]["reward"] == "train:paid", "as it is written"
