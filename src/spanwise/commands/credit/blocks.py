@@ -134,11 +134,11 @@ def sampled_texts(table: RolloutTable) -> list[str]:
 
 
 def _objectives(layout: Layout, recipe: Recipe) -> tuple[Objective, ...]:
-    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae`."""
+    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
     names = layout.names
     if len(names) == 1 or names[-1] != "confidence":
-        return (replace(preset_objectives(method("bae"), layout)[0], pays=names),)
-    correct, report = preset_objectives(method("bae"), layout, calibration=recipe.calibration or "brier")
+        return (replace(preset_objectives(method("bae_paper"), layout)[0], pays=names),)
+    correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
     return replace(correct, pays=names[:-1]), report
 
 
