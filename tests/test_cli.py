@@ -236,6 +236,7 @@ def test_methods(cache):
     assert [objective["pays"] for objective in preset["objectives"]] == [
         ["solution", "confidence"],
         ["confidence", "solution"],
+        ["solution", "confidence"],
     ]
 
 

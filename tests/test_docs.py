@@ -207,6 +207,8 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     blocks_ = "one block" if known.preset.whole else "the task's blocks"
     rewards = "correctness and a second objective" if known.preset.calibrated else "correctness alone"
     assert f"Preset: {blocks_}, {rewards}, `per: {known.preset.per}`." in text
+    priced = re.search(r"tags, at weight (\S+)\.\n", text)
+    assert known.preset.format == (float(priced[1]) if priced else 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------- your own

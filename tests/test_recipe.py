@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from spanwise.credit import METHODS, grpo, rlcr
+from spanwise.credit import METHODS, bae, grpo, rlcr
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
 from spanwise.recipe import answer_layout, load, resolved, scheme_of
@@ -17,18 +17,39 @@ def filled(**fields):
 
 def test_default_is_blockwise_with_the_outcome_baseline():
     made = filled()
-    correct, brier = made.objectives
+    correct, brier, *_ = made.objectives
     assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
     assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), ("correct",), "outcome")
     assert brier.if_missing == -1.0
     assert (made.method, made.per, made.options) == ("bae", "block", {})
 
 
+def test_default_pays_each_block_for_its_own_tags_and_the_papers_method_does_not():
+    bare, priced = filled(method="bae_paper"), filled()
+    assert bare.entry.estimator is priced.entry.estimator is bae
+    assert priced.objectives[:2] == bare.objectives
+    assert [o.name for o in bare.objectives] == ["correct", "brier"]
+    formats = priced.objectives[2:]
+    assert [(o.name, o.reward, o.pays, o.baseline, o.weight, o.if_missing) for o in formats] == [
+        ("solution_format", "format", ("solution",), "group", 0.25, None),
+        ("confidence_format", "format", ("confidence",), "group", 0.25, None),
+    ]
+    assert all(o.options == {"empty": True} for o in formats)
+
+
 def test_rlcr_pays_every_block():
     made = filled(method="rlcr", calibration="log_score")
     assert made.entry.estimator is rlcr
-    assert [o.pays for o in made.objectives] == [("solution", "confidence"), ("confidence", "solution")]
+    assert [o.pays for o in made.objectives] == [
+        ("solution", "confidence"),
+        ("confidence", "solution"),
+        ("solution", "confidence"),
+    ]
     assert made.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
+    formed = made.objectives[2]
+    assert (formed.reward, formed.weight, formed.if_missing, formed.baseline) == ("format", 0.25, 0.0, None)
+    bare = filled(method="rlcr_paper", calibration="log_score")
+    assert (bare.entry.estimator, bare.objectives) == (rlcr, made.objectives[:2])
 
 
 def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
@@ -40,7 +61,8 @@ def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
 
 def test_two_attempts_reward_the_second_one():
     attempts = Layout({"first": ["reasoning", "answer"], "second": ["reasoning", "answer"]})
-    correct, second = scheme_of(load(None, {}), attempts, 64).objectives
+    correct, second, *formats = scheme_of(load(None, {}), attempts, 64).objectives
+    assert [(o.name, o.pays) for o in formats] == [("first_format", ("first",)), ("second_format", ("second",))]
     assert (correct.pays, second.pays, second.reward) == (("first",), ("second",), "second_attempt")
     assert second.options == {"first": "first"}
 

@@ -52,9 +52,11 @@ def test_each_says_what_it_is_and_its_command(name) -> None:
 def test_each_pays_every_block_by_itself(name) -> None:
     recipe, filled = planned(name)
     first, last = filled.layout.names
-    assert [objective.pays for objective in filled.objectives] == [(first,), (last,)]
+    formats = [] if name in PAPER else ["format", "format"]  # the paper has no reward for the format
+    assert [objective.pays for objective in filled.objectives] == [(first,), (last,), (first,), (last,)][: 2 + len(formats)]
     expected = "second_attempt" if "twice" in recipe.task or "attempts" in recipe.task else "brier"
-    assert [objective.reward for objective in filled.objectives] == ["correct", expected]
+    assert [objective.reward for objective in filled.objectives] == ["correct", expected, *formats]
+    assert filled.entry.name == ("bae_paper" if name in PAPER else "bae")
     assert (filled.objectives[1].given, filled.objectives[1].baseline) == (("correct",), "outcome")
     assert filled.per == "block"
 

@@ -9,6 +9,15 @@ VOCABULARY = Vocabulary(
     (b"<answer>", b"</answer>", b"<sure>", b"</sure>", b"4", b"5", b"0.9", b"<plan>", b"</plan>", b"much")
 )
 LAYOUT = Layout({"solution": ["answer"], "report": ["sure"]})
+PRICED = Scheme(
+    "bae",
+    LAYOUT,
+    [
+        Objective("correct", "solution", if_missing=0.0),
+        Objective("brier", "report", given="correct", options={"tag": "sure"}, if_missing=-1.0),
+        Objective("format", "report"),
+    ],
+)
 WHOLE, SILENT, VAGUE, PLAN = [0, 4, 1, 2, 6, 3], [0, 5, 1], [0, 4, 1, 2, 9, 3], [7, 4, 8]
 
 
@@ -55,6 +64,10 @@ def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
     assert list(said) == ["free/brier"]
     assert said["free/brier"].startswith(start)
     assert found(ids, scheme(if_missing=-1.0)) == {}
+
+
+def test_another_objective_charges_what_is_left_out():
+    assert list(found([WHOLE, SILENT], PRICED)) == []
 
 
 def test_an_empty_completion_leaves_nothing_out():

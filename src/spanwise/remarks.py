@@ -100,6 +100,8 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     paid = [scheme.layout.names.index(name) for name in objective.pays]
     written_n = reading.length_nk.sum(dim=1) > 0
     left_out_n = written_n & (reading.length_nk[:, paid] == 0).all(dim=1)
+    if any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives):
+        left_out_n[:] = False  # another objective charges it
     unread_n = reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)
     parts = []
     if bool(left_out_n.any()):

@@ -103,8 +103,8 @@ CASES = [
     Case(
         "a recipe for other tags than the file's",
         lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--recipe", recipe(folder)),
-        "Error: bae cannot be applied to ...: <plan> is in 0 of 4 completions; they do contain <answer> (4), <confidence> (4). "
-        "The file records acc. Give the layout they were sampled with (most are made of "
+        "Error: bae cannot be applied to ...: <plan> is in 0 and <code> is in 0 of 4 completions; they do contain <answer> (4), "
+        "<confidence> (4). The file records acc. Give the layout they were sampled with (most are made of "
         '{"answer": ["answer"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
         "--reward correct=acc",
     ),

@@ -241,7 +241,8 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
         np.testing.assert_array_equal(expected, other.advantages(again.table, 0, 8))
         assert np.abs(expected).max() > 0
     assert again.scores.status_nm.tolist() == made.scores.status_nm.tolist()
-    assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2  # a timeout stays one, also of what it judges
+    # A timeout stays one, also of what it judges; the tags are read from the text.
+    assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2 + [int(Status.OK)] * 2
     credit(file, output=tmp_path / "twice", **options)
     assert pq.read_table(tmp_path / "twice" / "credit.parquet").equals(pq.read_table(file))
 

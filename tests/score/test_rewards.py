@@ -99,6 +99,17 @@ def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value
     )
 
 
+def test_format_of_the_tags_alone():
+    tags_alone = Objective("format", pays=("solution",), options={"empty": True})
+    text = [
+        tagged("<a>1</a><b> </b>", a="1", b=" "),
+        tagged("<a></a><b></b>", a="", b=""),
+        tagged("<a></a>", a="", b=None),
+        tagged("<a></a><b></b></b>", a="", b=""),
+    ]
+    assert_close(score_one(tags_alone, text, columns={}, scored={}).value_n, [1, 1, 0, 0], 1e-12)
+
+
 def test_format_over_two_blocks_and_over_chosen_tags():
     both = Objective("format", pays=("solution", "confidence"))
     text = [completion(), completion("4", False), completion(False, False), completion("4", None)]

@@ -35,10 +35,10 @@ def states_confidence(layout: Layout) -> bool:
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """The objectives of a method: correctness pays the first block, a second objective the last one.
+    """The objectives of a method: correctness pays the first block, a second objective the last one, well-formed tags each block.
 
     The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt. A
-    method that gives a completion one number pays it to every block.
+    method that gives a completion one number pays it to every block. Tags are paid where the preset says so.
 
     Args:
         chosen: the method; without a preset, that of `Preset()`.
@@ -49,13 +49,13 @@ def preset_objectives(
     Example:
         >>> from spanwise.credit import method
         >>> attempts = Layout({"first": ["answer"], "second": ["answer"]})
-        >>> preset_objectives(method("bae"), attempts)[1].name
-        'second_attempt'
+        >>> [o.name for o in preset_objectives(method("bae"), attempts)]
+        ['correct', 'second_attempt', 'first_format', 'second_format']
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae"), layout)]
+        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae_paper"), layout)]
         [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
-        >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)]
-        [('correct', ('solution', 'confidence')), ('brier', ('confidence', 'solution'))]
+        >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)][1:]
+        [('brier', ('confidence', 'solution')), ('format', ('solution', 'confidence'))]
     """
     if calibration not in WORST_SCORE:
         raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))
@@ -69,8 +69,9 @@ def preset_objectives(
         baseline="group" if compares else None,
         if_missing=0.0,
     )
-    if not (chosen.preset or Preset()).calibrated:
-        return (correct,)
+    preset = chosen.preset or Preset()
+    if not preset.calibrated:
+        return (correct, *_formats(preset.format, layout, by_block, compares))
     confident = states_confidence(layout)
     against = (baseline or "outcome") if compares else None
     second = Objective(
@@ -81,4 +82,21 @@ def preset_objectives(
         if_missing=WORST_SCORE[calibration] if confident else 0.0,
         options={} if confident else {"first": first},
     )
-    return correct, second
+    return correct, second, *_formats(preset.format, layout, by_block, compares)
+
+
+def _formats(weight: float, layout: Layout, by_block: bool, compares: bool) -> list[Objective]:
+    """What pays well-formed tags: each block for its own, or all blocks where a completion has one number.
+
+    A group that is well-formed gets exactly 0. A tag may hold nothing: what stands in it is the other objectives' business. So is
+    a block that is left out, which has no tags to be judged by; one number for all blocks counts it as malformed.
+    """
+    if not weight:
+        return []
+    baseline, options = "group" if compares else None, {"empty": True}
+    if not by_block:
+        return [Objective("format", layout.names, weight=weight, if_missing=0.0, baseline=baseline, options=options)]
+    return [
+        Objective("format", name, weight=weight, name=f"{name}_format", baseline=baseline, options=options)
+        for name in layout.names
+    ]

@@ -49,11 +49,13 @@ class Preset:
         whole: the completion is one block; otherwise the task's own blocks.
         per: what a token's share is counted in, see `spread`; "length" is the longest completion there may be.
         calibrated: there is a second objective, on the confidence or the second attempt.
+        format: the weight of the objectives that pay tags which open and close once, in order; 0: there are none.
     """
 
     whole: bool = False
     per: Literal["block", "completion", "length"] = "block"
     calibrated: bool = True
+    format: float = 0.0
 
 
 @dataclass(frozen=True)

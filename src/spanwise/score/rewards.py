@@ -162,6 +162,7 @@ def format_(
     columns: Mapping[str, Any],
     scored: Mapping[str, Reward],
     tags: Sequence[str] | None = None,
+    empty: bool = False,
 ) -> Reward:
     """1 if every paid block is well-formed, else 0.
 
@@ -172,6 +173,7 @@ def format_(
     Args:
         text, pays, columns, scored: see the module.
         tags: the tags that count; all tags of the paid blocks if not given.
+        empty: a tag may hold nothing, so that the tags alone count: `<reasoning></reasoning>` is well-formed.
 
     Example:
         >>> good = {"solution": {"": "<answer>4</answer>", "answer": "4"}}
@@ -184,7 +186,9 @@ def format_(
         paid = [blocks.get(block) for block in pays]
         counted = {name for block in blocks.values() if block for name in block if name} if tags is None else set(tags)
         absent = all(block is None for block in paid)
-        values.append(None if absent else float(all(block is not None and _well_formed(block, counted) for block in paid)))
+        values.append(
+            None if absent else float(all(block is not None and _well_formed(block, counted, empty) for block in paid))
+        )
     return Reward.of(values)
 
 
@@ -285,9 +289,10 @@ def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str |
     return here, None
 
 
-def _well_formed(block: Mapping[str, str | None], counted: Set[str]) -> bool:
+def _well_formed(block: Mapping[str, str | None], counted: Set[str], empty: bool) -> bool:
     names = [name for name in block if name in counted]
-    if any(not (block[name] or "").strip() for name in names):
+    held = [block[name] for name in names]
+    if any(inside is None or not (empty or inside.strip()) for inside in held):
         return False
     if not counted:
         return True

@@ -64,7 +64,9 @@ def test_every_arm_and_seed_is_a_run_folder(finished):
     recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
     assert (recipe["method"], recipe["seed"], recipe["baseline"]) == ("rlcr", 1, None)
     group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
-    assert [objective["baseline"] for objective in group["objectives"]] == ["group", "group"]
+    assert {objective["name"]: objective["baseline"] for objective in group["objectives"]} == dict.fromkeys(
+        ("correct", "brier", "solution_format", "confidence_format"), "group"
+    )
 
 
 RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}

@@ -91,6 +91,10 @@ def own_file(path, *, values=False):
     return path
 
 
+#: What the price on malformed tags says of completions that are all well-formed: nothing, in no group.
+WELL_FORMED = {"solution_format": 1.0, "confidence_format": 1.0}
+
+
 def test_methods_per_token_where_the_file_has_values(tmp_path):
     result = credit_rollouts(own_file(tmp_path, values=True), methods=["gae", "sae", "bae"])
     lengths = result.table.tokens.lengths
@@ -135,7 +139,7 @@ def test_the_parquet_holds_what_was_worked_out(tmp_path):
         assert row["reward/brier"] == pytest.approx(-((one.confidence - one.right) ** 2))
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["statuses"]["brier"] == {"ok": 4}
-    assert summary["methods"]["bae"]["dead_strata"] == {"correct": 0.0, "brier": 0.0}
+    assert summary["methods"]["bae"]["dead_strata"] == {"correct": 0.0, "brier": 0.0, **WELL_FORMED}
     assert result.applied[1].silent_n.tolist() == [False] * 4
 
 
@@ -188,7 +192,8 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     )
     grpo, bae = result.applied
     assert grpo.dead == {"correct": 0.5}
-    assert bae.dead == {"correct": 0.5, "brier": 0.0}  # one stratum has rewards at all, and it has a signal
+    # One stratum has a Brier score at all, and it has a signal.
+    assert bae.dead == {"correct": 0.5, "brier": 0.0, **WELL_FORMED}
     assert grpo.silent_n.tolist() == [True, True, False, False]
     assert figures(bae)["confidence"] == {"completions": 2.0, "mean_abs": pytest.approx(0.12), "zero_share": 0.0}
 

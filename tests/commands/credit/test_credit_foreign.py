@@ -65,7 +65,8 @@ def test_two_arms_of_one_name_do_not_go_unnoticed(tmp_path):
 def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
     file = WRITERS[kind](tmp_path, WELL_FORMED, acc=[1.0, gap, 1.0, 0.0])
     result = credit_rollouts(file, methods=["bae"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
-    assert result.scores.status_nm.T.tolist() == [[OK, UNSCORED, OK, OK]] * 2  # brier's outcome is not known either
+    # Brier's outcome is not known either; the tags are read from the text.
+    assert result.scores.status_nm.T.tolist() == [[OK, UNSCORED, OK, OK]] * 2 + [[OK] * 4] * 2
     assert re.search("1 of 4 recorded values of 'acc' (and .*)?are missing", result.table.note)
     block_nk = result.applied[0].credit.block_nk
     # By hand: 1, 1 and 0 have mean 2/3. Brier -.01 and -.09 of the right ones have mean -.05; the wrong one is alone.

@@ -68,6 +68,7 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
     filled = [
         {"reward": "correct", "pays": both, "if_missing": 0.0},
         {"reward": "log_score", "pays": both[::-1], "given": "correct", "if_missing": -4.605170185988091},
+        {"reward": "format", "pays": both, "weight": 0.25, "if_missing": 0.0, "options": {"empty": True}},
     ]
     plain = load(None, {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"})
     out = load(None, {"layout": LAYOUT, "method": "rlcr", "objectives": filled})

@@ -64,9 +64,9 @@ def test_a_run_of_ours_gets_the_advantages_it_was_trained_with(run):
 def test_a_file_of_a_run_is_known_by_its_folder(run):
     file = run / "rollouts" / "step_000001.parquet"
     for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
-        result = credit_rollouts(place, overrides={"objectives": OWN_OBJECTIVES})
+        result = credit_rollouts(place, overrides={"method": "bae_paper", "objectives": OWN_OBJECTIVES, "per": "block"})
         assert len(result.table) == rows
-        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae:group"]
+        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
         assert result.table.has_ids
     joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
     assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()
@@ -184,7 +184,9 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     for found in result.applied:  # compared again, and as the table of completions says it
         torch.testing.assert_close(found.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
         torch.testing.assert_close(found.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
-    assert torch.equal(result.scores.reward_nm.isnan(), run.last_rollouts.scores.reward_nm.isnan())
+    assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.scores.reward_nm.isnan())
+    well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
+    assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -177,11 +178,8 @@ class _Asked:
         if self.blocks.objectives is not None or self.recipe.objectives is None:
             return replace(self, objectives=self.blocks.objectives)
         own = self.scheme().objectives
-        try:
-            usual = _named(self.recipe.method, self).objectives
-        except (RecipeError, LayoutError):
-            usual = None
-        return replace(self, objectives=None if own == usual else own)
+        usual = any(scheme.objectives == own for _, scheme in _presets(self))
+        return replace(self, objectives=None if usual else own)
 
     def scheme(self) -> Scheme:
         """The rule of the recipe as it stands."""
@@ -195,13 +193,14 @@ def _own(asked: _Asked) -> Arm:
         name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
         return Arm(name, _named(name, asked), own=True)
     scheme = asked.scheme()
-    for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
-        try:
-            if _named(name, asked) == scheme:
-                return Arm(name, scheme, own=True)
-        except (RecipeError, LayoutError):
-            continue
-    return Arm("recipe", scheme, own=True)
+    return Arm(next((name for name, preset in _presets(asked) if preset == scheme), "recipe"), scheme, own=True)
+
+
+def _presets(asked: _Asked) -> Iterator[tuple[str, Scheme]]:
+    """The presets of the recipe's method, by name: the usual one, then each baseline, as far as there are any."""
+    for name in (asked.recipe.method, *(f"{asked.recipe.method}:{baseline}" for baseline in BASELINES)):
+        with suppress(RecipeError, LayoutError):
+            yield name, _named(name, asked)
 
 
 def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:

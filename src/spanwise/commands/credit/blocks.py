@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,10 +16,8 @@ from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_layout
 from spanwise.rollouts import RolloutTable
 from spanwise.segment import census
-from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT
-from spanwise.tasks.hub import LAYOUTS
+from spanwise.tasks import TASK_LAYOUTS
 
-_LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
 #: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 #: Fields of a recipe that say what the blocks are.
@@ -46,7 +44,7 @@ class Blocks:
 
 def base_layout(recipe: Recipe) -> Layout:
     """The blocks of the recipe, or of its task (`answer_layout`)."""
-    return answer_layout(recipe, _LAYOUTS[recipe.task])
+    return answer_layout(recipe, TASK_LAYOUTS[recipe.task])
 
 
 def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
@@ -134,11 +132,11 @@ def sampled_texts(table: RolloutTable) -> list[str]:
 
 
 def _objectives(layout: Layout, recipe: Recipe) -> tuple[Objective, ...]:
-    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae`."""
+    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
     names = layout.names
     if len(names) == 1 or names[-1] != "confidence":
-        return (replace(preset_objectives(method("bae"), layout)[0], pays=names),)
-    correct, report = preset_objectives(method("bae"), layout, calibration=recipe.calibration or "brier")
+        return (replace(preset_objectives(method("bae_paper"), layout)[0], pays=names),)
+    correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
     return replace(correct, pays=names[:-1]), report
 
 

@@ -16,8 +16,8 @@ from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
 
 ARMS: dict[str, dict[str, Any]] = {
-    "scalar": {"method": "rlcr"},
-    "blockwise": {"method": "bae", "baseline": "outcome"},
+    "scalar": {"method": "rlcr_paper"},
+    "blockwise": {"method": "bae_paper", "baseline": "outcome"},
 }
 _OWN = {"method", "baseline", "seed", "output"}
 COMMON = {"start": "hard", "calibration": "log_score", "steps": 80, "eval_every": 5, "keep_rollouts": 5}

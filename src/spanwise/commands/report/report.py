@@ -209,7 +209,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
-        table = _beside(table, files[-1], "rlcr" if methods == ["bae"] else "bae")
+        table = _beside(table, files[-1], "rlcr" if methods[0] in ("bae", "bae_paper") else "bae")
     rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"))
     credit = recorded_credit(table)
     return TokenView(tuple(credit), rows, outcome), credit

@@ -14,12 +14,8 @@ from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import warm_up_progress
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
-from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task, build_tokenizer, digits_task, load_task
-from spanwise.tasks.hub import LAYOUTS
+from spanwise.tasks import TASK_LAYOUTS, Task, build_tokenizer, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
-
-#: The blocks of each task, where a recipe names none.
-TASK_LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:

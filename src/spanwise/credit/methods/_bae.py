@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +16,20 @@ from spanwise.objective import BaselineName, ScaleName
 from spanwise.registry import register
 
 _STRATA = ("batch", "group", "outcome")
-
-
-@register(
-    "bae",
-    kind="block",
-    paper="Blockwise Advantage Estimation, arXiv 2602.10231",
-    preset=Preset(),
-    only_with={
+_FACTS: Mapping[str, Any] = {
+    "kind": "block",
+    "paper": "Blockwise Advantage Estimation, arXiv 2602.10231",
+    "only_with": {
         "leave_one_out": ("baseline", _STRATA),
         "min_stratum": ("baseline", _STRATA),
         "ddof": ("scale_k", ("std",)),
         "eps": ("scale_k", ("std",)),
     },
-)
+}
+
+
+@register("bae_paper", preset=Preset(), **_FACTS)
+@register("bae", preset=Preset(format=0.25), **_FACTS)
 def bae(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
@@ -84,7 +84,7 @@ def bae(
 
     Reference:
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231). The paper's stratum mean includes the
-        completion itself, as here by default.
+        completion itself, as here by default. The preset adds a price on malformed tags; `bae_paper` is without it.
     """
     if len(reward_nk) != len(group_n):
         raise AlignmentError(f"There are {len(reward_nk)} rows of rewards for {len(group_n)} group ids.")

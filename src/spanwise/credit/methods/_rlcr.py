@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,14 +15,15 @@ from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
+_FACTS: Mapping[str, Any] = {
+    "kind": "completion",
+    "paper": "Beyond Binary Rewards, arXiv 2507.16806",
+    "source": "the authors' code; the paper through notes",
+}
 
-@register(
-    "rlcr",
-    kind="completion",
-    paper="Beyond Binary Rewards, arXiv 2507.16806",
-    source="the authors' code; the paper through notes",
-    preset=Preset(),
-)
+
+@register("rlcr_paper", preset=Preset(), **_FACTS)
+@register("rlcr", preset=Preset(format=0.25), **_FACTS)
 def rlcr(
     reward_nm: Float[Tensor, "n m"],
     group_n: Int[Tensor, " n"],
@@ -50,9 +54,10 @@ def rlcr(
         tensor([ 0.9000, -0.9000], dtype=torch.float64)
 
     Reference:
-        Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R. As a recipe the
-        one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that the two differ
-        in the credit alone; `per: completion` weighs all tokens alike.
+        Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R and pays the
+        format too, at the weight of correctness; the preset pays it a quarter of that, as `bae` does (`rlcr_paper`: R alone). As
+        a recipe the one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that
+        the two differ in the credit alone; `per: completion` weighs all tokens alike.
     """
     if weight_m is not None and len(weight_m) != reward_nm.shape[1]:
         raise AlignmentError(f"There are {len(weight_m)} weights for {reward_nm.shape[1]} rewards; give one to each reward.")

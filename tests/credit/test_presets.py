@@ -1,0 +1,74 @@
+"""The price of malformed tags in the presets: whom it moves, by how much, and that nobody else moves."""
+
+import pytest
+import torch
+
+from spanwise import Batch, Layout, Scheme, Vocabulary, credit, read
+from spanwise.credit import METHODS
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["analysis", "confidence"]})
+PIECES = ("<answer>", "</answer>", "<analysis>", "</analysis>", "<confidence>", "</confidence>", "4", "5", "0.9", "0.2")
+VOCABULARY = Vocabulary(tuple(piece.encode() for piece in PIECES))
+SOLVED = ("<answer>", "4", "</answer>")
+SURE = ("<analysis>", "</analysis>", "<confidence>", "0.9", "</confidence>")
+DRIFT = (*SOLVED, *SURE, "</analysis>", "<confidence>", "0.9", "</confidence>")  # answer and confidence can still be read
+
+
+def credited(name, *completions):
+    """The credit of the completions of one prompt whose answer is 4: a row each of solution, confidence, stop."""
+    ids = [[PIECES.index(piece) for piece in completion] for completion in completions]
+    batch = Batch.jagged(ids, ["2 + 2"] * len(ids), columns={"answer": ["4"] * len(ids)})
+    scheme = Scheme.preset(name, LAYOUT)
+    found = credit(read(batch, scheme, VOCABULARY), batch, scheme)
+    return torch.cat([found.block_nk, found.stop_n[:, None]], dim=1)
+
+
+def exactly(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_one_of_four_is_malformed_and_its_confidence_alone_pays():
+    group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # all right, all .9: every reward but the format is equal
+    assert not credited("bae_paper", *group).any()
+    # format of the confidence 1 1 1 0, mean .75: .25 x .25 and .25 x -.75
+    torch.testing.assert_close(credited("bae", *group), exactly([[0, 0.0625, 0]] * 3 + [[0, -0.1875, 0]]))
+
+
+def test_a_malformed_solution_pays_itself():
+    twice = ("<answer>", "5", "</answer>", *SOLVED)
+    group = [(*SOLVED, *SURE)] * 3 + [(*twice, *SURE)]
+    torch.testing.assert_close(credited("bae", *group), exactly([[0.0625, 0, 0]] * 3 + [[-0.1875, 0, 0]]))
+
+
+def test_one_number_for_everything_has_the_same_price_in_its_sum():
+    group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # R = 1 - .01 + .25 and 1 - .01
+    torch.testing.assert_close(credited("rlcr", *group), exactly([[0.0625, 0.0625, 0]] * 3 + [[-0.1875, -0.1875, 0]]))
+    assert not credited("rlcr_paper", *group).any()
+
+
+def test_a_completion_without_a_confidence_costs_what_it_cost():
+    group = [(*SOLVED, *SURE)] * 3 + [SOLVED]
+    # Brier -.01 of three right ones, -1 of the one that says nothing: its baseline is theirs
+    torch.testing.assert_close(credited("bae", *group), exactly([[0, 0, 0]] * 3 + [[0, 0, -0.99]]))
+    assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
+
+
+def test_an_empty_completion_costs_what_it_cost():
+    group = [(*SOLVED, *SURE)] * 3 + [()]
+    assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
+
+
+@pytest.mark.parametrize(("priced", "bare"), [("bae", "bae_paper"), ("rlcr", "rlcr_paper")])
+def test_where_all_are_well_formed_nothing_moves(priced, bare):
+    wrong, unsure = (
+        ("<answer>", "5", "</answer>"),
+        ("<analysis>", "4", "</analysis>", "<confidence>", "0.2", "</confidence>"),
+    )
+    group = [solution + report for solution in (SOLVED, wrong) for report in (SURE, unsure, SURE)]
+    assert credited(priced, *group)[:, :2].all()
+    torch.testing.assert_close(credited(priced, *group), credited(bare, *group), atol=1e-15, rtol=0)
+
+
+def test_the_others_are_as_published():
+    weights = {name: known.preset.format for name, known in METHODS.items() if known.preset is not None}
+    assert {name: weight for name, weight in weights.items() if weight} == {"bae": 0.25, "rlcr": 0.25}
