@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers import double
 from spanwise.credit import advantage, assign, blended_baseline, compared, refine
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
@@ -271,7 +272,8 @@ def slow_blended(batch):
         square, free = scatter(away.values())
         noise = square / free if free else 0.0
         low = min((r for rows in own.values() for _, r in rows), default=0.0)
-        floor = 1e-12 * sum((r - low) ** 2 for rows in own.values() for _, r in rows) / n + 1e-24
+        looked_at = [r for rows in own.values() for _, r in rows] + [r for values in other.values() for r in values]
+        floor = 1e-12 * sum((r - low) ** 2 for r in looked_at) / n + 1e-24
         estimates = [(mean(here), noise / len(here))] if here else []
         everywhere = [r for values in away.values() for r in values]
         if len(away) >= 2:
@@ -298,6 +300,16 @@ def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
     got = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
     torch.testing.assert_close(got, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
+
+
+def test_blended_weighs_estimates_without_any_variance_alike():
+    # Right ones: -1 in every prompt. Re-scored, the wrong ones of the first two prompts would have -1 too, that of the third
+    # -.5625: both mu (-1) and x (-.5625) have a variance of 0, and the sum over all prompts less the own one is 0 but for rounding.
+    reward = double([0.0] * 5 + [0.0, -0.0625, -1.0, -1.0, -1.0])
+    group = torch.tensor([0] * 5 + [1, 2, 0, 1, 2])
+    right = double([0.0] * 7 + [1.0] * 3)
+    by_outcome = double([[0.0, -1.0]] * 6 + [[-0.0625, -0.5625]] + [[0.0, -1.0]] * 3)
+    assert float(blended_baseline(reward, group, right, by_outcome)[9]) == pytest.approx((-1 - 0.5625) / 2)
 
 
 def test_blended_rescores_by_the_outcome_that_judges():

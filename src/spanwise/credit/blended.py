@@ -96,7 +96,11 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Ten
     own_n = torch.where(here_n, reward_n - low, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
     own = moments(own_n, stratum_n)  # of this outcome, by prompt
-    tiny = 1e-12 * float(own_n.nan_to_num().square().mean()) + 1e-24  # a variance of 0 would be an infinite weight
+    usable_n = ~here_n & known_n & ~reward_n.isnan()
+    other_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
+    # A variance of 0 would be an infinite weight, and one that is 0 but for rounding must not count as less than another such.
+    squares = [part.nan_to_num().square().mean() for part in (own_n, other_n) if part is not None]
+    tiny = 1e-12 * float(sum(squares)) + 1e-24
     noise_s = own.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
     others_n = own.count_n() - own.member_n.double()
@@ -111,10 +115,8 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Ten
     mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
-    if rescored_n is not None:
-        usable_n = ~here_n & known_n & ~reward_n.isnan()
-        other = moments(torch.where(usable_n, rescored_n - low, torch.nan), stratum_n)
-        x_n, x_variance_n = _rescored(own, other, noise_s)
+    if other_n is not None:
+        x_n, x_variance_n = _rescored(own, moments(other_n, stratum_n), noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
     mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
