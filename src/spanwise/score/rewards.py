@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError, unknown
@@ -289,6 +290,12 @@ def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str |
     return here, None
 
 
+@lru_cache
+def _signs(tags: frozenset[str]) -> re.Pattern[str]:
+    """Any opening or closing one of some tags; a batch asks for the same few again and again."""
+    return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")
+
+
 def _well_formed(block: Mapping[str, str | None], counted: Set[str], empty: bool) -> bool:
     names = [name for name in block if name in counted]
     held = [block[name] for name in names]
@@ -296,7 +303,7 @@ def _well_formed(block: Mapping[str, str | None], counted: Set[str], empty: bool
         return False
     if not counted:
         return True
-    found = re.findall("</?(?:" + "|".join(map(re.escape, sorted(counted))) + ")>", block.get("") or "")
+    found = _signs(frozenset(counted)).findall(block.get("") or "")
     expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
     return found in (expected, expected[1:])
 
