@@ -6,7 +6,7 @@ from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.segment import Census, census
-from spanwise.types import Fault, Status
+from spanwise.types import Fault, Status, whole_text
 
 #: The statuses of a reward that a completion could not help.
 _FAILED = (Status.TIMEOUT, Status.ERROR)
@@ -60,8 +60,7 @@ def _census(reading: Reading, scheme: Scheme) -> Census | None:
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or layout.segmenter != "tags" or float(missing_n.double().mean()) <= 0.99:
         return None
-    texts = ("".join(parts[""] or "" for parts in blocks.values() if parts) for blocks in reading.text)
-    return census(texts, layout.tags, prefilled=layout.prefilled)
+    return census(map(whole_text, reading.text), layout.tags, prefilled=layout.prefilled)
 
 
 def _unscored(objective: Objective, reading: Reading, m: int) -> str:

@@ -22,6 +22,15 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 
 
+def whole_text(blocks: BlockText) -> str:
+    """What a completion says, whatever its blocks.
+
+    >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
+    '<a>4</a>'
+    """
+    return "".join(block[""] or "" for block in blocks.values() if block is not None)
+
+
 class Status(IntEnum):
     """Why a reward has its value, or has none. Only `OK` goes with a number; every other status goes with NaN."""
 

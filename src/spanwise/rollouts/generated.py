@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.rollouts.table import Ragged
 from spanwise.rollouts.write import Completions, Credited
-from spanwise.types import BlockText, Credit, Scores, Spans
+from spanwise.types import BlockText, Credit, Scores, Spans, whole_text
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ class Rollouts:
             fault_n=self.spans.fault_n,
             scores=self.scores,
             credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
-            text=["".join(block[""] or "" for block in text.values() if block is not None) for text in self.text],
+            text=[whole_text(blocks) for blocks in self.text],
         )

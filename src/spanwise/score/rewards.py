@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -185,7 +185,8 @@ def format_(
     values: list[float | None] = []
     for blocks in text:
         paid = [blocks.get(block) for block in pays]
-        counted = {name for block in blocks.values() if block for name in block if name} if tags is None else set(tags)
+        inside = (name for block in blocks.values() if block for name in block if name)
+        counted = frozenset(inside if tags is None else tags)
         absent = all(block is None for block in paid)
         values.append(
             None if absent else float(all(block is not None and _well_formed(block, counted, empty) for block in paid))
@@ -296,14 +297,14 @@ def _signs(tags: frozenset[str]) -> re.Pattern[str]:
     return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")
 
 
-def _well_formed(block: Mapping[str, str | None], counted: Set[str], empty: bool) -> bool:
+def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty: bool) -> bool:
     names = [name for name in block if name in counted]
     held = [block[name] for name in names]
     if any(inside is None or not (empty or inside.strip()) for inside in held):
         return False
     if not counted:
         return True
-    found = _signs(frozenset(counted)).findall(block.get("") or "")
+    found = _signs(counted).findall(block.get("") or "")
     expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
     return found in (expected, expected[1:])
 

@@ -24,7 +24,7 @@ from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import folded_tables
 from spanwise.commands.shared.files import without_nan
-from spanwise.commands.shared.folder import check_no_run
+from spanwise.commands.shared.folder import check_no_run, write_summary
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.errors import DataError, RecipeError, unknown
@@ -228,7 +228,7 @@ def _write(output: Path, runs: Sequence[Run], comparison: Comparison, reference:
         "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": reference,
         "recipe": common, "figures": cells, "differences": differences,
     }  # fmt: skip
-    (output / "summary.json").write_text(json.dumps(without_nan(summary), indent=2) + "\n")
+    write_summary(output, without_nan(summary))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
     (output / "comparison.md").write_text(f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
 

@@ -111,7 +111,7 @@ def left_out(names: Sequence[str], reason: str) -> str:
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
 
-    `correct` is also taken from the the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
+    `correct` is also taken from the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,7 +23,7 @@ from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.folder import check_no_run, write_page
+from spanwise.commands.shared.folder import check_no_run, write_page, write_summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.remarks import remarks
@@ -149,7 +148,7 @@ def credit(
     file = folder / EXPORT
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
     kept = remembered(result.arms, {**options, "rows": rows})
-    (folder / "summary.json").write_text(json.dumps({**summary(result), **kept}, indent=2) + "\n")
+    write_summary(folder, {**summary(result), **kept})
     console.print(figures_table(result))
     for note in result.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

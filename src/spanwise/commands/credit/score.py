@@ -21,7 +21,7 @@ from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
 from spanwise.segment import Census, census, locate
-from spanwise.types import BlockText, Spans
+from spanwise.types import Spans, whole_text
 
 #: Places of a padded table that are worked on at a time.
 AT_A_TIME = 1_000_000
@@ -108,7 +108,7 @@ def score_file(
             spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
-            said = [_said(blocks) for blocks in text]
+            said = [whole_text(blocks) for blocks in text]
             texts += said if layout is layouts[0] else []
             for arm in arms:
                 if arm.scheme.layout == layout:
@@ -139,11 +139,6 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
         torch.cat([part.fault_n for part in parts]),
         np.concatenate(flat),
     )
-
-
-def _said(blocks: BlockText) -> str:
-    """What the model wrote, whatever its blocks."""
-    return "".join(block[""] or "" for block in blocks.values() if block)
 
 
 def _asked(table: RolloutTable, rows: slice, said: Sequence[str], arm: Arm) -> dict[str, Sequence[Any]]:

@@ -60,7 +60,7 @@ def check_free(path: str | Path, *, overwrite: bool = False) -> None:
                 f"--resume last, or replace it by --overwrite."
             )
         return
-    there = [name for name in WRITES if _is_filled(place / name)]
+    there = [name for name in WRITES if is_filled(place / name)]
     if there:
         raise DataError(
             f"'{path}' holds {', '.join(there)}, which a run would write over and which no run of spanwise wrote. Give another "
@@ -97,7 +97,7 @@ def check_removable(path: Path, **sources: str | None) -> None:
                 )
 
 
-def _is_filled(path: Path) -> bool:
+def is_filled(path: Path) -> bool:
     """Whether a file has content, or a folder files."""
     return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.commands.shared.files import read_yaml
+from spanwise.commands.shared.folder import is_filled
 from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
@@ -51,7 +52,7 @@ class Run:
 
     def finished(self) -> bool:
         """Whether the run ended under this recipe; a DataError if the folder holds a run of another one, or of an unknown one."""
-        if not any(_is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
+        if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
             return False
         if not self.file.is_file():
             raise DataError(
@@ -65,11 +66,7 @@ class Run:
                 f"'{self.folder}' holds a run of another recipe ({', '.join(changes[:3])}). Give another --output, or delete "
                 f"'{self.folder}' and '{self.file}'."
             )
-        return all(_is_filled(self.folder / name) for name in _ENDED)
-
-
-def _is_filled(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size > 0
+        return all(is_filled(self.folder / name) for name in _ENDED)
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
