@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy evidence test check bench mutation clean
+.PHONY: demo demo-seeds easy evidence test test-verl test-skyrl check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -27,6 +27,12 @@ evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, 
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2
+
+test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own
+	.venv-verl/bin/python -m pytest -q tests/engines/verl
+
+test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
+	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .
