@@ -7,8 +7,10 @@ conversations. `turns` of a row of the dataset are the signs it will show, one t
 import asyncio
 import json
 import random
+from pathlib import Path
 
 import torch
+from loguru import logger
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface
 from skyrl.train.trainer import RayPPOTrainer
@@ -43,6 +45,12 @@ def policy(seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
+
+
+def save_policy(folder):
+    """A folder that SkyRL takes for a model; what is trained is made by `policy`."""
+    policy().config.save_pretrained(folder / "model")
+    return str(folder / "model")
 
 
 def write_dataset(path, size=24, seed=0, turns=(1, 2, 3, 4)):
@@ -164,6 +172,7 @@ def config(data, *, cls=SkyRLTrainConfig, prompts=6, samples=8, steps=25, lr=0.0
             "trainer.ckpt_interval": -1,
             "trainer.resume_mode": "none",
             "trainer.placement.colocate_all": False,
+            "trainer.policy.model.path": save_policy(Path(data).parent),
             "trainer.policy.optimizer_config.lr": lr,
             "trainer.algorithm.use_kl_loss": False,
             "trainer.print_example_interval": -1,
@@ -186,6 +195,7 @@ def trainer(cfg, model, generator, dispatch, *, cls=RayPPOTrainer):
 
 
 def run(made, seed=0):
+    logger.disable("skyrl")
     torch.manual_seed(seed)
     asyncio.run(made.train())
     return made

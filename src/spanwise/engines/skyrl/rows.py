@@ -6,11 +6,10 @@ from itertools import accumulate, groupby
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[reportMissingImports]
-from torch import Tensor
 
 from spanwise.batch import Batch, Steps
+from spanwise.credit.trajectories.turns import Turns
 
 #: A number for every row of the generator's output that is no field of SkyRL's own is a column that rewards may read.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
@@ -84,45 +83,49 @@ class Rows:
         taken = [last_n[n] for n in range(len(self.length_n))]
         told = {**self.extra, "environment": self.environment_s}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
+        trained_nt = data["loss_mask"][:size] > 0
+        left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
         fields = {"value_nt": data.get("values"), "logp_nt": data.get("action_log_probs")}
         steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
         return Batch(
             uids,
             data["sequences"][:size, -width:],
-            data["loss_mask"][:size] > 0,
+            trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
             columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in told.items()}},
             steps=Steps(*steps) if self.stepwise else None,
             **{name: table[:size].float() for name, table in fields.items() if table is not None},
         )
 
-    def turns(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]]) -> tuple[Batch, list[tuple[int, int]]]:
-        """Every turn as a row of its own, and its place: of a whole conversation the runs of tokens that the model sampled.
+    def turns(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int) -> tuple[Batch, Turns]:
+        """Every turn as a row of its own, and the way back; of a whole conversation the runs of tokens that the model sampled.
 
-        The generator may say the state that each turn starts from as `anchors`; else it is all that the model saw.
+        The generator may say the state that each turn starts from as `anchors`; else it is all that the model saw. What the
+        generator left out of the loss altogether is read and compared all the same.
         """
         ids, sampled, place, row, context = [], [], [], [], []
         told: dict[str, list[Any]] = {name: [] for name in (*self.extra, "environment")}
-        for s, (prompt, response, mask) in enumerate(
-            zip(self.output["prompt_token_ids"], self.output["response_ids"], self.output["loss_masks"], strict=True)
-        ):
+        output = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
+        for s, (prompt, response, mask) in enumerate(zip(*output, strict=True)):
             parts = [(0, len(response))] if self.stepwise else _runs(mask)
             n, first = self.place_s[s]
             for k, (start, end) in enumerate(parts):
                 ids.append(response[start:end])
-                sampled.append(mask[start:end])
-                place.append((n, first + start))
+                sampled.append(mask[start:end] if any(mask[start:end]) else [1] * (end - start))
+                place.append((n, width - self.length_n[n] + first + start))
                 row.append(s)
                 context.append((*prompt, *response[:start]))
                 told["environment"].append(self._paid(s, parts, k))
                 for name, values in self.extra.items():
-                    each = isinstance(values[s], list) and len(values[s]) == len(parts) and not self.stepwise
+                    each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts)
                     told[name].append(values[s][k] if each else values[s])
-        uids = [self.uids[s] for s in row]
+        uids, step_s = [self.uids[s] for s in row], torch.arange(len(row))
         anchors = told.pop("anchors", context)
-        trajectory_s = torch.tensor([self.trajectory_s[s] for s in row])
-        steps = Steps(trajectory_s, torch.arange(len(row)), anchors)
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row]), step_s, anchors)
         batch = Batch.jagged(ids, uids, sampled=sampled, columns={**columns(uids), **told}, steps=steps)
-        return batch, place
+        inside_u = torch.arange(max(map(len, ids)))
+        place_su = torch.tensor([start for _, start in place])[:, None] + inside_u
+        place_su[inside_u >= torch.tensor([len(turn) for turn in ids])[:, None]] = -1
+        return batch, Turns(torch.tensor([n for n, _ in place]), step_s, place_su, width)
 
     def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
         """The environment's reward of one turn: what stands from its first token to the next turn, or at the end."""
@@ -130,15 +133,6 @@ class Rows:
         if not isinstance(reward, list):
             return float(reward) if last else None
         return float(sum(reward[parts[k][0] if k else 0 : None if last else parts[k + 1][0]]))
-
-    def put(self, value_st: Float[Tensor, "s t"], place: Sequence[tuple[int, int]], like_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Numbers of left-aligned rows at their places in the training batch."""
-        found_nt = torch.zeros(like_nt.shape, dtype=value_st.dtype)
-        for values_t, (n, first) in zip(value_st, place, strict=True):
-            start = like_nt.shape[1] - self.length_n[n] + first
-            length = min(len(values_t), like_nt.shape[1] - start)
-            found_nt[n, start : start + length] += values_t[:length]
-        return found_nt
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from skyrl.train.trainer import RayPPOTrainer  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoConfig
 
 from spanwise.engines.skyrl.config import check
@@ -62,21 +63,20 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         rows, self._rows = self._rows, None
         assert rows is not None, "SkyRL postprocesses what it trains on"
         by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
-        batch, place = rows.turns(self._columns) if by_turn else (rows.whole(self._columns, data), None)
+        mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
+        batch, way = rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
         found = credit(reading, batch, self.scheme)
         adv_nt = advantages(found, reading.spans, self.scheme)
-        mask_nt, real = data["loss_mask"], len(rows.length_n)
-        whole_nt = torch.zeros(mask_nt.shape, dtype=adv_nt.dtype)
-        whole_nt[:real] = adv_nt if place is None else rows.put(adv_nt, place, mask_nt[:real])
-        data["advantages"] = whole_nt * self._factor(data, rows)
-        data["returns"] = whole_nt
+        adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
+        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
+        data["advantages"] = adv_nt * self._factor(data, rows)
+        data["returns"] = adv_nt
         if found.token_nt is not None and data.get("values") is not None:
-            data["returns"] = data["values"].clone()
-            data["returns"][:real] += found.token_nt.to(whole_nt.dtype)
-        self.last_advantages = whole_nt
-        self._log(metrics(found, reading, self.scheme), whole_nt[mask_nt > 0])
+            data["returns"] = data["values"] + pad(found.token_nt, (0, 0, 0, len(mask_nt) - real)).to(adv_nt.dtype)
+        self.last_advantages = adv_nt[:real]
+        self._log(metrics(found, reading, self.scheme), adv_nt[mask_nt])
         self._say(reading)
         return data
 
