@@ -50,7 +50,7 @@ class Settings:
 
     scheme: Scheme
     mode: str
-    horizon: float | None
+    horizon: int | float | None
     mini_batch: int
     said: set[str] = field(default_factory=set)
 
