@@ -101,6 +101,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.zero_batches = 0
         self._batch: Batch | None = None
         self._reading: Reading | None = None
+        self._everyone: Reading | None = None
         self._seconds = 0.0
         self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
@@ -165,8 +166,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._batch = self._reading = None
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         reading: Any = self._reading
+        several = self.accelerator.num_processes > 1
+        everyone = Reading.unpack(self._gather(reading.pack()), self.scheme) if several else reading
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
-        rewards = self._gather(completed(reading.scores, self.scheme.objectives).float())
+        rewards = completed(everyone.scores, self.scheme.objectives).float()
+        self._everyone = everyone
         self._seconds = time.perf_counter() - started
         return rewards.to(self.accelerator.device)
 
@@ -175,13 +179,14 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         started = time.perf_counter()
-        batch, reading = self._batch, self._reading
-        self._batch = self._reading = None
+        batch, reading, everyone = self._batch, self._reading, self._everyone
+        self._batch = self._reading = self._everyone = None
         assert batch is not None, "TRL scored no completions"
         assert reading is not None, "TRL scored no completions"
+        assert everyone is not None, "TRL scored no completions"
         assert reading.spans is not None, "what this process read has spans"
         mode = "train" if self.model.training else "eval"
-        everyone, whole = self._gathered(batch, reading, mode)
+        everyone, whole = self._whole(batch, reading, everyone, mode)
         found = credit(everyone, whole, self.scheme)
         log_credit(self._logs, found, everyone.present_nk, self.scheme)
         first = self.accelerator.process_index * len(reading)
@@ -201,13 +206,12 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._no_signal(explained=told)
         return output
 
-    def _gathered(self, batch: Batch, reading: Reading, mode: str) -> tuple[Reading, Batch]:
-        """The readings of all processes, in their order, as TRL orders completions; TRL puts a prompt's completions together."""
+    def _whole(self, batch: Batch, reading: Reading, everyone: Reading, mode: str) -> tuple[Reading, Batch]:
+        """The batch of all processes, in their order, as TRL orders completions; TRL puts a prompt's completions together."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        if self.accelerator.num_processes == 1:
-            return reading, replace(batch, group_n=torch.arange(len(reading)) // size)
-        everyone = Reading.unpack(self._gather(reading.pack()), self.scheme)
         group_n = torch.arange(len(everyone)) // size
+        if everyone is reading:
+            return reading, replace(batch, group_n=group_n)
         if "mask_nt" not in self.scheme.needs:
             return everyone, Batch(group_n)
         assert reading.spans is not None, "what this process read has spans"
