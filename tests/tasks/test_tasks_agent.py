@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from spanwise.errors import DataError
-from spanwise.tasks.agent import FEWEST, MOST, OPERATORS, Chain, Episode, draw_chains, held_out_chains, noisy_talk
+from spanwise.tasks.agent import (
+    FEWEST,
+    MOST,
+    OPERATORS,
+    AgentNoise,
+    Chain,
+    Episode,
+    draw_chains,
+    held_out_chains,
+    noisy_talk,
+)
 
 
 def say(digit) -> str:
@@ -108,7 +118,7 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
     turns = {operator: [] for operator in OPERATORS}
     for chain in drawn(1500):
         episode = Episode(chain.prompt)
-        for shown, reply in noisy_talk(chain, slip=(0.0, 0.2, 0.5), refusal=0.0, rng=rng):
+        for shown, reply in noisy_talk(chain, AgentNoise(slip=(0.0, 0.2, 0.5), refusal=0.0), rng=rng):
             assert shown.endswith(f"{chain.steps[len(episode.said)]}=")
             episode.reply(reply)
             turns[chain.steps[len(episode.said) - 1][0]].append(episode.turn_reward)
@@ -118,7 +128,7 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
 
 
 def test_a_refusal_ends_the_talk() -> None:
-    talk = list(noisy_talk(drawn(1)[0], slip=(0.0, 0.0, 0.0), refusal=1.0, rng=np.random.default_rng(0)))
+    talk = list(noisy_talk(drawn(1)[0], AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0), rng=np.random.default_rng(0)))
     assert [reply for _, reply in talk] == ["<answer>?</answer>"]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from spanwise.errors import DataError
 from spanwise.layout import Layout
 
 OPERATORS = "+-*"
+AgentPart = Literal["agent_early", "agent"]
 #: The turns of an episode that is not broken off.
-FEWEST, MOST = 4, 8
+FEWEST, MOST = 6, 10
 #: The one block of a turn.
 AGENT_LAYOUT = Layout({"turn": ["answer"]})
 _PROMPT = re.compile(r"(\d)((?:[-+*][1-9])+)=")
@@ -168,7 +169,7 @@ class Episode:
 
 
 def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset()) -> list[Chain]:
-    """Draw random chains: 4 to 8 steps, operators, operands 1 to 9 and start digits all uniform.
+    """Draw random chains: 6 to 10 steps, operators, operands 1 to 9 and start digits all uniform.
 
     Args:
         size: how many; the same one may come twice.
@@ -179,7 +180,7 @@ def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = froz
         DataError: `size` is below 1.
 
     Example:
-        >>> all(4 <= len(chain.steps) <= 8 for chain in draw_chains(50, rng=np.random.default_rng(0)))
+        >>> all(6 <= len(chain.steps) <= 10 for chain in draw_chains(50, rng=np.random.default_rng(0)))
         True
     """
     if size < 1:
@@ -203,30 +204,49 @@ def held_out_chains() -> list[Chain]:
     return draw_chains(_HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED))
 
 
-def noisy_talk(
-    chain: Chain, *, slip: tuple[float, float, float], refusal: float, rng: np.random.Generator
-) -> Iterable[tuple[str, str]]:
-    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied.
+@dataclass(frozen=True)
+class AgentNoise:
+    """How often the replies of a warm start go wrong.
 
     Args:
-        chain: what it is about.
-        slip: probability that a reply is a random digit instead, by operator in the order of `OPERATORS`.
-        refusal: probability that a reply is `?`, which ends it.
-        rng: the source of randomness.
+        slip: probability that a reply is a random digit, by operator in the order of `OPERATORS`.
+        refusal: probability that a reply is `?`, which ends the episode.
+    """
+
+    slip: tuple[float, float, float]
+    refusal: float
+
+
+AGENT_NOISE: dict[AgentPart, AgentNoise] = {
+    "agent_early": AgentNoise(slip=(0.0, 0.0, 0.0), refusal=0.0),
+    "agent": AgentNoise(slip=(0.15, 0.25, 0.45), refusal=0.02),
+}
+
+
+def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> Iterable[tuple[str, str]]:
+    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied.
 
     Example:
-        >>> exact = {"slip": (0.0, 0.0, 0.0), "refusal": 0.0, "rng": np.random.default_rng(0)}
-        >>> list(noisy_talk(Chain(7, ("+3", "*4")), **exact))
+        >>> list(noisy_talk(Chain(7, ("+3", "*4")), AGENT_NOISE["agent_early"], rng=np.random.default_rng(0)))
         [('7+3=', '<answer>0</answer>'), ('*4=', '<answer>0</answer>')]
     """
     episode = Episode(chain.prompt)
     shown: str | None = episode.opening
-    digit = chain.start
     while shown is not None:
-        step = chain.steps[len(episode.said)]
-        slips = rng.random() < slip[OPERATORS.index(step[0])]
-        digit = int(rng.integers(10)) if slips else taken(digit, step)
-        answer = "?" if rng.random() < refusal else str(digit)
-        reply = f"<answer>{answer}</answer>"
-        yield shown, reply
-        shown = episode.reply(reply)
+        turn = len(episode.said)
+        before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
+        assert before is not None, "a reply without a digit ends the episode"
+        slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
+        answer = "?" if refuses else str(rng.integers(10)) if slips else str(taken(before, step))
+        yield shown, f"<answer>{answer}</answer>"
+        shown = episode.reply(f"<answer>{answer}</answer>")
+
+
+def right(right: Iterable[float]) -> list[float]:
+    """The reward of a turn, for an objective with `scope="turn"`: what `Episode.turns` says."""
+    return list(right)
+
+
+def solved(solved: Iterable[float]) -> list[float]:
+    """The outcome of the episode, for an objective of the rollout: what `Episode.turns` says."""
+    return list(solved)
