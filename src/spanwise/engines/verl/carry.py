@@ -86,8 +86,7 @@ def unpack(rows: Rows, scheme: Scheme, width: int) -> tuple[Reading, Bool[Tensor
         block_nt[n, : sum(counts)] = torch.tensor(blocks, dtype=torch.int16).repeat_interleave(torch.tensor(counts))
         masked.append(bool(held["masked"]))
     reading = Reading.unpack(torch.stack(tables), scheme)
-    nowhere_nk = torch.zeros_like(reading.length_nk)
-    spans = Spans(scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, reading.fault_n)
+    spans = Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)
     return replace(reading, spans=spans), torch.tensor(masked)
 
 
