@@ -1,7 +1,7 @@
-"""A small conversation, a policy that can learn it on the CPU, and SkyRL's trainer around them.
+"""A small conversation, a policy that learns it on the CPU, and SkyRL's trainer around them.
 
 In every turn the environment shows a sign and the agent answers with one; each sign has one right answer, the same in all
-conversations. `turns` of a row of the dataset are the signs it will show, one to four of them.
+conversations. A row of the dataset names the signs that will be shown, one to four of them.
 """
 
 import asyncio
@@ -11,16 +11,28 @@ from pathlib import Path
 
 import torch
 from loguru import logger
+from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface
 from skyrl.train.trainer import RayPPOTrainer
-from skyrl.train.config import SkyRLTrainConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from spanwise.engines.skyrl.config import SpanwiseTrainConfig
+from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
+from stub_dispatch import StubDispatch
 
 SIGNS = 6
 WORDS = ["<pad>", "<eos>", *(f"q{n}" for n in range(SIGNS)), *(f"a{n}" for n in range(SIGNS))]
 FIRST_ASKED, FIRST_SAID = 2, 2 + SIGNS
+FIELDS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks")
+
+#: One number for a rollout, at every token of every turn.
+BROADCAST = "layout: {turn: []}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
+#: Every turn is compared with the turns of its group.
+BY_TURN = "layout: {turn: []}\nmethod: bae\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+#: And with the turns that were asked the same.
+GIGPO = "layout: {turn: []}\nmethod: gigpo\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
 
 
 def right(sign):
@@ -47,101 +59,86 @@ def policy(seed=0):
         return LlamaForCausalLM(config)
 
 
-def save_policy(folder):
-    """A folder that SkyRL takes for a model; what is trained is made by `policy`."""
-    policy().config.save_pretrained(folder / "model")
-    return str(folder / "model")
-
-
 def write_dataset(path, size=24, seed=0, turns=(1, 2, 3, 4)):
-    """Conversations of different lengths, all lengths equally often."""
+    """Conversations of all lengths equally often, and a folder that SkyRL takes for a model."""
     draw = random.Random(seed)
     rows = []
     for n in range(size):
         signs = [draw.randrange(SIGNS) for _ in range(turns[n % len(turns)])]
-        rows.append({"prompt": [{"role": "user", "content": f"q{signs[0]}"}], "env_class": "signs", "turns": signs})
+        prompt = [{"role": "user", "content": f"q{signs[0]}"}]
+        rows.append({"prompt": prompt, "env_class": "signs", "turns": signs, "reward_spec": {"ground_truth": "none"}})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy().config.save_pretrained(path.parent / "model")
     return str(path)
 
 
 class SignsGenerator(GeneratorInterface):
     """Plays the conversations with the policy, all at once, and lays them out as the configuration asks.
 
-    reward: where a turn's own reward goes beside the outcome (the share of right answers, at the last turn):
-        outcome: nowhere; turns: every turn has its own, the last turn as well.
+    The environment's reward is the share of right answers, at the end (`turn_rewards`: each turn's own instead); what is right in
+    each turn and where it started from stand beside it, for those who read them.
     """
 
-    def __init__(self, model, cfg, *, reward="outcome", token_level=False, tail=0):
-        self.model, self.cfg, self.reward, self.token_level, self.tail = model, cfg, reward, token_level, tail
-        self.curve = []
+    def __init__(self, model, cfg, *, turn_rewards=False, token_level=False, script=None):
+        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = model, cfg, turn_rewards, token_level, script
+        self.curve, self.outputs = [], []
 
     async def generate(self, input_batch):
         plans = [extras["turns"] for extras in input_batch["env_extras"]]
-        said = self.play(plans)
-        self.curve.append(sum(sum(self.checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
-        lay_out = self.rows if self.cfg.generator.step_wise_trajectories else self.flat
-        output = {key: [] for key in ("prompt_token_ids", "response_ids", "rewards", "loss_masks")}
-        output |= {"stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
-        if self.cfg.generator.step_wise_trajectories:
-            output |= {"trajectory_ids": [], "is_last_step": []}
-        for n, (plan, answers) in enumerate(zip(plans, said, strict=True)):
-            lay_out(output, input_batch["trajectory_ids"][n], plan, answers)
-        return output
+        said = self.play(plans) if self.script is None else self.script(plans)
+        self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
+        stepwise = self.cfg.generator.step_wise_trajectories
+        output = {key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
+        for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
+            (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
+        self.outputs.append(dict(output))
+        return {**output, "stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
 
     @torch.no_grad()
     def play(self, plans):
         said = [[] for _ in plans]
         for turn in range(max(map(len, plans))):
             playing = [n for n, plan in enumerate(plans) if turn < len(plan)]
-            contexts = torch.tensor([self.context(plans[n], said[n]) for n in playing])
+            contexts = torch.tensor([context(plans[n], said[n]) for n in playing])
             logits = self.model(input_ids=contexts).logits[:, -1]
             for n, token in zip(playing, torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1).tolist(), strict=True):
                 said[n].append(token)
         return said
 
-    @staticmethod
-    def context(plan, answers):
-        tokens = [FIRST_ASKED + plan[0]]
-        for answer, sign in zip(answers, plan[1:], strict=False):
-            tokens += [answer, FIRST_ASKED + sign]
-        return tokens
-
-    @staticmethod
-    def checked(plan, answers):
-        return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
-
-    def turn_rewards(self, plan, answers):
-        """A number for every turn; the last one is the outcome unless turns are paid."""
-        each = self.checked(plan, answers)
-        return each if self.reward == "turns" else [0.0] * (len(each) - 1) + [sum(each) / len(each)]
+    def paid(self, plan, answers):
+        each = checked(plan, answers)
+        return each if self.turn_rewards else [0.0] * (len(each) - 1) + [sum(each) / len(each)]
 
     def rows(self, output, trajectory, plan, answers):
-        rewards = self.turn_rewards(plan, answers)
-        for turn, answer in enumerate(answers):
-            last = turn == len(answers) - 1
-            self.put(output, self.context(plan, answers[:turn]), [answer], [1], rewards[turn])
-            output["trajectory_ids"].append(trajectory)
-            output["is_last_step"].append(last)
+        for turn, (answer, paid, fits) in enumerate(
+            zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
+        ):
+            reward = [paid] if self.token_level else paid
+            row = context(plan, answers[:turn]), [answer], reward, [1], fits, plan[turn], trajectory, turn == len(answers) - 1
+            for key, value in zip(output, row, strict=True):
+                output[key].append(value)
 
     def flat(self, output, trajectory, plan, answers):
-        whole = self.context(plan, answers)[1:] + ([] if len(answers) < len(plan) else [])
-        tokens = [*whole, answers[-1]]
+        tokens = [*context(plan, answers)[1:], answers[-1]]
+        paid = self.paid(plan, answers)
+        values = [value for reward in paid for value in (reward, 0.0)][:-1]
         mask = [1 - n % 2 for n in range(len(tokens))]
-        rewards = self.turn_rewards(plan, answers)
-        if self.token_level:
-            values = [0.0] * len(tokens)
-            values[::2] = rewards
-            self.put(output, self.context(plan, [])[:1], tokens, mask, values)
-        else:
-            self.put(output, self.context(plan, [])[:1], tokens, mask, rewards[-1])
-
-    def put(self, output, prompt, response, mask, reward):
-        if self.token_level and not isinstance(reward, list):
-            reward = [0.0] * (len(response) - 1) + [reward]
-        for key, value in zip(
-            ("prompt_token_ids", "response_ids", "rewards", "loss_masks"), (prompt, response, reward, mask), strict=True
-        ):
+        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, checked(plan, answers), plan
+        for key, value in zip(output, row, strict=True):
             output[key].append(value)
+
+
+def context(plan, answers):
+    """What the model sees before its next answer."""
+    tokens = [FIRST_ASKED + plan[0]]
+    for answer, sign in zip(answers, plan[1:], strict=False):
+        tokens += [answer, FIRST_ASKED + sign]
+    return tokens
+
+
+def checked(plan, answers):
+    """1 for every right answer."""
+    return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
 
 
 class Tracker:
@@ -157,9 +154,13 @@ class Tracker:
         pass
 
 
-def config(data, *, cls=SkyRLTrainConfig, prompts=6, samples=8, steps=25, lr=0.01, layout="flat", **changes):
-    """A configuration for one CPU process; `layout` is flat, stepwise or merged."""
-    return cls.from_cli_overrides(
+def config(data, *, recipe=None, prompts=6, samples=8, steps=25, lr=0.01, layout="flat", **changes):
+    """A configuration for one CPU process; `layout` is flat, stepwise or merged. `recipe`: text, and ours; None: SkyRL's own."""
+    if recipe is not None:
+        path = Path(data).parent / f"{abs(hash(recipe))}.yaml"
+        path.write_text(recipe)
+        changes = {"trainer.algorithm.spanwise.recipe": str(path), **changes}
+    return (SkyRLTrainConfig if recipe is None else SpanwiseTrainConfig).from_cli_overrides(
         {
             "data.train_data": [data],
             "data.dataloader.num_workers": 0,
@@ -171,8 +172,9 @@ def config(data, *, cls=SkyRLTrainConfig, prompts=6, samples=8, steps=25, lr=0.0
             "trainer.eval_interval": -1,
             "trainer.ckpt_interval": -1,
             "trainer.resume_mode": "none",
+            "trainer.logger": "console",
             "trainer.placement.colocate_all": False,
-            "trainer.policy.model.path": save_policy(Path(data).parent),
+            "trainer.policy.model.path": str(Path(data).parent / "model"),
             "trainer.policy.optimizer_config.lr": lr,
             "trainer.algorithm.use_kl_loss": False,
             "trainer.print_example_interval": -1,
@@ -185,17 +187,44 @@ def config(data, *, cls=SkyRLTrainConfig, prompts=6, samples=8, steps=25, lr=0.0
     )
 
 
-def trainer(cfg, model, generator, dispatch, *, cls=RayPPOTrainer):
+_DATASETS = {}
+
+
+def trainer(cfg, *, dp=1, seed=0, cls=None, **generator):
     """The trainer with a stub in the place of its workers; nothing else is replaced."""
-    tok = tokenizer()
-    dataset = PromptDataset(cfg.data.train_data, tok, max_prompt_length=8, num_workers=1)
-    made = cls(cfg=cfg, tracker=Tracker(), tokenizer=tok, train_dataset=dataset, inference_engine_client=None, generator=generator)
-    made.dispatch = dispatch
+    path = cfg.data.train_data[0]
+    if path not in _DATASETS:
+        _DATASETS[path] = PromptDataset(path, tokenizer(), max_prompt_length=8, num_workers=1)
+    model = policy(seed)
+    cls = cls or (SpanRayPPOTrainer if isinstance(cfg, SpanwiseTrainConfig) else RayPPOTrainer)
+    made = cls(
+        cfg=cfg,
+        tracker=Tracker(),
+        tokenizer=tokenizer(),
+        train_dataset=_DATASETS[path],
+        inference_engine_client=None,
+        generator=SignsGenerator(model, cfg, **generator),
+    )
+    logger.disable("skyrl")
+    made.dispatch = StubDispatch(model, cfg, dp=dp)
     return made
 
 
 def run(made, seed=0):
-    logger.disable("skyrl")
     torch.manual_seed(seed)
     asyncio.run(made.train())
     return made
+
+
+def batch_of(made):
+    """One batch as `train` makes it, up to the advantages."""
+    from skyrl.train.generators.utils import prepare_generator_input
+
+    prompts = next(iter(made.train_dataloader))
+    size = made.cfg.generator.n_samples_per_prompt
+    given, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)
+    output = asyncio.run(made.generate(given))
+    if made.cfg.generator.step_wise_trajectories:
+        uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
+    output, uids = made.postprocess_generator_output(output, uids)
+    return made.fwd_logprobs_values_reward(made.convert_to_training_input(output, uids))

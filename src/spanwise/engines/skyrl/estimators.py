@@ -5,7 +5,6 @@ is enough for methods that turn one reward per rollout into one advantage; every
 """
 
 import re
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,7 @@ def outcome_advantage(
     name: str,
     token_level_rewards: Float[Tensor, "n t"],
     response_mask: Shaped[Tensor, "n t"],
-    index: Sequence[str],
+    index: Any,
     **rest: Any,
 ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
     """Run an outcome method as SkyRL calls estimators: one advantage per row, at every token of the mask.

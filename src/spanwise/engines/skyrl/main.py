@@ -33,7 +33,9 @@ def configured(arguments: list[str]) -> Any:
     Raises:
         RecipeError: see `spanwise.engines.skyrl.config.check`.
     """
-    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(arguments)
+    # The one that led here is no field of the configuration.
+    own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
+    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)
     register()
     check(cfg)
     # The task that trains may start in another folder.
