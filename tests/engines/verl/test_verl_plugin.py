@@ -10,7 +10,11 @@ import pytest
 
 def python(code, **environment):
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=200
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=200,
     )
     assert run.returncode == 0, run.stderr
     return run
@@ -26,7 +30,10 @@ def test_verl_registers_it_by_itself():
 def test_without_entry_points_too():
     """Where plug-ins are switched off, the module may be named, or imported late."""
     off = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
-    assert "'spanwise_grpo'" in python("import verl\n" + NAMES, **off, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin").stdout
+    assert (
+        "'spanwise_grpo'"
+        in python("import verl\n" + NAMES, **off, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin").stdout
+    )
     late = python(f"import verl\n{NAMES}\nimport spanwise.engines.verl.plugin\n{NAMES}", **off).stdout.splitlines()
     assert late[0] == "[]"
     assert "'spanwise_grpo'" in late[1]
@@ -34,7 +41,7 @@ def test_without_entry_points_too():
 
 def test_it_is_light():
     """Nothing of verl's trainers is imported in processes that do not need them."""
-    told = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.experimental', 'transformers'))])"
+    told = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
     assert python(told).stdout == python(told, VERL_USE_EXTERNAL_PLUGINS="none").stdout
 
 
@@ -71,7 +78,7 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
 
     monkeypatch.setattr(estimators, "attach", broken)
     monkeypatch.setattr(plugin, "FAULTS", {})
-    with pytest.warns(UserWarning, match="could not attach 'estimators' to verl.trainer.ppo.core_algos.*no such thing"):
+    with pytest.warns(UserWarning, match=r"could not attach 'estimators' to verl.trainer.ppo.core_algos.*no such thing"):
         plugin.register()
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}
     assert "no such thing" in capsys.readouterr().err
