@@ -65,9 +65,13 @@ def conversations(
 
 
 def has_turns(batch: Batch, scheme: Scheme) -> bool:
-    """Whether a batch of completions is credited turn by turn: the scheme needs it, or the rollouts say what each turn is."""
+    """Whether a batch of completions is read turn by turn: the scheme needs it, or the rollouts say what each turn is.
+
+    A method that runs over tokens takes a conversation as the one sequence that it is.
+    """
     told = batch.columns.get(TURNS)
-    return "steps" in scheme.needs or (told is not None and all(_is_told(turns) for turns in told))
+    says = told is not None and all(_is_told(turns) for turns in told)
+    return "steps" in scheme.needs or (says and scheme.entry.kind != "token")
 
 
 def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
