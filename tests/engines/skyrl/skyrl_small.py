@@ -88,7 +88,7 @@ class SignsGenerator(GeneratorInterface):
         said = self.play(plans) if self.script is None else self.script(plans)
         self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
-        output = {key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
+        output = {key: [] for key in (*FIELDS, "right", "anchors", "solved", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
@@ -113,8 +113,9 @@ class SignsGenerator(GeneratorInterface):
         for turn, (answer, paid, fits) in enumerate(
             zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
         ):
-            reward = [paid] if self.token_level else paid
-            row = context(plan, answers[:turn]), [answer], reward, [1], fits, plan[turn], trajectory, turn == len(answers) - 1
+            reward, last = [paid] if self.token_level else paid, turn == len(answers) - 1
+            told = fits, plan[turn], float(all(checked(plan, answers))) if last else None
+            row = context(plan, answers[:turn]), [answer], reward, [1], *told, trajectory, last
             for key, value in zip(output, row, strict=True):
                 output[key].append(value)
 
@@ -123,7 +124,9 @@ class SignsGenerator(GeneratorInterface):
         paid = self.paid(plan, answers)
         values = [value for reward in paid for value in (reward, 0.0)][:-1]
         mask = [1 - n % 2 for n in range(len(tokens))]
-        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, checked(plan, answers), plan
+        fits = checked(plan, answers)
+        told = fits, plan, float(all(fits))
+        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, *told
         for key, value in zip(output, row, strict=True):
             output[key].append(value)
 

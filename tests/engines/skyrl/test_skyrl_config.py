@@ -133,4 +133,5 @@ def test_the_experiment_makes_our_trainer(data):
         "cfg", "tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg",
     )  # fmt: skip
     exp = object.__new__(main.SpanPPOExp)
+    exp.cfg = made.cfg
     assert isinstance(exp.get_trainer(**dict(zip(names, parts, strict=True))), SpanRayPPOTrainer)

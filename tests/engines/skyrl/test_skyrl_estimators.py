@@ -85,7 +85,7 @@ def test_what_the_registry_cannot_carry_is_refused_where_skyrl_does_not(data, na
     with pytest.raises(RecipeError, match=r"override_entrypoint=spanwise\.engines\.skyrl\.main"):
         made.compute_advantages_and_returns(batch)
     cfg.trainer.algorithm.advantage_estimator = "gae"
-    cfg.trainer.critic.model.path = "some"
+    cfg.trainer.critic.model.path, cfg.trainer.critic_mini_batch_size = "some", 6
     with pytest.raises(ValueError, match="step_wise_trajectories"):
         validated(cfg)
 
