@@ -2,8 +2,9 @@
 
     .venv-skyrl/bin/python benchmarks/skyrl_turns.py --seeds 5
 
-The task is that of tests/engines/skyrl/skyrl_small.py: in every turn a sign is shown and one of six answers is right; conversations of
-`--turns` turns. All arms start from the same weights and see the same prompts of a seed; rows are merged before training.
+The task is that of tests/engines/skyrl/skyrl_small.py: in every turn a sign is shown and one of six answers is right;
+conversations of `--turns` turns. All arms start from the same weights and see the same prompts of a seed; rows are merged before
+training.
 """
 
 import argparse
@@ -16,19 +17,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engines" / "skyrl"))
 warnings.simplefilter("ignore")
 
-import skyrl_small as small
+import skyrl_small as small  # noqa: E402
 
 TURN = "layout: {turn: []}\n"
+_RIGHT = "objectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]"
+_WHOLE = "method: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn"
 ARMS = {
-    "outcome: all right, broadcast": "method: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn, options: {column: solved}}]",
-    "outcome: share right, broadcast": "method: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn}]",
-    "turns, bae": "method: bae\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]",
-    "turns, gigpo, no outcome": (
-        "method: gigpo\noptions: {episode_weight: 0.0, gamma: 0.0}\n"
-        "objectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]"
-    ),
-    "turns, gigpo": "method: gigpo\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]",
-}  # fmt: skip
+    "outcome: all right, broadcast": f"{_WHOLE}, options: {{column: solved}}}}]",
+    "outcome: share right, broadcast": f"{_WHOLE}}}]",
+    "turns, bae": f"method: bae\n{_RIGHT}",
+    "turns, gigpo, no outcome": f"method: gigpo\noptions: {{episode_weight: 0.0, gamma: 0.0}}\n{_RIGHT}",
+    "turns, gigpo": f"method: gigpo\n{_RIGHT}",
+}
 #: Half the width of a 95 % interval of a mean of n, in standard errors (Student's t).
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 
@@ -55,15 +55,23 @@ def main() -> None:
     given = parser.parse_args()
     lengths = tuple(map(int, given.turns.split(",")))
     data = small.write_dataset(Path(tempfile.mkdtemp()) / "signs.jsonl", size=48, turns=lengths)
-    curves = {name: [curve(data, recipe, seed, given.steps, given.lr) for seed in range(given.seeds)] for name, recipe in ARMS.items()}
+    curves = {
+        name: [curve(data, recipe, seed, given.steps, given.lr) for seed in range(given.seeds)]
+        for name, recipe in ARMS.items()
+    }
     first = next(iter(ARMS))
     second = list(ARMS)[1]
-    print(f"share of right answers, conversations of {given.turns} turns, {given.steps} steps, {given.seeds} seeds, lr {given.lr}")
+    print(
+        f"share of right answers, conversations of {given.turns} turns, {given.steps} steps, {given.seeds} seeds, lr {given.lr}"
+    )
     for name, found in curves.items():
         mean = [statistics.mean(one) for one in found]
         end = [statistics.mean(one[-5:]) for one in found]
         print(f"{name:34s} over the run {statistics.mean(mean):.3f}   last five steps {statistics.mean(end):.3f}", end="   ")
-        print("every tenth step:", " ".join(f"{statistics.mean(one[n] for one in found):.2f}" for n in range(0, given.steps, 10)))
+        print(
+            "every tenth step:",
+            " ".join(f"{statistics.mean(one[n] for one in found):.2f}" for n in range(0, given.steps, 10)),
+        )
         for other in (first, second):
             if name != other:
                 pairs = [a - statistics.mean(b) for a, b in zip(mean, curves[other], strict=True)]

@@ -15,12 +15,12 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface
 from skyrl.train.trainer import RayPPOTrainer
+from stub_dispatch import StubDispatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from spanwise.engines.skyrl.config import SpanwiseTrainConfig
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
-from stub_dispatch import StubDispatch
 
 SIGNS = 6
 WORDS = ["<pad>", "<eos>", *(f"q{n}" for n in range(SIGNS)), *(f"a{n}" for n in range(SIGNS))]
@@ -30,9 +30,10 @@ FIELDS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks")
 #: One number for a rollout, at every token of every turn.
 BROADCAST = "layout: {turn: []}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
 #: Every turn is compared with the turns of its group.
-BY_TURN = "layout: {turn: []}\nmethod: bae\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+_RIGHT = "objectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+BY_TURN = f"layout: {{turn: []}}\nmethod: bae\n{_RIGHT}"
 #: And with the turns that were asked the same.
-GIGPO = "layout: {turn: []}\nmethod: gigpo\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+GIGPO = f"layout: {{turn: []}}\nmethod: gigpo\n{_RIGHT}"
 
 
 def right(sign):
@@ -80,7 +81,13 @@ class SignsGenerator(GeneratorInterface):
     """
 
     def __init__(self, model, cfg, *, turn_rewards=False, token_level=False, script=None):
-        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = model, cfg, turn_rewards, token_level, script
+        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = (
+            model,
+            cfg,
+            turn_rewards,
+            token_level,
+            script,
+        )
         self.curve, self.outputs = [], []
 
     async def generate(self, input_batch):
@@ -88,7 +95,10 @@ class SignsGenerator(GeneratorInterface):
         said = self.play(plans) if self.script is None else self.script(plans)
         self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
-        output = {key: [] for key in (*FIELDS, "right", "anchors", "solved", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
+        output = {
+            key: []
+            for key in (*FIELDS, "right", "anchors", "solved", *(["trajectory_ids", "is_last_step"] if stepwise else []))
+        }
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))

@@ -4,9 +4,9 @@ import sys
 
 import cloudpickle
 import pytest
+import skyrl_small as small
 from skyrl.train.entrypoints import main_base
 
-import skyrl_small as small
 from spanwise.engines.skyrl import main
 from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, check_version
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
@@ -63,8 +63,8 @@ def test_a_critic_is_there_where_it_is_asked(data):
 
 def test_old_log_probabilities_stay_in_place(data):
     several = {"trainer.policy_mini_batch_size": 2}
+    cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
     with pytest.warns(UserWarning, match="is set to false"):
-        cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
         check(cfg)
     assert cfg.trainer.recompute_old_logprobs_per_minibatch is False
     for layout, changes in (("flat", several), ("stepwise", {})):
@@ -76,7 +76,9 @@ def test_old_log_probabilities_stay_in_place(data):
 def test_versions():
     check_version("0.3.0")
     check_version("0.4.0")
-    with pytest.warns(UserWarning, match=r"skyrl 0\.5\.0 was not tested with spanwise; from 0\.3 up to, not including, 0\.5"):
+    with pytest.warns(
+        UserWarning, match=r"skyrl 0\.5\.0 was not tested with spanwise; from 0\.3 up to, not including, 0\.5"
+    ):
         check_version("0.5.0")
 
 

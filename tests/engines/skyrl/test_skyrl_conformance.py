@@ -1,11 +1,13 @@
 """The rollouts that every engine is held against, through SkyRL's trainer: rows, merged rows, float64 and float32."""
 
+from itertools import pairwise
+
 import pytest
+import skyrl_small as small
 import torch
 from skyrl.train.generators.base import TrajectoryID
 
 import conformance
-import skyrl_small as small
 from spanwise.segment import Vocabulary
 
 CASES = conformance.load()
@@ -37,13 +39,15 @@ def generated(rows, uid):
         "paid": [row.get("paid") for row in rows],
         "anchors": [row.get("anchor") for row in rows],
         "trajectory_ids": [TrajectoryID(uid[row["group"]], key) for row, key in zip(rows, rollouts, strict=True)],
-        "is_last_step": [*(a != b for a, b in zip(rollouts, rollouts[1:], strict=False)), True],
+        "is_last_step": [*(a != b for a, b in pairwise(rollouts)), True],
         "stop_reasons": None,
         "rollout_logprobs": None,
     }
 
 
-@pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")  # a turn is paid for a confidence that it does not state
+@pytest.mark.filterwarnings(
+    "ignore:Step 0. Objective 'environment'"
+)  # a turn is paid for a confidence that it does not state
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("layout", ["stepwise", "merged"])
 @pytest.mark.parametrize("name", ["blocks", "turns", "gigpo"])

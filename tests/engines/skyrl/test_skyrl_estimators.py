@@ -4,12 +4,12 @@ import cloudpickle
 import numpy as np
 import pytest
 import ray
+import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
 from skyrl.train.utils import validate_cfg
 
-import skyrl_small as small
 from spanwise.credit import METHODS
 from spanwise.credit.trajectories.stepwise import outcome_methods
 from spanwise.engines.skyrl.estimators import register
@@ -97,7 +97,7 @@ def validated(cfg):
 
 def test_a_recipe_is_nothing_the_registry_knows(data):
     made = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
-    with pytest.raises(RecipeError, match="the registry does not know; use trainer.override_entrypoint="):
+    with pytest.raises(RecipeError, match=r"the registry does not know; use trainer\.override_entrypoint="):
         made.compute_advantages_and_returns(small.batch_of(made))
 
 
@@ -117,7 +117,9 @@ def test_what_the_registry_passes(data):
     AdvantageEstimatorRegistry._functions["spy"] = spy
     try:
         for layout, dp in (("flat", 2), ("stepwise", 3)):
-            made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spy"}), dp=dp)
+            made = small.trainer(
+                small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spy"}), dp=dp
+            )
             made.compute_advantages_and_returns(small.batch_of(made))
     finally:
         del AdvantageEstimatorRegistry._functions["spy"]
@@ -136,7 +138,9 @@ def test_what_the_registry_passes(data):
 
 @pytest.mark.parametrize(("layout", "dp"), [("flat", 2), ("stepwise", 3), ("merged", 3)])
 def test_it_learns_by_the_registry_alone(data, layout, dp):
-    made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spanwise_rloo"}), dp=dp)
+    made = small.trainer(
+        small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spanwise_rloo"}), dp=dp
+    )
     small.run(made)
     assert sum(made.generator.curve[-3:]) / 3 > 0.5
 

@@ -4,12 +4,12 @@ import asyncio
 import random
 
 import pytest
+import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_returns
 from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.generators.utils import merge_stepwise_output
 
-import skyrl_small as small
 from spanwise.engines.skyrl.rows import Rows
 
 OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
@@ -98,7 +98,7 @@ def test_the_fault_is_seen(data, seed):
     """The masked advantages of the last step copied to every row, as before SkyRL's pull request 1507."""
     output = ragged(seed)
     made, batch, trained = through(data, OUTCOME, output)
-    credit, tokens = rollout_credit(output), trained_tokens(output)
+    credit = rollout_credit(output)
     credit_n = torch.tensor([credit[rollout] for rollout in rollout_ids(trained)])
     last_n = [n for n, last in enumerate(output["is_last_step"]) if last]
     row_n = torch.tensor([next(last for last in last_n if last >= n) for n in range(len(credit_n))])
@@ -274,7 +274,10 @@ def test_bad_rewards_are_said_once(data):
 
 
 def test_columns_of_the_dataset_reach_rewards(data):
-    nested = "layout: {turn: []}\nmethod: rloo\nobjectives:\n  - {reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}}\n"
+    nested = (
+        "layout: {turn: []}\nmethod: rloo\n"
+        "objectives: [{reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}}]\n"
+    )
     made = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
     made.compute_advantages_and_returns(small.batch_of(made))
     from spanwise.errors import DataError

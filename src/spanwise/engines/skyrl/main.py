@@ -58,7 +58,8 @@ def main() -> None:
     """Train as `sys.argv` says, in SkyRL's words."""
     cfg = configured(sys.argv[1:])
     initialize_ray(cfg)
-    ray.get(_run.remote(cfg))
+    task: Any = _run
+    ray.get(task.remote(cfg))
 
 
 if __name__ == "__main__":

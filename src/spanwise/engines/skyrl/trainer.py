@@ -68,7 +68,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         assert rows is not None, "SkyRL postprocesses what it trains on"
         by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
         mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
-        batch, way = rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
+        batch, way = (
+            rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
+        )
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
         found = credit(reading, batch, self.scheme)
@@ -93,7 +95,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _factor(self, data: Any, rows: Rows) -> Tensor:
         """Of each row; rows of padding have no token in the loss."""
         spare = len(data["loss_mask"]) - len(rows.length_n)
-        rollout_s = dict((n, rows.trajectory_s[s]) for s, (n, _) in enumerate(rows.place_s))
+        rollout_s = {n: rows.trajectory_s[s] for s, (n, _) in enumerate(rows.place_s)}
         rollouts = [*(rollout_s[n] for n in range(len(rows.length_n))), *([-1] * spare)]
         algorithm = self.cfg.trainer.algorithm
         return fold_factor(
