@@ -87,8 +87,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`."""
-        known = {uid: _flat(self.train_dataset[int(uid)][2]) for uid in dict.fromkeys(uids)}
+        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.
+
+        A prompt's id is the number of its row (`PromptDataset`); of a dataset with ids of its own nothing is known here.
+        """
+        dataset: Any = self.train_dataset
+        known = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         names = dict.fromkeys(name for row in known.values() for name in row)
         return {name: [known[uid].get(name) for uid in uids] for name in names}
 
