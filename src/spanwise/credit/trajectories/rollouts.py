@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.credit.assign import assign, completed
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.trajectories.step_returns import Timeline, groups_of, timeline
+from spanwise.credit.trajectories.step_returns import Timeline, exact_totals, groups_of, timeline
 from spanwise.errors import RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Status
@@ -168,8 +168,7 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
         if summed and objective.scope == "turn":
             value_s = completed(scores, objectives)[:, m]
             held_s = ~(_not_here(scores.status_nm[:, m]) & value_s.isnan())
-            nothing_j = torch.zeros(len(columns[m]), dtype=value_s.dtype, device=value_s.device)
-            total_j = nothing_j.index_add(0, line.index_s, torch.where(held_s, value_s, 0.0))
+            total_j = exact_totals(torch.where(held_s, value_s, 0.0), line.index_s)
             held_j = _count(held_s, line) > 0
             taken["reward_nm"][:, m] = torch.where(held_j, total_j, taken["reward_nm"][:, m])
             taken["status_nm"][held_j & ~total_j.isnan(), m] = int(Status.OK)

@@ -165,7 +165,7 @@ def trajectory_outcomes(
     check_rewards(reward_s, row="row")
     line = timeline(trajectory_s, step_s)
     group_j = groups_of(line, group_s, trajectory_s)
-    reward_j = reward_s[last_rows(line)].double() if reward == "last" else _total(reward_s, line.index_s)
+    reward_j = reward_s[last_rows(line)].double() if reward == "last" else exact_totals(reward_s, line.index_s)
     return Outcomes(reward_j, group_j, line.index_s)
 
 
@@ -198,7 +198,7 @@ def refuse_unknown(option: str, value: str, known: tuple[str, ...]) -> None:
         raise RecipeError(unknown(option, value, known))
 
 
-def _total(reward_s: Tensor, index_s: Tensor) -> Float[Tensor, " j"]:
+def exact_totals(reward_s: Tensor, index_s: Tensor) -> Float[Tensor, " j"]:
     """Exactly rounded sums: equal totals stay equal whatever the order of their parts, so constant groups stay constant."""
     parts: list[list[float]] = [[] for _ in range(int(index_s.max()) + 1 if len(index_s) else 0)]
     for j, value in zip(index_s.tolist(), reward_s.tolist(), strict=True):
