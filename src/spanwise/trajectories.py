@@ -16,6 +16,8 @@ from spanwise.errors import AlignmentError
 from spanwise.score import Reward
 from spanwise.types import Status
 
+__all__ = ["onto_turns", "turn_batch"]
+
 
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None

@@ -22,6 +22,8 @@ from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
 from spanwise.types import Status
 
+__all__ = ["credit_datums"]
+
 
 def credit_datums(
     groups: Sequence[Sequence[Any]],
