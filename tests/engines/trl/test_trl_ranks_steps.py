@@ -1,0 +1,72 @@
+"""Two gloo processes train as one does, to rounding, over three steps of a policy that samples what it is trained on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch_three_steps import CASES, GROUP, PLANTED, PROMPTS, STEPS, train
+from trl_small import THIRD_PARTY, largest_difference
+
+pytestmark = THIRD_PARTY
+TESTS = Path(__file__).parents[2]
+BATCH = GROUP * PROMPTS
+#: The weights are float64; the advantages and the norms inside the model are float32.
+ROUNDING = 1e-7
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(TESTS / "launch_three_steps.py"), str(folder), "3", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def both(folder, name):
+    """What the two processes did as one: step by step, the first one's completions before the second one's."""
+    ranks = [torch.load(folder / f"{name} {rank}.pt") for rank in (0, 1)]
+    half = BATCH // 2
+    steps = [rank["seen"][step * half : (step + 1) * half] for step in range(STEPS) for rank in ranks]
+    return [row for rows in steps for row in rows], ranks
+
+
+def check_same(folder, name, alone):
+    seen, (first, second) = both(folder, name)
+    assert [ids for ids, _ in seen] == [ids for ids, _ in alone["seen"]]  # sampled from the same weights
+    assert [advantages for _, advantages in seen] == [advantages for _, advantages in alone["seen"]]
+    assert largest_difference(first["weights"], second["weights"]) == 0
+    assert largest_difference(first["weights"], alone["weights"]) < ROUNDING
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    return {name: train(folder, name, rows=BATCH // 2, accumulation=2)[0] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_steps_of_two_processes_are_those_of_one(two_ranks, one, name):
+    check_same(two_ranks, name, one[name])
+    alone = one[name]
+    assert len(alone["seen"]) == STEPS * BATCH
+    assert len({len(ids) for ids, _ in alone["seen"]}) > 3  # ragged
+    moved = [any(float(a) != 0 for a in advantages) for _, advantages in alone["seen"]]
+    assert all(any(moved[place : place + GROUP]) for place in (GROUP, BATCH + GROUP, 2 * BATCH + GROUP))  # the split groups
+    assert largest_difference(alone["weights"], alone["before"]) > 1e-3
+
+
+def test_the_processes_ask_each_other_once_per_step(two_ranks):
+    _, ranks = both(two_ranks, "dr_grpo")
+    assert [rank["gathers"] for rank in ranks] == [STEPS, STEPS]
+
+
+def test_ranks_in_the_wrong_order_are_noticed(two_ranks, one):
+    with pytest.raises(AssertionError):
+        check_same(two_ranks, PLANTED, one["dr_grpo"])

@@ -1,0 +1,139 @@
+"""Run by torchrun in test_trl_ranks_steps.py: three steps of a policy that really samples, saved by each process.
+
+Usage: launch_three_steps.py FOLDER ROWS_PER_RANK ACCUMULATION
+
+What is sampled depends on the weights and on a generator of its own for each completion, seeded by step and place in the whole
+batch: so one process and two sample the same as long as their weights agree, and drift apart as soon as these do not.
+"""
+
+import os
+import sys
+import warnings
+
+import torch
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+
+from datasets import Dataset  # noqa: E402
+
+from spanwise.engines.trl import SpanGRPOTrainer  # noqa: E402
+from trl_small import PIECES, trainer, weights  # noqa: E402
+
+STEPS = 3
+#: Three prompts of four completions on two processes of six: the second group lies on both.
+GROUP, PROMPTS = 4, 3
+SUMS = [(a, b) for a in range(1, 4) for b in range(1, 4)]
+CASES = {
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "dapo with tools": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},
+    "clipped": {"loss_type": "grpo", "max_grad_norm": 0.05},
+}
+#: The same as the first case, with a gather that brings the processes in the wrong order.
+PLANTED = "planted: ranks swapped"
+
+
+class Counted(SpanGRPOTrainer):
+    """Remembers what every step was trained with, and how often it asked the other processes."""
+
+    swapped = False
+    gathers = 0
+
+    def _gather(self, table_nc):
+        self.gathers += 1
+        whole = super()._gather(table_nc)
+        if not self.swapped or self.accelerator.num_processes == 1:
+            return whole
+        return whole.roll(len(whole) // 2, dims=0)
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        kept = self.last_rollouts
+        rows = zip(kept.ids_nt, kept.mask_nt, kept.advantages_nt, strict=True)
+        self.seen = getattr(self, "seen", [])
+        self.seen += [(ids.tolist(), [f"{a:.9g}" for a in adv[mask].tolist()]) for ids, mask, adv in map(_trimmed, rows)]
+        return output
+
+
+def _trimmed(row):
+    ids, mask, advantages = row
+    end = int(mask.nonzero().max()) + 1
+    return ids[:end], mask[:end], advantages[:end]
+
+
+def sampled(model, prompt, generator, *, tools):
+    """Thoughts, a tool's digits in between, an answer and nearly always a confidence: what is free is drawn from the policy."""
+    ids, flags = list(prompt), []
+
+    def put(piece, flag=1):
+        ids.append(PIECES.index(piece))
+        flags.append(flag)
+
+    def draw(choices):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        allowed = torch.tensor([PIECES.index(piece) for piece in choices])
+        chosen = torch.multinomial(logits[allowed].softmax(dim=0), 1, generator=generator)
+        put(PIECES[int(allowed[chosen])])
+        return ids[-1]
+
+    stop = PIECES.index("<answer>")
+    while draw(["a", "b", "<answer>"]) != stop and len(flags) < 6:
+        if tools and len(flags) == 2:
+            put("7", 0)
+    if ids[-1] != stop:
+        put("<answer>")
+    draw("23456")
+    put("</answer>")
+    if draw(["<confidence>", "<eos>"]) == PIECES.index("<confidence>"):
+        put("0")
+        put(".")
+        draw("1379")
+        put("</confidence>")
+        put("<eos>")
+    return ids[len(prompt) :], flags
+
+
+def rollout(batch, trainer, *, tools=False):
+    first, step = trainer.accelerator.process_index * len(batch), trainer.state.global_step
+    encoder, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
+    prompts = [encoder.encode(prompt, add_special_tokens=False) for prompt in batch]
+    made = [
+        sampled(model, prompt, torch.Generator().manual_seed(1000 * step + first + n), tools=tools)
+        for n, prompt in enumerate(prompts)
+    ]
+    output = {"prompt_ids": prompts, "completion_ids": [ids for ids, _ in made], "logprobs": None}
+    return {**output, "env_mask": [flags for _, flags in made]} if tools else output
+
+
+def train(folder, name, *, rows, accumulation):
+    """Three steps; what was sampled and credited in this process, the weights after them, and the gathers of each step."""
+    options = dict(CASES.get(name, CASES["dr_grpo"]))
+    tools, extra = options.pop("tools", False), dict(options.pop("extra", {}))
+    asked = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in SUMS])
+    extra |= {"train_dataset": asked, "rollout_func": lambda batch, trainer: rollout(batch, trainer, tools=tools)}
+    run = trainer(
+        f"{folder}/{name}", kind=Counted, extra=extra, per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation, num_generations=GROUP, max_steps=STEPS, learning_rate=0.5,
+        shuffle_dataset=True, seed=5, **options,
+    )  # fmt: skip
+    run.swapped = name == PLANTED
+    before = weights(run.model)
+    run.train()
+    model = run.accelerator.unwrap_model(run.model)
+    return {"seen": run.seen, "weights": weights(model), "before": before, "gathers": run.gathers}, run
+
+
+def main():
+    folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    for name in [*CASES, PLANTED]:
+        found, run = train(folder, name, rows=rows, accumulation=accumulation)
+        torch.save(found, f"{folder}/{name} {run.accelerator.process_index}.pt")
+        run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

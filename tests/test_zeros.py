@@ -1,0 +1,284 @@
+"""Why a token trains with 0: every token has one reason, the counts add up, and each reason is what it says."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers import NAN
+from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Reading, Scheme, Scores, Spans, advantages, credit
+from spanwise.types import Fault, Status
+from spanwise.zeros import Zero, recorded_reasons, zero_reasons, zeros
+
+LAYOUT = Layout({"a": ["x"], "b": ["y"], "c": ["z"]})
+OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = Status
+
+
+def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
+    reward_nm = torch.tensor(reward_nm, dtype=torch.float64)
+    n, m = reward_nm.shape
+    status_nm = torch.tensor([[int(status) for status in row] for row in status_nm], dtype=torch.int8)
+    scores = Scores(("right", "said")[:m], reward_nm, status_nm, torch.full((n, m, 2), NAN, dtype=torch.float64))
+    length_nk, fault_n = torch.tensor(length_nk), torch.tensor(fault_n or [0] * n)
+    width = int(length_nk.sum(dim=1).max()) + 1
+    block_nt, start_nk, end_nk = torch.full((n, width), -1, dtype=torch.int8), length_nk * 0, length_nk * 0
+    for i, lengths in enumerate(length_nk.tolist()):
+        place = 1  # a tool's token comes first
+        for k, length in enumerate(lengths):
+            start_nk[i, k] = place if length else 0
+            block_nt[i, place : place + length] = k
+            place += length
+            end_nk[i, k] = place if length else 0
+    return Reading(scores, length_nk, fault_n, Spans(LAYOUT.names, start_nk, end_nk, block_nt, fault_n))
+
+
+def explained(reading, scheme, group, learned=None):
+    """The reasons as the command finds them: rows end to end, a tool's token before each."""
+    group_n = torch.tensor(group)
+    found = credit(reading, Batch(group_n), scheme)
+    keys = zero_reasons(found, reading, scheme, group_n)
+    learned_n = None if learned is None else torch.tensor(learned)
+    spans = reading.spans
+    advantage_nt = advantages(found, spans, scheme)
+    if learned is not None:
+        advantage_nt = advantage_nt * learned_n[:, None]
+    width_n = reading.length_nk.sum(dim=1) + 1
+    filled_nt = torch.arange(advantage_nt.shape[1]) < width_n[:, None]
+    row_v = torch.arange(len(reading)).repeat_interleave(width_n)
+    told = zeros(
+        keys, advantage_nt[filled_nt], spans.block_nt[filled_nt], row_v, names=scheme.names, learned_n=learned_n,
+        trainable_v=(spans.block_nt >= 0)[filled_nt],
+    )  # fmt: skip
+    return told, found, advantage_nt[filled_nt], keys
+
+
+def named(told, keys):
+    return [(told.reason(key).name, told.objective(key)) for key in keys]
+
+
+ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "statuses", "group", "reasons"),
+    [
+        ([1, 1, 0, 0], [OK] * 4, [0, 0, 1, 1], ["ALL_RIGHT", "ALL_RIGHT", "ALL_WRONG", "ALL_WRONG"]),
+        ([0.5, 0.5, 0, 1], [OK] * 4, [0, 0, 1, 1], ["ALL_EQUAL", "ALL_EQUAL", "CREDITED", "CREDITED"]),
+        ([1, 0, 0.5, 1], [OK] * 4, [0, 0, 0, 1], ["CREDITED", "CREDITED", "AT_BASELINE", "SINGLETON"]),
+        ([1, NAN, NAN, NAN], [OK, TIMEOUT, ERROR, UNSCORED], [0] * 4, ["SINGLETON", "FAILED", "FAILED", "UNSCORED"]),
+        ([1, NAN, NAN, 1], [OK, ABSENT, UNPARSABLE, OK], [0] * 4, ["ALL_RIGHT", "ABSENT", "UNPARSABLE", "ALL_RIGHT"]),
+    ],
+)
+def test_one_reward_in_one_block(rewards, statuses, group, reasons):
+    reading = reading_of([[value] for value in rewards], [[status] for status in statuses], [[2, 0, 0]] * 4)
+    told, *_ = explained(reading, ONE, group)
+    assert [told.reason(key).name for key in told.key_n.tolist()] == reasons
+
+
+def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
+    reading = reading_of(
+        [[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], [[1, 0, 0], [1, 0, 3], [1, 0, 0]], [Fault.TRUNCATED, 0, 0]
+    )
+    told, *_ = explained(reading, ONE, [0, 0, 0])
+    assert [(c.reason.name, c.tokens, c.completions, c.rows) for c in told.counts()] == [
+        ("CREDITED", 2, 2, (1, 2)),
+        ("MASKED", 3, 0, (0, 1, 2)),
+        ("UNPAID", 3, 0, (1,)),
+        ("TRUNCATED", 1, 1, (0,)),
+    ]
+
+
+def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
+    both = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=-1)])
+    reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
+    told, *_ = explained(reading, both, [0, 0, 1, 1])
+    assert named(told, told.key_n.tolist()) == [
+        ("FAILED", "said"),
+        ("SINGLETON", "said"),
+        ("CREDITED", ""),
+        ("CREDITED", ""),
+    ]
+    reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
+    told, *_ = explained(reading, both, [0, 0])
+    assert named(told, told.key_n.tolist()) == [("CANCELLED", "")] * 2
+
+
+def test_what_backs_off_is_compared_with_the_wider_set():
+    outcome = Objective("format", "b", name="said", given="right", baseline="outcome", back_off=True)
+    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), outcome])
+    reading = reading_of([[1, 0.25], [0, 0.25], [0, 0.25]], [[OK, OK]] * 3, [[0, 1, 0]] * 3)
+    told, *_ = explained(reading, scheme, [0, 0, 0])
+    assert named(told, told.key_n.tolist()) == [("ALL_EQUAL", "said")] * 3
+    alone = Scheme(
+        "bae", LAYOUT, [scheme.objectives[0], Objective("format", "b", name="said", given="right", baseline="outcome")]
+    )
+    told, *_ = explained(reading, alone, [0, 0, 0])
+    assert named(told, told.key_n.tolist()) == [("SINGLETON", "said"), ("ALL_EQUAL", "said"), ("ALL_EQUAL", "said")]
+
+
+def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
+    reading = reading_of([[1], [0], [1]], [[OK]] * 3, [[1, 0, 0]] * 3)
+    told, *_ = explained(reading, ONE, [0, 0, 0], learned=[True, False, True])
+    assert [told.reason(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
+    nothing = torch.zeros(0, dtype=torch.long)
+    assert [c.reason for c in zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [Zero.EMPTY]
+
+
+def test_what_a_trainer_recorded():
+    credit_nk = torch.tensor([[0.0], [0.0], [0.5], [0.0], [0.0], [0.0], [NAN]])
+    group_n = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+    names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
+    assert names == ["ALL_RIGHT", "ALL_RIGHT", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "AT_BASELINE", "UNSCORED"]
+    names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
+    assert names == ["ALL_EQUAL", "ALL_EQUAL", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+
+
+def test_what_does_not_fit_is_refused(unchecked_shapes):
+    with pytest.raises(AlignmentError, match="3 advantages for 2 blocks"):
+        zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
+    reading = reading_of([[1]], [[OK]], [[1, 0, 0]])
+    blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
+    with pytest.raises(AlignmentError, match="take it from pipeline.credit"):
+        zero_reasons(blank, reading, ONE, torch.tensor([0]))
+
+
+# --------------------------------------------------------------------------- any batch
+
+
+def schemes():
+    first = Objective("format", "a", name="right")
+    others = [Objective("format", "b", name="said", baseline=baseline, if_missing=price)
+              for baseline in ("none", "batch", "group") for price in (None, 0.0)]  # fmt: skip
+    others += [Objective("format", ("a", "b"), name="said", given="right", baseline="outcome", back_off=back)
+               for back in (None, True)]  # fmt: skip
+    by_block = [Scheme("bae", LAYOUT, [first, other]) for other in others]
+    sums = [Objective("format", ("a", "b"), name=name) for name in ("right", "said")]
+    priced = Objective("format", ("a", "b"), name="said", if_missing=0.0)
+    whole = [Scheme(name, LAYOUT, sums, per="completion") for name in ("rlcr", "rloo", "dr_grpo")]
+    return [*by_block, *whole, *[Scheme("rloo", LAYOUT, [sums[0], priced], per="completion")] * 3]
+
+
+@st.composite
+def batches(draw):
+    n = draw(st.integers(1, 10))
+    status = st.sampled_from([OK, OK, OK, OK, OK, *Status])
+    statuses = [[draw(status), draw(status)] for _ in range(n)]
+    values = (st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
+    rewards = [[draw(values[m]) if row[m] is OK else NAN for m in (0, 1)] for row in statuses]
+    lengths = [[draw(st.integers(0, 3)) for _ in range(3)] for _ in range(n)]
+    faults = [draw(st.sampled_from([0, Fault.TRUNCATED, Fault.MISSING])) for _ in range(n)]
+    group = [draw(st.integers(0, 3)) for _ in range(n)]
+    learned = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
+    return (rewards, statuses, lengths, faults), group, learned
+
+
+def equal(values):
+    """The reason of rewards that are compared with each other, from their list."""
+    if len(values) < 2:
+        return "SINGLETON"
+    if len(set(values)) > 1:
+        return "AT_BASELINE"
+    return {1.0: "ALL_RIGHT", 0.0: "ALL_WRONG"}.get(values[0], "ALL_EQUAL")
+
+
+def missing(reading, i, m):
+    status = Status(int(reading.scores.status_nm[i, m]))
+    if status is ABSENT:
+        return "TRUNCATED" if int(reading.fault_n[i]) & Fault.TRUNCATED else "ABSENT"
+    return {TIMEOUT: "FAILED", ERROR: "FAILED"}.get(status, status.name)
+
+
+def by_definition(reading, scheme, group, adv, i, k):
+    """The reason of a token of block k of completion i, in loops."""
+    names, rewards = scheme.names, reading.scores.reward_nm.tolist()
+    verdict = [{row[m] for row in rewards if not math.isnan(row[m])} <= {0.0, 1.0} for m in range(len(names))]
+    found = []
+    for m, o in enumerate(scheme.objectives):
+        if LAYOUT.names[k] not in o.pays:
+            continue
+        if adv[i][m] != 0:
+            return "CANCELLED", ""
+        if math.isnan(rewards[i][m]):
+            left = missing(reading, i, m) in ("TRUNCATED", "ABSENT", "UNPARSABLE")
+            anybody = any(not math.isnan(row[m]) for row in rewards)
+            stands = ("AT_BASELINE" if anybody else "SINGLETON") if o.if_missing is not None and left else None
+            found.append((stands or missing(reading, i, m), o.name))
+            continue
+        there = [j for j in range(len(rewards)) if not math.isnan(rewards[j][m])]
+        mates = [j for j in there if o.baseline == "batch" or group[j] == group[i]]
+        if o.baseline == "outcome":
+            fine = [j for j in mates if rewards[j][0] == rewards[i][0]]
+            mates = fine if len(fine) > 1 or not o.back_off else mates
+        reason = "AT_BASELINE" if o.baseline == "none" else equal([rewards[j][m] for j in mates])
+        found.append(("ALL_EQUAL" if reason.startswith("ALL") and not verdict[m] else reason, o.name))
+    if not found:
+        return "UNPAID", ""
+    return min(found, key=lambda pair: (Zero[pair[0]], names.index(pair[1])))
+
+
+def of_sum_by_definition(reading, scheme, group, i, k):
+    if LAYOUT.names[k] == "c":
+        return "UNPAID", ""
+    prices = [o.if_missing for o in scheme.objectives]
+    rows, gone = [], []
+    for j, row in enumerate(reading.scores.reward_nm.tolist()):
+        held = [missing(reading, j, m) in ("TRUNCATED", "ABSENT", "UNPARSABLE") and math.isnan(row[m]) for m in (0, 1)]
+        values = [prices[m] if held[m] and prices[m] is not None else row[m] for m in (0, 1)]
+        rows.append(sum(values))
+        gone.append([m for m in (0, 1) if math.isnan(values[m])])
+    if gone[i]:
+        return min(((missing(reading, i, m), scheme.names[m]) for m in gone[i]), key=lambda pair: (Zero[pair[0]], pair[1]))
+    mates = [j for j in range(len(rows)) if group[j] == group[i] and not gone[j]]
+    reason = equal([rows[j] for j in mates])
+    if not reason.startswith("ALL"):
+        return reason, ""
+    rewards = reading.scores.reward_nm.tolist()
+    for m in (0, 1):
+        column = [row[m] for row in rewards if not math.isnan(row[m])]
+        everyone = [rewards[j][m] for j in range(len(rewards)) if group[j] == group[i] and not math.isnan(rewards[j][m])]
+        if set(column) <= {0.0, 1.0} and len(set(everyone)) == 1 and len(everyone) == len(mates):
+            return {1.0: "ALL_RIGHT", 0.0: "ALL_WRONG"}[everyone[0]], scheme.names[m]
+    return "ALL_EQUAL", ""
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batches(), st.sampled_from(schemes()))
+def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
+    given_as, group, learned = batch
+    reading = reading_of(*given_as)
+    told, found, advantage_v, _ = explained(reading, scheme, group, learned)
+    n, tokens = len(reading), int((reading.length_nk.sum(dim=1) + 1).sum())
+    counts = told.counts()
+    assert sum(count.tokens for count in counts) == tokens == len(told.key_v)
+    assert sum(count.completions for count in counts) == n
+    by_reason = {reason: sum(c.tokens for c in counts if c.reason is reason) for reason in Zero}
+    assert by_reason[Zero.MASKED] == n  # the tool's tokens
+    assert by_reason[Zero.CREDITED] == int((advantage_v != 0).sum())
+    assert tokens - by_reason[Zero.MASKED] == int(reading.length_nk.sum())
+    block_v = torch.cat(
+        [row[: int(length.sum()) + 1] for row, length in zip(reading.spans.block_nt, reading.length_nk, strict=True)]
+    )
+    for key, i, k, advantage in zip(
+        told.key_v.tolist(), told.row_v.tolist(), block_v.tolist(), advantage_v.tolist(), strict=True
+    ):
+        said = (told.reason(key).name, told.objective(key))
+        if k < 0:
+            assert said[0] == "MASKED"
+        elif learned is not None and not learned[i]:
+            assert said[0] == "LEFT_OUT"
+        elif advantage != 0:
+            assert said[0] == "CREDITED"
+        elif scheme.entry.kind == "block":
+            assert said == by_definition(reading, scheme, group, found.adv_nm.tolist(), i, k)
+        else:
+            assert said == of_sum_by_definition(reading, scheme, group, i, k)
+    for i, key in enumerate(told.key_n.tolist()):
+        own = [told.reason(k) for k in told.key_v[told.row_v == i].tolist()]
+        if Zero.CREDITED in own:
+            assert told.reason(key) is Zero.CREDITED
+        else:
+            sampled = [reason for reason in own if reason is not Zero.MASKED] or own
+            assert sampled.count(told.reason(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
