@@ -131,9 +131,9 @@ def test_what_a_trainer_recorded():
     group_n = torch.tensor([0, 0, 1, 1, 2, 3, 3])
     reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
     names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
-    assert names == ["ALL_RIGHT", "ALL_RIGHT", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "AT_BASELINE", "UNSCORED"]
+    assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
     names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
-    assert names == ["ALL_EQUAL", "ALL_EQUAL", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+    assert names == ["ALL_EQUAL", "ALL_EQUAL", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused(unchecked_shapes):
         zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
     reading = reading_of([[1]], [[OK]], [[1, 0, 0]])
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
-    with pytest.raises(AlignmentError, match="take it from pipeline.credit"):
+    with pytest.raises(AlignmentError, match=r"take it from pipeline\.credit"):
         zero_reasons(blank, reading, ONE, torch.tensor([0]))
 
 

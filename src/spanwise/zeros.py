@@ -41,6 +41,7 @@ class Zero(IntEnum):
     ALL_EQUAL = 13  # everybody that it is compared with has one and the same reward
     AT_BASELINE = 14  # the others differ, and its reward is what it is compared with
     CANCELLED = 15  # what several objectives give it adds up to 0
+    RECORDED = 16  # the trainer recorded 0 where it recorded more for others, and not why
 
     @property
     def words(self) -> str:
@@ -65,6 +66,7 @@ _SAYS = {
     Zero.ALL_EQUAL: "unanimous: all rewards are equal",
     Zero.AT_BASELINE: "at the baseline: the reward is what is expected of it",
     Zero.CANCELLED: "cancelled: several objectives add up to 0",
+    Zero.RECORDED: "recorded as 0, while others of the group got something",
 }
 
 
@@ -255,7 +257,8 @@ def recorded_reasons(
         verdict = bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all())
         key_n = _WORDS + _unanimous(low_n, high_n, verdict=verdict)
         key_n = torch.where(held_n == size_n, key_n, int(Zero.ALL_EQUAL))
-    key_n = torch.where(most_n > 0, int(Zero.AT_BASELINE), key_n)
+    key_n = torch.where(key_n % _WORDS == int(Zero.AT_BASELINE), int(Zero.ALL_EQUAL), key_n)
+    key_n = torch.where(most_n > 0, int(Zero.RECORDED), key_n)
     key_n = torch.where(size_n < 2, int(Zero.SINGLETON), key_n)
     return torch.where(credit_nk.isnan(), int(Zero.UNSCORED), key_n[:, None])
 
