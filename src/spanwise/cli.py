@@ -1,4 +1,4 @@
-"""The command line: `spanwise train | eval | compare | fidelity | credit | why | report | demo | methods`."""
+"""The command line: `spanwise train | eval | compare | fidelity | credit | why | report | demo | methods | doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ try:
     from cyclopts import App, Parameter
     from rich.console import Console
 except ModuleNotFoundError as error:  # the core installs without the command line
-    raise SystemExit(f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]'") from None
+    raise SystemExit(
+        f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
+        "'spanwise[cli]' beside another engine. What is installed and whether it works: python -m spanwise.commands.doctor"
+    ) from None
 
 app = App(
     name="spanwise",
@@ -349,6 +352,18 @@ def methods(name: str | None = None, /) -> None:
     from spanwise.commands.methods.methods import show_methods
 
     show_methods(name, console=Console())
+
+
+@app.command
+def doctor() -> None:
+    """Say which engines are installed and work: versions, the plug-in in this verl, which trainer it uses, what broke.
+
+    Exit status 1 if something that is installed is broken.
+    """
+    from spanwise.commands.doctor.doctor import doctor as run
+
+    if not run(console=Console()):
+        sys.exit(1)
 
 
 def _read_options(
