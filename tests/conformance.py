@@ -235,5 +235,33 @@ def tokenizer():
     )
 
 
+def scheme(name, folder):
+    """The recipe as an engine reads it: from a file."""
+    from spanwise.recipe import scheme_at
+
+    path = Path(folder) / f"{name}.yaml"
+    path.write_text(RECIPES[name])
+    return scheme_at(path, longest=64)
+
+
+def by_pipeline(rows, rule):
+    """The advantages of rows, float64, lists without padding: the road that every adapter must end on, to the last bit."""
+    import torch
+
+    from spanwise import Batch, Steps, Vocabulary, advantages, credit, read
+
+    columns = {name: [row.get(name) for row in rows] for name in ("answer", "paid")}
+    steps = None
+    if "rollout" in rows[0]:
+        names = {name: j for j, name in enumerate(dict.fromkeys(row["rollout"] for row in rows))}
+        of_row = torch.tensor([names[row["rollout"]] for row in rows])
+        steps = Steps(of_row, torch.tensor([row["step"] for row in rows]), [row["anchor"] for row in rows])
+    groups, sampled = [row["group"] for row in rows], [row["sampled"] for row in rows]
+    batch = Batch.jagged([row["ids"] for row in rows], groups, sampled=sampled, columns=columns, steps=steps)
+    reading = read(batch, rule, Vocabulary.from_tokenizer(tokenizer()))
+    adv_nt = advantages(credit(reading, batch, rule), reading.spans, rule, dtype=torch.float64)
+    return [values[: len(row["ids"])] for row, values in zip(rows, adv_nt.tolist(), strict=True)]
+
+
 if __name__ == "__main__":
     FILE.write_text(json.dumps(written(), indent=None, separators=(",", ":")).replace('},{"group"', '},\n{"group"') + "\n")

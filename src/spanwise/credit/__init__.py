@@ -33,7 +33,7 @@ from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
 from spanwise.credit.trajectories.anchors import anchor_groups
-from spanwise.credit.trajectories.merge import Merge, MergedSequence, Step, merge_steps
+from spanwise.credit.trajectories.graph import Branch, Trajectory, Turn, merge_counts
 from spanwise.credit.trajectories.rollouts import assign_turns
 from spanwise.credit.trajectories.step_returns import Outcomes, Timeline, step_returns, timeline, trajectory_outcomes
 from spanwise.credit.trajectories.stepwise import (
@@ -50,16 +50,16 @@ __all__ = [
     "COMPAT",
     "METHODS",
     "Advantage",
+    "Branch",
     "Compared",
     "HistoryWeight",
-    "Merge",
-    "MergedSequence",
     "Method",
     "Moments",
     "Outcomes",
     "Preset",
-    "Step",
     "Timeline",
+    "Trajectory",
+    "Turn",
     "Turns",
     "advantage",
     "anchor_groups",
@@ -90,7 +90,7 @@ __all__ = [
     "ktae",
     "length_adaptive_lambda",
     "maxrl",
-    "merge_steps",
+    "merge_counts",
     "method",
     "moments",
     "oar",

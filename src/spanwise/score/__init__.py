@@ -13,7 +13,7 @@ from spanwise.score.outcomes import (
     read_outcomes,
 )
 from spanwise.score.reward import REWARDS, BuiltIn, Reward
-from spanwise.score.rewards import brier, correct, format_, log_score, parse_confidence, second_attempt
+from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, second_attempt
 from spanwise.score.score import as_scores, check_objectives, score, score_one
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "close",
     "complete",
     "correct",
+    "environment",
     "find_outcome",
     "format_",
     "judge",

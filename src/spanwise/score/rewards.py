@@ -1,4 +1,4 @@
-"""The built-in rewards: `correct`, `brier`, `log_score`, `format` and `second_attempt`.
+"""The built-in rewards: `correct`, `brier`, `log_score`, `format`, `second_attempt` and `environment`.
 
 Each takes `(text, *, pays, columns, scored, **options)`: the blocks of every completion, the paid blocks, the dataset's columns and
 the objectives scored before. A tag is read in the first paid block that has it.
@@ -277,6 +277,34 @@ def _report(
         rows.append(None if q is None else (rule(q, 0.0), rule(q, 1.0)))
         stated.append(q)
     return Reward.of(values, status=status, by_outcome=rows, stated=stated)
+
+
+@register("environment", kind="reward")
+def environment(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    column: str = "environment",
+) -> Reward:
+    """The number that the environment gave, as an engine brings it along.
+
+    Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.
+
+    Args:
+        text, pays, columns, scored: see the module.
+        column: where the number stands; an environment that gives several has several columns.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> environment([{"turn": {"": "4"}}] * 2, pays=("turn",), columns={"environment": [0.5, None]}, scored={}).status_n
+        tensor([0, 1])
+    """
+    values = [None if value is None or value != value else float(value) for value in _column(columns, column, len(text))]
+    return Reward.of(values)
 
 
 def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:

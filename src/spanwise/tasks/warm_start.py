@@ -21,6 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.errors import DataError
+from spanwise.tasks.agent import AGENT_NOISE, AgentNoise, AgentPart, draw_chains, held_out_chains, noisy_talk
 from spanwise.tasks.digits import NOISE, Difficulty, TraceNoise, draw_problems, held_out_prompts, noisy_traces
 from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, TwicePart, twice_traces
 from spanwise.tasks.tiny import END, PAD, build_model, build_tokenizer
@@ -32,10 +33,15 @@ else:
 
 Progress = Callable[[int, int, float], None]
 #: The warm starts, and the stretches of training each is made of; every stretch is cached.
-Start = Difficulty | Literal["twice"]
-Part = Difficulty | TwicePart
-_PARTS: dict[str, tuple[Part, ...]] = {"easy": ("easy",), "hard": ("easy", "hard"), "twice": ("twice_early", "twice")}
-_ALL_NOISE: dict[Part, TraceNoise | TwiceNoise] = {**NOISE, **TWICE_NOISE}
+Start = Difficulty | Literal["twice", "agent"]
+Part = Difficulty | TwicePart | AgentPart
+_PARTS: dict[str, tuple[Part, ...]] = {
+    "easy": ("easy",),
+    "hard": ("easy", "hard"),
+    "twice": ("twice_early", "twice"),
+    "agent": ("agent_early", "agent"),
+}
+_ALL_NOISE: dict[Part, TraceNoise | TwiceNoise | AgentNoise] = {**NOISE, **TWICE_NOISE, **AGENT_NOISE}
 _RECORD = "warm_start.json"
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +70,8 @@ class WarmStartSettings:
         hard: from the end of `easy`, on very noisy traces; starting there from random weights learns no arithmetic.
         twice_early: two attempts, from random weights; most reflections write the steps out, without a slip.
         twice: from the end of `twice_early`; most reflections only repeat, the others slip often.
+        agent_early: conversations about a chain, from random weights, without a slip.
+        agent: from the end of `agent_early`; replies slip often.
         batch: traces per step.
         warm_up: steps of linear warm-up in each phase.
         floor: the schedule ends at this share of the peak.
@@ -75,6 +83,8 @@ class WarmStartSettings:
     hard: Phase = Phase(steps=150, learning_rate=2e-3, matrix_learning_rate=0.02)
     twice_early: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
     twice: Phase = Phase(steps=150, learning_rate=1e-3, matrix_learning_rate=0.005)
+    agent_early: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
+    agent: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
     batch: int = 64
     warm_up: int = 20
     floor: float = 0.02
@@ -149,6 +159,8 @@ def trace_batch(
 
     No held-out prompt is among them.
     """
+    if part == "agent_early" or part == "agent":
+        return _talk_batch(tokenizer, size, AGENT_NOISE[part], rng)
     problems = draw_problems(size, rng=rng, exclude=held_out_prompts())
     if part == "twice_early" or part == "twice":
         traces = twice_traces(problems, TWICE_NOISE[part], rng=rng)
@@ -159,6 +171,17 @@ def trace_batch(
     return ids_nt, len(tokenizer(problems.prompts[0])["input_ids"])
 
 
+def _talk_batch(
+    tokenizer: PreTrainedTokenizerFast, size: int, noise: AgentNoise, rng: np.random.Generator
+) -> tuple[Int[Tensor, "n t"], int]:
+    held_out = frozenset(chain.prompt for chain in held_out_chains())
+    chains = draw_chains(size, rng=rng, exclude=held_out)
+    talks = [noisy_talk(chain, noise, rng=rng) for chain in chains]
+    texts = ["".join(f"{shown}{reply}{END}" for shown, reply in talk) for talk in talks]
+    ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+    return ids_nt, len(tokenizer(f"{chains[0].start}{chains[0].steps[0]}=")["input_ids"])
+
+
 def _train(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, part: Part, seed: int, settings: WarmStartSettings
 ) -> Iterator[float]:
@@ -167,6 +190,7 @@ def _train(
     optimizers = _optimizers(model, phase)
     rng = np.random.default_rng([seed, 0, list(_ALL_NOISE).index(part)])
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    shown = torch.tensor([index for word, index in tokenizer.get_vocab().items() if word[0] in "+-*="])
     model.train()
     with _one_thread():
         for step in range(phase.steps):
@@ -177,9 +201,12 @@ def _train(
                 group["lr"] = peak * share
             ids_nt, prompt_length = trace_batch(tokenizer, settings.batch, part=part, rng=rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
+            imitated_nt = ids_nt[:, prompt_length:]
+            if part in AGENT_NOISE:  # not what the environment says
+                imitated_nt = imitated_nt.masked_fill(torch.isin(imitated_nt, shown), tokenizer.get_vocab()[PAD])
             loss = torch.nn.functional.cross_entropy(
                 logits_ntv[:, :-1].flatten(0, 1),
-                ids_nt[:, prompt_length:].flatten(),
+                imitated_nt.flatten(),
                 ignore_index=tokenizer.get_vocab()[PAD],
             )
             loss.backward()

@@ -17,6 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from spanwise.batch import Batch
 from spanwise.credit import restrict
 from spanwise.credit.assign import completed
+from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
@@ -24,6 +25,7 @@ from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
+from spanwise.engines.trl.turns import gathered_turns, has_turns, mean_credit, of_completions, put, restrict_turns, turn_rows
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks
 from spanwise.rollouts import Rollouts
@@ -34,7 +36,7 @@ from spanwise.types import Credit, Spans
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that TRL's batches fill in.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns")
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 
 
 class SpanGRPOTrainer(GRPOTrainer):
@@ -100,6 +102,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.last_rollouts: Rollouts | None = None
         self.zero_batches = 0
         self._batch: Batch | None = None
+        self._turns: Turns | None = None
         self._reading: Reading | None = None
         self._everyone: Reading | None = None
         self._seconds = 0.0
@@ -145,6 +148,8 @@ class SpanGRPOTrainer(GRPOTrainer):
                 columns |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
                 alone_n = torch.arange(len(completion_ids))  # whom each is compared with is known after the gather
                 self._batch = Batch.jagged(completion_ids, alone_n, sampled=self._tool_mask, columns=columns, extras=extras)
+                if has_turns(self._batch, self.scheme):
+                    self._batch, self._turns = turn_rows(self._batch, self.scheme)
                 self._reading = read(self._batch, self.scheme, self.vocabulary)
             return [0.0] * len(completion_ids)
 
@@ -163,40 +168,47 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         started = time.perf_counter()
-        self._batch = self._reading = None
+        self._batch = self._reading = self._turns = None
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         reading: Any = self._reading
-        several = self.accelerator.num_processes > 1
+        several = self.accelerator.num_processes > 1 and self._turns is None  # processes have different numbers of turns
         everyone = Reading.unpack(self._gather(reading.pack()), self.scheme) if several else reading
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
-        rewards = completed(everyone.scores, self.scheme.objectives).float()
+        turns = self._turns
+        if turns is None:
+            value_nm = completed(everyone.scores, self.scheme.objectives).float()
+        else:
+            value_sm = completed(reading.scores, self.scheme.objectives).float()
+            value_nm = self._gather(
+                of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list))
+            )
         self._everyone = everyone
         self._seconds = time.perf_counter() - started
-        return rewards.to(self.accelerator.device)
+        return value_nm.to(self.accelerator.device)
 
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         started = time.perf_counter()
-        batch, reading, everyone = self._batch, self._reading, self._everyone
-        self._batch = self._reading = self._everyone = None
+        batch, reading, everyone, turns = self._batch, self._reading, self._everyone, self._turns
+        self._batch = self._reading = self._everyone = self._turns = None
         assert batch is not None, "TRL scored no completions"
         assert reading is not None, "TRL scored no completions"
         assert everyone is not None, "TRL scored no completions"
         assert reading.spans is not None, "what this process read has spans"
         mode = "train" if self.model.training else "eval"
-        everyone, whole = self._whole(batch, reading, everyone, mode)
+        mask_nt = loss_mask(output).bool().cpu()
+        everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
         found = credit(everyone, whole, self.scheme)
-        log_credit(self._logs, found, everyone.present_nk, self.scheme)
-        first = self.accelerator.process_index * len(reading)
-        here = slice(first, first + len(reading))
+        log_credit(self._logs, *self._by_completion(found, everyone, whole, len(mask_nt)), self.scheme)
         own = found.take(here)
-        spans = restrict(reading.spans, loss_mask(output).bool().cpu())
+        spans = restrict(reading.spans, mask_nt) if turns is None else restrict_turns(reading.spans, mask_nt, turns)
         advantages_nt = advantages(own, spans, self.scheme)
-        output["advantages"] = advantages_nt.to(output["completion_ids"].device)
+        trained_nt = advantages_nt if turns is None else put(advantages_nt, turns, like=mask_nt)
+        output["advantages"] = trained_nt.to(output["completion_ids"].device)
         if int(output["num_items_in_batch"]) == 0:
-            self._all_cut_off(len(everyone))
+            self._all_cut_off(len(mask_nt) * self.accelerator.num_processes)
         self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
         shown = metrics(found, everyone, self.scheme)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
@@ -206,21 +218,34 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._no_signal(explained=told)
         return output
 
-    def _whole(self, batch: Batch, reading: Reading, everyone: Reading, mode: str) -> tuple[Reading, Batch]:
+    def _whole(
+        self, batch: Batch, reading: Reading, everyone: Reading, mode: str, *, completions: int, turns: Turns | None
+    ) -> tuple[Reading, Batch, slice]:
         """The batch of all processes, in their order, as TRL orders completions; TRL puts a prompt's completions together."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
+        rank = self.accelerator.process_index
+        if turns is not None:
+            return gathered_turns(batch, reading, self.scheme, completions=completions, size=size, rank=rank)
+        here = slice(rank * completions, (rank + 1) * completions)
         group_n = torch.arange(len(everyone)) // size
         if everyone is reading:
-            return reading, replace(batch, group_n=group_n)
+            return reading, replace(batch, group_n=group_n), here
         if "mask_nt" not in self.scheme.needs:
-            return everyone, Batch(group_n)
+            return everyone, Batch(group_n), here
         assert reading.spans is not None, "what this process read has spans"
         blocks_nt = reading.spans.block_nt.long() + 1  # padding is 0, and so is a token of no block
         wide: Any = self.accelerator.pad_across_processes(blocks_nt.to(self.accelerator.device), dim=1)
         block_nt = self._gather(wide) - 1
         nowhere_nk = torch.zeros_like(everyone.length_nk)
         spans = Spans(self.scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, everyone.fault_n)
-        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0)
+        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0), here
+
+    def _by_completion(self, found: Credit, everyone: Reading, whole: Batch, completions: int) -> tuple[Credit, Tensor]:
+        """Credit and blocks of whole completions, as TRL's table of them has it."""
+        if whole.steps is None:
+            return found, everyone.present_nk
+        rows_s = whole.steps.trajectory_s
+        return mean_credit(found, everyone, rows_s, completions=completions * self.accelerator.num_processes)
 
     def _gather(self, table_nc: Tensor) -> Tensor:
         gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))

@@ -1,0 +1,148 @@
+"""What SkyRL's configuration says to spanwise: the recipe, and which of SkyRL's own options go with it."""
+
+import warnings
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from packaging.version import Version
+from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
+from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
+
+from spanwise.errors import RecipeError
+from spanwise.recipe import scheme_at
+from spanwise.scheme import Scheme
+
+#: The releases whose trainer this adapter was tested with.
+OLDEST, NEWEST = "0.3", "0.5"
+
+
+@dataclass
+class SpanwiseConfig(BaseConfig):
+    """`trainer.algorithm.spanwise.*`.
+
+    Attributes:
+        recipe: YAML file that says what is read, rewarded and compared; with a layout.
+    """
+
+    recipe: str | None = None
+
+
+@dataclass
+class SpanwiseAlgorithmConfig(AlgorithmConfig):
+    """SkyRL's algorithm with a recipe instead of an estimator."""
+
+    advantage_estimator: str = "spanwise"
+    spanwise: SpanwiseConfig = field(default_factory=SpanwiseConfig)
+
+
+#: SkyRL's whole configuration, with a recipe.
+SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
+
+#: Options of `trainer.algorithm` that would change the credit or be lost: what they must be, and why.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "advantage_estimator": ("spanwise", "the recipe names the method, so an estimator would change nothing"),
+    "gamma": (1.0, "it belongs to SkyRL's own estimators; a method takes its own in the recipe, as options: {gamma: ...}"),
+    "lambd": (1.0, "it belongs to SkyRL's own estimators; a method takes its own in the recipe, as options: {lam: ...}"),
+    "grpo_norm_by_std": (True, "it belongs to SkyRL's own GRPO; write method: dr_grpo in the recipe instead"),
+    "advantage_batch_normalize": (
+        False,
+        "it would subtract one mean from all tokens, padding and other blocks included; say in the recipe what is compared "
+        "(baseline, scale)",
+    ),
+    "use_kl_in_reward": (
+        False,
+        "it hides the KL term in the environment's reward, where no block is paid by it; set use_kl_loss=true instead",
+    ),
+    "zero_variance_filter": (
+        False,
+        "it drops groups by the environment's reward alone, although their blocks may differ; what does not differ gets credit 0 "
+        "without it",
+    ),
+}
+_REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
+
+
+def check_version(found: str) -> None:
+    """Warn of a SkyRL that nobody tried.
+
+    >>> check_version("0.4.0")
+    """
+    if not Version(OLDEST) <= Version(found) < Version(NEWEST):
+        warnings.warn(
+            f"skyrl {found} was not tested with spanwise; from {OLDEST} up to, not including, {NEWEST} was.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def check(cfg: Any) -> Scheme:
+    """The rule of credit that a configuration asks for, if SkyRL can carry it.
+
+    Args:
+        cfg: a `SpanwiseTrainConfig`. Where mini-batches of step-wise rows would get each other's old log-probabilities,
+            `recompute_old_logprobs_per_minibatch` is set to False, with a warning.
+
+    Raises:
+        RecipeError: no recipe, a recipe that needs what SkyRL does not have, an option of SkyRL that would change the credit.
+    """
+    check_version(version("skyrl"))
+    algorithm = cfg.trainer.algorithm
+    if algorithm.spanwise.recipe is None:
+        raise RecipeError("There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.")
+    for name, (usual, why) in _FIXED.items():
+        if getattr(algorithm, name) != usual:
+            raise RecipeError(f"trainer.algorithm.{name} is {getattr(algorithm, name)}: {why}. Leave it at {usual}.")
+    if algorithm.loss_reduction not in _REDUCTIONS:
+        raise RecipeError(
+            f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; "
+            f"use token_mean. Under {', '.join(_REDUCTIONS)} spanwise gives the same loss."
+        )
+    if algorithm.policy_loss_type == "cross_entropy":
+        raise RecipeError("trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.")
+    generator = cfg.generator
+    turns = getattr(generator, "max_turns", 1) or 1
+    scheme = scheme_at(algorithm.spanwise.recipe, longest=turns * generator.sampling_params.max_generate_length)
+    _check_sampling(cfg, scheme)
+    _check_critic(cfg, scheme)
+    _keep_logprobs_in_place(cfg)
+    return scheme
+
+
+def _check_sampling(cfg: Any, scheme: Scheme) -> None:
+    """Dynamic sampling looks at the environment's reward of single rows."""
+    kind = cfg.trainer.algorithm.dynamic_sampling.type
+    if kind is None:
+        return
+    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
+    if other is not None or cfg.generator.step_wise_trajectories:
+        why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
+        raise RecipeError(
+            f"trainer.algorithm.dynamic_sampling.type is '{kind}', which keeps groups by the environment's reward, and {why}. "
+            f"Leave it out."
+        )
+
+
+def _check_critic(cfg: Any, scheme: Scheme) -> None:
+    critic = cfg.trainer.critic.model.path
+    scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", *(["value_nt"] if critic else [])))
+    if critic and "value_nt" not in scheme.needs:
+        raise RecipeError(
+            f"trainer.critic.model.path is set, but method '{scheme.method}' asks no critic, so it would train on nothing. Leave "
+            f"it out, or use method 'gae'."
+        )
+
+
+def _keep_logprobs_in_place(cfg: Any) -> None:
+    """Rows that fill up a mini-batch of turns are not taken out of its old log-probabilities: those after it move."""
+    trainer = cfg.trainer
+    several = trainer.policy_mini_batch_size < trainer.train_batch_size
+    if cfg.generator.step_wise_trajectories and several and getattr(trainer, "recompute_old_logprobs_per_minibatch", False):
+        trainer.recompute_old_logprobs_per_minibatch = False
+        warnings.warn(
+            "trainer.recompute_old_logprobs_per_minibatch is set to false: with step-wise rows and several mini-batches SkyRL "
+            "would compare rows with the old log-probabilities of other rows, wherever a mini-batch does not divide by the "
+            "number of data-parallel ranks.",
+            UserWarning,
+            stacklevel=3,
+        )

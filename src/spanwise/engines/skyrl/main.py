@@ -1,0 +1,55 @@
+"""`trainer.override_entrypoint=spanwise.engines.skyrl.main`: SkyRL's own experiment, with credit by a recipe."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+from skyrl.train.entrypoints.main_base import BasePPOExp  # pyright: ignore[reportMissingImports]
+from skyrl.train.utils import validate_cfg  # pyright: ignore[reportMissingImports]
+from skyrl.train.utils.utils import initialize_ray  # pyright: ignore[reportMissingImports]
+
+from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check
+from spanwise.engines.skyrl.estimators import register
+from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
+
+
+class SpanPPOExp(BasePPOExp):
+    """SkyRL's experiment with `SpanRayPPOTrainer`."""
+
+    def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
+        """The trainer that reads the recipe."""
+        return SpanRayPPOTrainer(*args, **kwargs)
+
+
+@ray.remote(num_cpus=1)
+def _run(cfg: Any) -> None:
+    SpanPPOExp(cfg).run()
+
+
+def configured(arguments: list[str]) -> Any:
+    """The configuration of a command line, refused before anything starts if it cannot work.
+
+    Raises:
+        RecipeError: see `spanwise.engines.skyrl.config.check`.
+    """
+    # The one that led here is no field of the configuration.
+    own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
+    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)
+    register()
+    check(cfg)
+    # The task that trains may start in another folder.
+    cfg.trainer.algorithm.spanwise.recipe = str(Path(cfg.trainer.algorithm.spanwise.recipe).resolve())
+    validate_cfg(cfg)
+    return cfg
+
+
+def main() -> None:
+    """Train as `sys.argv` says, in SkyRL's words."""
+    cfg = configured(sys.argv[1:])
+    initialize_ray(cfg)
+    ray.get(_run.remote(cfg))
+
+
+if __name__ == "__main__":
+    main()

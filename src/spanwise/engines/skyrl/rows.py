@@ -1,0 +1,142 @@
+"""A generator's output as rows of spanwise, and the way back to the rows that SkyRL trains on, merged or not."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[reportMissingImports]
+
+from spanwise.batch import Batch, Steps
+from spanwise.credit.trajectories.turns import Turns
+
+#: A number for every row of the generator's output that is no field of SkyRL's own is a column that rewards may read.
+_KNOWN = frozenset(GeneratorOutput.__annotations__)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a generator returned, and where each of its rows stands in the rows that SkyRL trains on.
+
+    Attributes:
+        output: what the generator returned, before SkyRL merged it.
+        uids: the prompt of each of its rows.
+        place_s: row of the training batch, and the number of its response's token, with which each row begins.
+        length_n: response tokens of each row of the training batch.
+        stepwise: a row is a turn; else a whole conversation.
+    """
+
+    output: Mapping[str, Any]
+    uids: Sequence[str]
+    place_s: Sequence[tuple[int, int]]
+    length_n: Sequence[int]
+    stepwise: bool
+
+    @staticmethod
+    def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "Rows":
+        """Find the rows of a generator in what `postprocess_generator_output` made of them.
+
+        Example:
+            >>> ids = {"prompt_token_ids": [[1], [1, 5, 2]], "response_ids": [[5], [6]], "trajectory_ids": ["a", "a"]}
+            >>> merged = {"prompt_token_ids": [[1]], "response_ids": [[5, 2, 6]]}
+            >>> Rows.of(ids, ["p", "p"], merged, stepwise=True).place_s
+            [(0, 0), (0, 2)]
+        """
+        lengths = [len(response) for response in trained["response_ids"]]
+        if len(lengths) == len(output["response_ids"]):
+            return Rows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
+        turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
+        place_s: list[tuple[int, int]] = []
+        for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
+            whole, end, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
+            while len(place_s) < len(turns):
+                context, said, own = turns[len(place_s)]
+                if own != trajectory or len(context) < end or whole[: len(context) + len(said)] != [*context, *said]:
+                    break
+                place_s.append((n, len(context) - len(prompt)))
+                end = len(context) + len(said)
+        return Rows(output, uids, place_s, lengths, stepwise)
+
+    @property
+    def environment_s(self) -> list[float]:
+        """The environment's reward of each row; token rewards are summed."""
+        return [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
+
+    @property
+    def extra(self) -> dict[str, list[Any]]:
+        """What the generator says of its rows beside SkyRL's fields."""
+        size = len(self.uids)
+        found = {name: values for name, values in self.output.items() if name not in _KNOWN}
+        return {name: list(values) for name, values in found.items() if isinstance(values, list) and len(values) == size}
+
+    @property
+    def trajectory_s(self) -> list[int]:
+        """The rollout of each row."""
+        if not self.stepwise:
+            return list(range(len(self.uids)))
+        return [0, *accumulate(int(last) for last in self.output["is_last_step"])][:-1]
+
+    def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
+        """The rows that SkyRL trains on, right-aligned as they are; a reward is that of their last turn."""
+        last_n = dict((n, s) for s, (n, _) in enumerate(self.place_s))
+        taken = [last_n[n] for n in range(len(self.length_n))]
+        told = {**self.extra, "environment": self.environment_s}
+        uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
+        trained_nt = data["loss_mask"][:size] > 0
+        left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
+        fields = {"value_nt": data.get("values"), "logp_nt": data.get("action_log_probs")}
+        steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
+        return Batch(
+            uids,
+            data["sequences"][:size, -width:],
+            trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
+            columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in told.items()}},
+            steps=Steps(*steps) if self.stepwise else None,
+            **{name: table[:size].float() for name, table in fields.items() if table is not None},
+        )
+
+    def turns(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int) -> tuple[Batch, Turns]:
+        """Every turn as a row of its own, and the way back; of a whole conversation the runs of tokens that the model sampled.
+
+        The generator may say the state that each turn starts from as `anchors`; else it is all that the model saw. What the
+        generator left out of the loss altogether is read and compared all the same.
+        """
+        ids, sampled, place, row, context = [], [], [], [], []
+        told: dict[str, list[Any]] = {name: [] for name in (*self.extra, "environment")}
+        output = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
+        for s, (prompt, response, mask) in enumerate(zip(*output, strict=True)):
+            parts = [(0, len(response))] if self.stepwise else _runs(mask)
+            n, first = self.place_s[s]
+            for k, (start, end) in enumerate(parts):
+                ids.append(response[start:end])
+                sampled.append(mask[start:end] if any(mask[start:end]) else [1] * (end - start))
+                place.append((n, width - self.length_n[n] + first + start))
+                row.append(s)
+                context.append((*prompt, *response[:start]))
+                told["environment"].append(self._paid(s, parts, k))
+                for name, values in self.extra.items():
+                    each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts)
+                    told[name].append(values[s][k] if each else values[s])
+        uids, step_s = [self.uids[s] for s in row], torch.arange(len(row))
+        anchors = told.pop("anchors", context)
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row]), step_s, anchors)
+        batch = Batch.jagged(ids, uids, sampled=sampled, columns={**columns(uids), **told}, steps=steps)
+        inside_u = torch.arange(max(map(len, ids)))
+        place_su = torch.tensor([start for _, start in place])[:, None] + inside_u
+        place_su[inside_u >= torch.tensor([len(turn) for turn in ids])[:, None]] = -1
+        return batch, Turns(torch.tensor([n for n, _ in place]), step_s, place_su, width)
+
+    def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
+        """The environment's reward of one turn: what stands from its first token to the next turn, or at the end."""
+        reward, last = self.output["rewards"][s], k == len(parts) - 1
+        if not isinstance(reward, list):
+            return float(reward) if last else None
+        return float(sum(reward[parts[k][0] if k else 0 : None if last else parts[k + 1][0]]))
+
+
+def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """Where the model's own tokens begin and end; one empty run where there are none."""
+    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(kept) for kept in mask))]
+    runs = [(start, end) for start, end in zip(ends, ends[1:], strict=False) if mask[start]]
+    return runs or [(0, 0)]

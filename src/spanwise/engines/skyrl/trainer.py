@@ -1,0 +1,122 @@
+"""`SpanRayPPOTrainer`: SkyRL's PPO trainer, with credit for every span of every turn."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from skyrl.train.trainer import RayPPOTrainer  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import AutoConfig
+
+from spanwise.engines.skyrl.config import check
+from spanwise.engines.skyrl.estimators import register
+from spanwise.engines.skyrl.fold import fold_factor
+from spanwise.engines.skyrl.rows import Rows
+from spanwise.pipeline import Reading, advantages, credit, metrics, read
+from spanwise.remarks import remarks
+from spanwise.segment import Vocabulary
+
+
+class SpanRayPPOTrainer(RayPPOTrainer):
+    """SkyRL's `RayPPOTrainer` that pays every span of a turn for what that span controls.
+
+    Generation, workers, mini-batches, losses, logging and checkpoints stay SkyRL's. What is read, rewarded and compared is the
+    recipe of `trainer.algorithm.spanwise.recipe`. Under every `loss_reduction` the loss of a mini-batch is the mean over its
+    rollouts of the sum over tokens of advantage times surrogate, however many rows the turns of a rollout became.
+
+    Args:
+        cfg: a `SpanwiseTrainConfig`.
+        args, kwargs: as in `RayPPOTrainer`.
+
+    Attributes:
+        scheme: the rule of credit.
+        last_advantages: of the last batch, before they are multiplied for the loss reduction.
+
+    Raises:
+        RecipeError: see `spanwise.engines.skyrl.config.check`.
+    """
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        self.scheme = check(cfg)
+        register()
+        super().__init__(cfg, *args, **kwargs)
+        model = AutoConfig.from_pretrained(cfg.trainer.policy.model.path, trust_remote_code=True)
+        size = getattr(model.get_text_config(), "vocab_size", None)
+        self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
+        self.last_advantages: Tensor | None = None
+        self._rows: Rows | None = None
+        self._said: set[str] = set()
+
+    def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
+        """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
+        before, prompts = dict(generator_output), list(uids)
+        trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
+        self._rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+        return trained, uids
+
+    @torch.no_grad()
+    def compute_advantages_and_returns(self, data: Any) -> Any:
+        """The advantages of the recipe in the place of those of an estimator."""
+        data = super().compute_advantages_and_returns(data)
+        rows, self._rows = self._rows, None
+        assert rows is not None, "SkyRL postprocesses what it trains on"
+        by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
+        mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
+        batch, way = rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
+        reading = read(batch, self.scheme, self.vocabulary)
+        assert reading.spans is not None, "what was read here has spans"
+        found = credit(reading, batch, self.scheme)
+        adv_nt = advantages(found, reading.spans, self.scheme)
+        adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
+        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
+        data["advantages"] = adv_nt * self._factor(data, rows)
+        data["returns"] = adv_nt
+        if found.token_nt is not None and data.get("values") is not None:
+            data["returns"] = data["values"] + pad(found.token_nt, (0, 0, 0, len(mask_nt) - real)).to(adv_nt.dtype)
+        self.last_advantages = adv_nt[:real]
+        self._log(metrics(found, reading, self.scheme), adv_nt[mask_nt])
+        self._say(reading)
+        return data
+
+    def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
+        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`."""
+        known = {uid: _flat(self.train_dataset[int(uid)][2]) for uid in dict.fromkeys(uids)}
+        names = dict.fromkeys(name for row in known.values() for name in row)
+        return {name: [known[uid].get(name) for uid in uids] for name in names}
+
+    def _factor(self, data: Any, rows: Rows) -> Tensor:
+        """Of each row; rows of padding have no token in the loss."""
+        spare = len(data["loss_mask"]) - len(rows.length_n)
+        rollout_s = dict((n, rows.trajectory_s[s]) for s, (n, _) in enumerate(rows.place_s))
+        rollouts = [*(rollout_s[n] for n in range(len(rows.length_n))), *([-1] * spare)]
+        algorithm = self.cfg.trainer.algorithm
+        return fold_factor(
+            data["loss_mask"],
+            torch.tensor(rollouts),
+            loss_reduction=algorithm.loss_reduction,
+            mini_batches=data.metadata["policy_mini_batch_boundaries"],
+            prompts=data.metadata["policy_prompt_boundaries"],
+            max_seq_len=algorithm.max_seq_len,
+        )
+
+    def _log(self, shown: Mapping[str, float], trained: Tensor) -> None:
+        self.all_metrics.update({name: value for name, value in shown.items() if value == value})
+        size = {"": trained, "_abs": trained.abs()}
+        self.all_metrics.update({f"loss/avg_raw_advantages{key}": float(value.mean()) for key, value in size.items()})
+
+    def _say(self, reading: Reading) -> None:
+        """Warn of what is not as the scheme takes it to be, each thing once."""
+        found = remarks(reading, self.scheme)
+        for key in found.keys() - self._said:
+            warnings.warn(f"Step {self.global_step}: {found[key]}", UserWarning, stacklevel=2)
+        self._said |= found.keys()
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A mapping without mappings in it."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+    return found

@@ -1,0 +1,203 @@
+"""Completions that hold several turns: a rollout function that plays them, each turn as a row of its own, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from accelerate.utils import gather_object
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from spanwise.batch import Batch, Steps, by_turn
+from spanwise.credit import restrict
+from spanwise.credit.trajectories.turns import Turns
+from spanwise.engines.play import Environment, play
+from spanwise.errors import AlignmentError, DataError
+from spanwise.pipeline import Reading
+from spanwise.scheme import Scheme
+from spanwise.types import Credit, Spans
+
+#: The field of a rollout function's result that says what each turn is: for each completion a list with one mapping per turn.
+TURNS = "turns"
+
+
+class TurnEnvironment(Environment, Protocol):
+    """An environment that says of every turn what credit needs."""
+
+    @property
+    def turns(self) -> Sequence[Mapping[str, Any]]:
+        """One mapping per turn: its `anchor` (the state it started from), and whatever rewards read of it."""
+        ...
+
+
+def conversations(
+    environment: Callable[[Any], TurnEnvironment], *, max_turn_tokens: int
+) -> Callable[[list[Any], Any], dict[str, Any]]:
+    """A rollout function for TRL that plays one conversation for each prompt.
+
+    Args:
+        environment: makes the environment of a prompt, such as the class `spanwise.tasks.agent.Episode`.
+        max_turn_tokens: longest turn of the model.
+
+    Returns:
+        The `rollout_func` of `SpanGRPOTrainer`.
+    """
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        environments = [environment(prompt) for prompt in prompts]
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        options = {"max_turn_tokens": max_turn_tokens, "temperature": trainer.temperature}
+        played = play(model, trainer.processing_class, environments, **options)
+        return {
+            "prompt_ids": [one.prompt_ids for one in played],
+            "completion_ids": [one.completion_ids for one in played],
+            "logprobs": None,
+            "env_mask": [one.env_mask for one in played],
+            TURNS: [list(one.turns) for one in environments],
+        }
+
+    return rollout
+
+
+def has_turns(batch: Batch, scheme: Scheme) -> bool:
+    """Whether a batch of completions is credited turn by turn: the scheme needs it, or the rollouts say what each turn is."""
+    told = batch.columns.get(TURNS)
+    return "steps" in scheme.needs or (told is not None and all(_is_told(turns) for turns in told))
+
+
+def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
+    """Each turn of a batch of completions as a row, with what the rollouts say of it.
+
+    A turn is a run of tokens that the model wrote. Where the completions have a column `turns`, its mappings become columns of the
+    rows (None where a turn does not have one), and their `anchor` is the state that the turn started from.
+
+    Args:
+        batch: of completions; the group of each row is that of its completion.
+        scheme: says whether anchors are needed.
+
+    Raises:
+        DataError: the column says more or fewer turns than a completion holds, or no anchors where the method needs them.
+    """
+    told = batch.columns.get(TURNS)
+    bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
+    rows, turns = by_turn(bare)
+    if told is None:
+        flat: list[Mapping[str, Any]] = [{} for _ in turns.row_s]
+    else:
+        _check_told(told, turns)
+        flat = [one for of_completion in told for one in of_completion]
+    names = dict.fromkeys(name for one in flat for name in one)
+    columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
+    anchors = [one.get("anchor") for one in flat]
+    if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
+        raise DataError(
+            f"Method '{scheme.method}' compares turns that start from the same state, and no turn says its own. Let the rollout "
+            f"function return '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
+        )
+    steps = Steps(turns.row_s, turns.step_s, anchors if "anchor" in names else None)
+    return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns
+
+
+def gathered_turns(rows: Batch, reading: Reading, scheme: Scheme, *, completions: int, size: int, rank: int) -> Any:
+    """The turns of all processes in their order, which of them are this process's own, and the groups of their rollouts.
+
+    Processes have different numbers of turns and states may be anything, so objects are gathered and no padded table.
+
+    Args:
+        rows: the turns of this process.
+        reading: of them.
+        scheme: the rule.
+        completions: of each process.
+        size: completions per prompt; a group may lie on several processes.
+        rank: of this process.
+
+    Returns:
+        The reading, the batch of groups and steps, the slice of this process's rows.
+    """
+    steps = rows.steps
+    assert steps is not None, "the rows are turns"
+    anchors = [None] * len(reading) if steps.anchor_s is None else list(steps.anchor_s)
+    own = (reading.pack(), steps.trajectory_s.cpu() + rank * completions, steps.step_s.cpu(), anchors)
+    parts = gather_object([own])
+    table_sc, trajectory_s, step_s = (torch.cat([part[i] for part in parts]) for i in range(3))
+    states = [state for part in parts for state in part[3]]
+    known = any(state is not None for state in states)
+    first = sum(len(part[0]) for part in parts[:rank])
+    whole = Batch(trajectory_s // size, steps=Steps(trajectory_s, step_s, states if known else None))
+    everyone = reading if len(parts) == 1 else Reading.unpack(table_sc, scheme)
+    return everyone, whole, slice(first, first + len(reading))
+
+
+def restrict_turns(spans: Spans, mask_nt: Bool[Tensor, "n t"], turns: Turns) -> Spans:
+    """The spans of turns without those of completions that the trainer left out of the loss, see `spanwise.credit.restrict`.
+
+    Raises:
+        AlignmentError: a completion has other tokens in the loss than in its turns.
+    """
+    mask_su = turns.take(mask_nt[:, : turns.width])
+    if int(mask_su.sum()) != int(mask_nt.sum()):
+        raise AlignmentError(
+            f"The trainer trains on {int(mask_nt.sum())} tokens, and {int(mask_su.sum())} of them belong to a turn; its mask "
+            f"changed after the turns were found."
+        )
+    return restrict(spans, mask_su)
+
+
+def put(advantages_su: Float[Tensor, "s u"], turns: Turns, *, like: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """The advantages of turns at their tokens in the trainer's completions, 0 at what lies between."""
+    advantages_nt = turns.put(advantages_su, rows=len(like))
+    return pad(advantages_nt, (0, like.shape[1] - turns.width))
+
+
+def of_completions(
+    value_sm: Float[Tensor, "s m"], row_s: Int[Tensor, " s"], scheme: Scheme, *, completions: int
+) -> Float[Tensor, "n m"]:
+    """What TRL logs as the reward of a completion: the last one of its turns, the mean where an objective is a fact of the turn.
+
+    >>> from spanwise import Layout, Objective
+    >>> objectives = [Objective("correct", pays="all"), Objective("format", pays="all", scope="turn")]
+    >>> scheme = Scheme("rloo", Layout({"all": ["answer"]}), objectives)
+    >>> of_completions(torch.tensor([[0., 1.], [1., 0.], [0., 1.]]), torch.tensor([0, 0, 1]), scheme, completions=2)
+    tensor([[1.0000, 0.5000],
+            [0.0000, 1.0000]])
+    """
+    value_nm = torch.full((completions, value_sm.shape[1]), torch.nan, dtype=value_sm.dtype)
+    for m, objective in enumerate(scheme.objectives):
+        by_row: dict[int, list[float]] = {}
+        for row, value in zip(row_s.tolist(), value_sm[:, m].tolist(), strict=True):
+            if value == value:
+                by_row.setdefault(row, []).append(value)
+        for row, values in by_row.items():
+            value_nm[row, m] = sum(values) / len(values) if objective.scope == "turn" else values[-1]
+    return value_nm
+
+
+def mean_credit(found: Credit, reading: Reading, row_s: Int[Tensor, " s"], *, completions: int) -> tuple[Credit, Tensor]:
+    """The credit of each completion's blocks, the mean over the turns that have the block, and which blocks it has."""
+    present_sk = reading.present_nk.to(found.block_nk.dtype)
+    count_nk = found.block_nk.new_zeros((completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
+    total_nk = torch.zeros_like(count_nk).index_add(0, row_s, found.block_nk * present_sk)
+    stop_n = found.stop_n.new_zeros(completions).index_add(0, row_s, found.stop_n)
+    return replace(found, block_nk=total_nk / count_nk.clamp(min=1), stop_n=stop_n), count_nk > 0
+
+
+def _is_told(turns: Any) -> bool:
+    return isinstance(turns, list | tuple) and all(isinstance(one, Mapping) for one in turns)
+
+
+def _check_told(told: Sequence[Any], turns: Turns) -> None:
+    count_n = turns.row_s.bincount(minlength=len(told)).tolist()
+    for n, (one, count) in enumerate(zip(told, count_n, strict=True)):
+        if not _is_told(one):
+            raise DataError(
+                f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
+            )
+        if len(one) != count:
+            raise AlignmentError(
+                f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model wrote; "
+                f"give one entry to each turn, and end a turn with a token of the environment (env_mask 0)."
+            )

@@ -1,0 +1,252 @@
+"""The digit chain asked step by step: a small environment of several turns, with a reward for every turn and an outcome.
+
+    7+3=  <answer>0</answer>  *4=  <answer>0</answer>  -2=  <answer>8</answer>
+
+The agent is shown the start digit and the first step of a hidden chain and replies with a digit. The environment never says
+whether that is right: it shows the next step, which goes on from the digit that the agent said. Steps are taken modulo 10. So a
+slip in one turn spoils the outcome, and says nothing against the other turns. A reply without a digit ends the episode.
+
+Nothing here needs torch: any trainer that can hold a conversation can play it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from spanwise.errors import DataError
+from spanwise.layout import Layout
+
+OPERATORS = "+-*"
+AgentPart = Literal["agent_early", "agent"]
+#: The turns of an episode that is not broken off.
+FEWEST, MOST = 6, 10
+#: The one block of a turn.
+AGENT_LAYOUT = Layout({"turn": ["answer"]})
+_PROMPT = re.compile(r"(\d)((?:[-+*][1-9])+)=")
+_DIGIT = re.compile(r"<answer>(\d)</answer>")
+_HELD_OUT, _HELD_OUT_SEED = 256, 20_261
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A hidden chain.
+
+    Args:
+        start: the first digit.
+        steps: an operator and an operand each.
+
+    Example:
+        >>> chain = Chain(7, ("+3", "*4", "-2"))
+        >>> chain.prompt, chain.digits
+        ('7+3*4-2=', (0, 0, 8))
+    """
+
+    start: int
+    steps: tuple[str, ...]
+
+    @staticmethod
+    def of(prompt: str) -> Chain:
+        """The chain that a prompt names.
+
+        Raises:
+            DataError: it names none.
+
+        Example:
+            >>> Chain.of("7+3*4=")
+            Chain(start=7, steps=('+3', '*4'))
+        """
+        found = _PROMPT.fullmatch(prompt)
+        if found is None:
+            raise DataError(f"{prompt!r} is no digit chain; write a digit, steps such as +3 or *4, and '=': '7+3*4='.")
+        return Chain(int(found[1]), tuple(re.findall(r"..", found[2])))
+
+    @property
+    def prompt(self) -> str:
+        """The whole chain as a text, by which datasets name it; the agent sees one step at a time."""
+        return f"{self.start}{''.join(self.steps)}="
+
+    @property
+    def digits(self) -> tuple[int, ...]:
+        """The right digit after every step; the last one is the answer."""
+        digits, digit = [], self.start
+        for step in self.steps:
+            digit = taken(digit, step)
+            digits.append(digit)
+        return tuple(digits)
+
+
+def taken(digit: int, step: str) -> int:
+    """The digit after a step, modulo 10.
+
+    >>> taken(7, "*4"), taken(2, "-5")
+    (8, 7)
+    """
+    operand = int(step[1])
+    return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
+
+
+class Episode:
+    """One conversation about a chain: `opening` first, then `reply` until it returns None.
+
+    Attributes:
+        chain: the hidden chain.
+        said: the digit of every reply so far; None for a reply without one.
+        anchors: the state that every turn so far started from, the turn's number and the digit it goes on from. Turns of one
+            prompt with the same anchor are asked the same question.
+        turn_rewards: 1 for every turn so far that is right, given the digit it went on from, else 0.
+
+    Example:
+        The second reply is wrong, the third right for what was said before, and the outcome is wrong.
+
+        >>> episode = Episode("7+3*4-2=")
+        >>> episode.opening, episode.anchor
+        ('7+3=', '0:7')
+        >>> [episode.reply(f"<answer>{digit}</answer>") for digit in (0, 5, 3)]
+        ['*4=', '-2=', None]
+        >>> episode.turn_rewards, episode.anchors, episode.solved
+        ([1.0, 0.0, 1.0], ['0:7', '1:0', '2:5'], False)
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self.chain = Chain.of(prompt)
+        self.said: list[int | None] = []
+        self.anchors: list[str] = []
+        self.turn_rewards: list[float] = []
+
+    @property
+    def opening(self) -> str:
+        """What the agent sees first."""
+        return f"{self.chain.start}{self.chain.steps[0]}="
+
+    @property
+    def anchor(self) -> str:
+        """The state of the turn that is due."""
+        return f"{len(self.said)}:{self.said[-1] if self.said else self.chain.start}"
+
+    @property
+    def turn_reward(self) -> float:
+        """The reward of the last turn."""
+        return self.turn_rewards[-1]
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are taken, or a reply held no digit."""
+        return len(self.said) == len(self.chain.steps) or (bool(self.said) and self.said[-1] is None)
+
+    @property
+    def solved(self) -> bool:
+        """The outcome: all steps are taken and the last digit is that of the chain."""
+        return len(self.said) == len(self.chain.steps) and self.said[-1] == self.chain.digits[-1]
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """What trainers are told of every turn: its `anchor`, whether it is `right`, and whether the episode is `solved`."""
+        pairs = zip(self.anchors, self.turn_rewards, strict=True)
+        return [{"anchor": anchor, "right": right, "solved": float(self.solved)} for anchor, right in pairs]
+
+    def reply(self, text: str) -> str | None:
+        """Take the agent's turn and answer with the next step; None where the episode is over.
+
+        Raises:
+            DataError: it was over before.
+        """
+        if self.done:
+            raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.said)} turns.")
+        turn = len(self.said)
+        before = self.said[-1] if turn else self.chain.start
+        assert before is not None, "a reply without a digit ends the episode"
+        found = _DIGIT.search(text)
+        digit = int(found[1]) if found else None
+        self.anchors.append(self.anchor)
+        self.turn_rewards.append(float(digit == taken(before, self.chain.steps[turn])))
+        self.said.append(digit)
+        return None if self.done else f"{self.chain.steps[turn + 1]}="
+
+
+def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset()) -> list[Chain]:
+    """Draw random chains: 6 to 10 steps, operators, operands 1 to 9 and start digits all uniform.
+
+    Args:
+        size: how many; the same one may come twice.
+        rng: the source of randomness; the same state gives the same chains.
+        exclude: prompts that must not appear; such draws are drawn again.
+
+    Raises:
+        DataError: `size` is below 1.
+
+    Example:
+        >>> all(6 <= len(chain.steps) <= 10 for chain in draw_chains(50, rng=np.random.default_rng(0)))
+        True
+    """
+    if size < 1:
+        raise DataError(f"Cannot draw {size} chains; ask for at least 1.")
+    chains: list[Chain] = []
+    while len(chains) < size:
+        steps = rng.integers(FEWEST, MOST + 1)
+        drawn = zip(rng.choice(list(OPERATORS), steps).tolist(), rng.integers(1, 10, steps).tolist(), strict=True)
+        chain = Chain(int(rng.integers(10)), tuple(f"{operator}{operand}" for operator, operand in drawn))
+        if chain.prompt not in exclude:
+            chains.append(chain)
+    return chains
+
+
+def held_out_chains() -> list[Chain]:
+    """The 256 evaluation chains; no warm start and no training set contains one of them.
+
+    >>> len(held_out_chains())
+    256
+    """
+    return draw_chains(_HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED))
+
+
+@dataclass(frozen=True)
+class AgentNoise:
+    """How often the replies of a warm start go wrong.
+
+    Args:
+        slip: probability that a reply is a random digit, by operator in the order of `OPERATORS`.
+        refusal: probability that a reply is `?`, which ends the episode.
+    """
+
+    slip: tuple[float, float, float]
+    refusal: float
+
+
+AGENT_NOISE: dict[AgentPart, AgentNoise] = {
+    "agent_early": AgentNoise(slip=(0.0, 0.0, 0.0), refusal=0.0),
+    "agent": AgentNoise(slip=(0.15, 0.25, 0.45), refusal=0.02),
+}
+
+
+def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> Iterable[tuple[str, str]]:
+    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied.
+
+    Example:
+        >>> list(noisy_talk(Chain(7, ("+3", "*4")), AGENT_NOISE["agent_early"], rng=np.random.default_rng(0)))
+        [('7+3=', '<answer>0</answer>'), ('*4=', '<answer>0</answer>')]
+    """
+    episode = Episode(chain.prompt)
+    shown: str | None = episode.opening
+    while shown is not None:
+        turn = len(episode.said)
+        before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
+        assert before is not None, "a reply without a digit ends the episode"
+        slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
+        answer = "?" if refuses else str(rng.integers(10)) if slips else str(taken(before, step))
+        yield shown, f"<answer>{answer}</answer>"
+        shown = episode.reply(f"<answer>{answer}</answer>")
+
+
+def right(right: Iterable[float]) -> list[float]:
+    """The reward of a turn, for an objective with `scope="turn"`: what `Episode.turns` says."""
+    return list(right)
+
+
+def solved(solved: Iterable[float]) -> list[float]:
+    """The outcome of the episode, for an objective of the rollout: what `Episode.turns` says."""
+    return list(solved)

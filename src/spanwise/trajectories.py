@@ -1,0 +1,128 @@
+"""Trajectories through the pipeline: their turns as the rows of a `Batch`, and what the rows get back onto the turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.batch import Batch, Steps
+from spanwise.credit import Trajectory, group_index
+from spanwise.errors import AlignmentError
+from spanwise.score import Reward
+from spanwise.types import Status
+
+
+def turn_batch(
+    trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[Batch, dict[str, Reward]]:
+    """The turns of trajectories as the rows of a batch, and the rewards they came with.
+
+    The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
+    branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn.
+
+    Args:
+        trajectories: in any layout (rows, merged, a graph): the responses of the turns are the same.
+        columns: what rewards read, one value per trajectory. `truncated` is added, of each turn.
+
+    Returns:
+        The batch, right-padded, and for `pipeline.read` the recorded rewards by objective.
+
+    Raises:
+        AlignmentError: a column with another number of values; a trajectory without any turn, whose vote no row could carry.
+
+    Example:
+        >>> from spanwise.credit import Turn
+        >>> rows = Turn([1], [2, 3], [1, 1], rewards={"step_ok": 1.}), Turn([1, 2, 3], [4], [1])
+        >>> batch, recorded = turn_batch([Trajectory("a", "sum", rows, rewards={"correct": 0.})])
+        >>> batch.ids_nt.tolist(), batch.steps.trajectory_s.tolist(), batch.steps.step_s.tolist()
+        ([[2, 3], [4, 0]], [0, 0], [0, 1])
+        >>> recorded["step_ok"].value_n, recorded["correct"].value_n
+        (tensor([1., nan], dtype=torch.float64), tensor([nan, 0.], dtype=torch.float64))
+    """
+    silent = next((trajectory for trajectory in trajectories if not trajectory.turns), None)
+    if silent is not None:
+        raise AlignmentError(
+            f"Trajectory {silent.id!r} has no turn, so no row could carry its vote; give it one without tokens, or leave it out."
+        )
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    of_row = [j for j, trajectory in enumerate(trajectories) for _ in trajectory.turns]
+    step = [t for trajectory in trajectories for t in range(len(trajectory.turns))]
+    wide: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
+    for name, values in (columns or {}).items():
+        if len(values) != len(trajectories):
+            raise AlignmentError(
+                f"Column '{name}' has {len(values)} values for {len(trajectories)} trajectories; give one to each."
+            )
+        wide[name] = [values[j] for j in of_row]
+    anchors = [turn.anchor for turn in turns]
+    steps = Steps(
+        torch.tensor(of_row, dtype=torch.long),
+        torch.tensor(step, dtype=torch.long),
+        anchors if any(anchor is not None for anchor in anchors) else None,
+    )
+    group_j = group_index([trajectory.group for trajectory in trajectories])
+    batch = Batch.jagged(
+        [turn.response_ids for turn in turns],
+        group_j[steps.trajectory_s],
+        sampled=[turn.mask for turn in turns],
+        columns=wide,
+        steps=steps,
+    )
+    return batch, _recorded(trajectories)
+
+
+def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
+    """The rewards of outcomes, each at a last turn, and those of turns, by objective."""
+    held: list[Mapping[str, float | Status]] = []
+    for trajectory in trajectories:
+        own = [turn.rewards for turn in trajectory.turns]
+        held += [*own[:-1], *({**last, **trajectory.rewards} for last in own[-1:])]
+    found = {}
+    for name in dict.fromkeys(name for row in held for name in row):
+        values = [row.get(name, Status.UNSCORED) for row in held]
+        numbers = [None if isinstance(value, Status) else float(value) for value in values]
+        status = [value if isinstance(value, Status) else Status.OK for value in values]
+        found[name] = Reward.of(numbers, status=status)
+    return found
+
+
+def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
+    """Put numbers of the rows of `turn_batch` onto the tokens of the turns, as an entry of `per_token`.
+
+    Args:
+        trajectories: those of the batch, in its order.
+        name: of the entry.
+        value_st: a number for each token of each row, such as `pipeline.advantages`.
+
+    Raises:
+        AlignmentError: other rows than the trajectories have turns, or fewer tokens than a turn has.
+
+    Example:
+        >>> from spanwise.credit import Turn
+        >>> one = Trajectory("a", 0, (Turn([1], [2], [1]), Turn([1, 2], [3, 4], [0, 1])))
+        >>> credited, = onto_turns([one], "advantages", torch.tensor([[.5, 0.], [0., -1.]]))
+        >>> credited.merged().branches()[0].per_token
+        {'advantages': (0.5, 0.0, -1.0)}
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    longest = max((len(turn.response_ids) for turn in turns), default=0)
+    if len(turns) != len(value_st) or longest > value_st.shape[1]:
+        raise AlignmentError(
+            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest} tokens; give a row to each turn."
+        )
+    rows = iter(value_st.tolist())
+    return [
+        replace(
+            trajectory,
+            turns=tuple(
+                replace(turn, per_token={**turn.per_token, name: tuple(next(rows)[: len(turn.response_ids)])})
+                for turn in trajectory.turns
+            ),
+        )
+        for trajectory in trajectories
+    ]

@@ -1,0 +1,341 @@
+"""Trajectories in rows, merged or with branches: fewer tokens to read, the same tokens to train, the same gradient."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanwise.credit import Trajectory, Turn, merge_counts, prompt_mini_batches, trajectory_outcomes
+from spanwise.errors import AlignmentError, RewardError
+from spanwise.segment import Vocabulary
+from spanwise.types import Status
+
+
+def turn(prompt, response, mask=None, **fields):
+    return Turn(prompt, response, [1] * len(response) if mask is None else mask, **fields)
+
+
+def rows(*turns):
+    return Trajectory("a", 0, turns)
+
+
+def parents(trajectory):
+    return [one.parent for one in trajectory.turns]
+
+
+# O1 = 1, A1 = 2, O2 = 3, A2 = 4, O2.5 = 5 in the three cases of SkyRL's table.
+@pytest.mark.parametrize(
+    ("first", "second", "response", "mask", "turns"),
+    [
+        (turn([1], [2]), turn([1, 2, 3], [4]), (2, 3, 4), (1, 0, 1), (0, -1, 1)),
+        (turn([1], [2, 3], [1, 0]), turn([1, 2, 3], [4]), (2, 3, 4), (1, 0, 1), (0, 0, 1)),
+        (turn([1], [2, 3], [1, 0]), turn([1, 2, 3, 5], [4]), (2, 3, 5, 4), (1, 0, 0, 1), (0, 0, -1, 1)),
+        (turn([1], []), turn([1], [2]), (2,), (1,), (1,)),  # an empty response, an equal prompt
+        (turn([], [2]), turn([2], [4]), (2, 4), (1, 1), (0, 1)),  # an empty prompt; two turns without a gap stay apart
+    ],
+)
+def test_a_prompt_that_starts_with_all_that_came_before_merges(first, second, response, mask, turns):
+    (branch,) = rows(first, second).merged().branches()
+    assert (branch.turns, branch.prompt_ids, branch.per_token) == ((0, 1), first.prompt_ids, {})
+    assert (branch.response_ids, branch.mask, branch.turn) == (response, mask, turns)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (turn([1, 2], [3, 4]), turn([1, 2, 3, 9, 9], [5])),  # the history was edited
+        (turn([1, 2], [3, 4]), turn([1, 2, 3], [4, 5])),  # the prompt ends inside the response before it
+        (turn([1, 2], [3, 4]), turn([1, 2], [3, 4])),  # sampled twice
+        (turn([1, 2], [3, 4]), turn([1, 2], [])),
+        (turn([1, 2], [3, 4]), turn([], [1, 2, 3, 4])),
+        (turn([1, 2], [3, 4]), turn([2, 3, 4, 5], [6])),  # cut at the front
+    ],
+)
+def test_other_prompts_open_a_new_sequence(first, second):
+    merged = rows(first, second).merged()
+    assert merged == rows(first, second)
+    for one, branch in zip((first, second), merged.branches(), strict=True):
+        assert (branch.prompt_ids, branch.response_ids, branch.mask) == (one.prompt_ids, one.response_ids, one.mask)
+
+
+def test_partial_merge_with_counts():
+    merged = rows(
+        turn([1], [2]),
+        turn([1, 2, 3], [4, 4]),
+        turn([9], [5]),  # the history was summarised
+        turn([9, 5, 6], [7]),
+    ).merged()
+    assert [branch.turns for branch in merged.branches()] == [(0, 1), (2, 3)]
+    assert [branch.response_ids for branch in merged.branches()] == [(2, 3, 4, 4), (5, 6, 7)]
+    assert merge_counts([merged, merged]) == {
+        "trajectories": 2, "rows": 8, "row_tokens": 2 * (2 + 5 + 2 + 4), "branches": 4, "branch_tokens": 2 * (5 + 4),
+        "trained_tokens": 10,
+    }  # fmt: skip
+
+
+def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
+    """Two attempts from one point: [1] -> 2 -> (3 -> 4 | 5 -> 6), then one more from the very end of the first."""
+    graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 5], [6]), turn([1, 2, 3, 4], [7])).merged()
+    assert parents(graph) == [None, 0, 0, 1]
+    first, second = graph.branches()
+    assert (first.turns, first.prompt_ids, first.response_ids, first.mask) == ((0, 2), (1,), (2, 5, 6), (1, 0, 1))
+    assert (second.turns, second.prompt_ids, second.response_ids, second.mask) == ((1, 3), (1, 2, 3), (4, 7), (1, 1))
+    assert merge_counts([graph])["branch_tokens"] == 4 + 5
+
+
+def test_of_several_contexts_that_fit_a_turn_goes_on_from_the_longest():
+    graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6])).merged()
+    assert parents(graph) == [None, 0, 1]
+    twice = rows(turn([1], [2]), turn([1], [2]), turn([1, 2], [3])).merged()
+    assert parents(twice) == [None, None, 1]  # of equals the latest
+
+
+def test_rows_in_any_order_and_trajectories_apart():
+    given_rows = [turn([1, 2], [3]), turn([1], [2]), turn([1], [5]), turn([1, 5, 3], [4])]
+    found = Trajectory.of_rows(
+        given_rows, ["b", "a", "b", "a"], [7, 3, 2, 4], ["x", "y", "x", "y"], rewards={"b": {"won": 1.0}}
+    )
+    assert [(one.id, one.group, one.rewards) for one in found] == [("b", "x", {"won": 1.0}), ("a", "y", {})]
+    assert [[one.response_ids for one in trajectory.turns] for trajectory in found] == [[(5,), (3,)], [(2,), (4,)]]
+
+
+def test_per_token_numbers_and_extra_fields_stay_with_their_turns():
+    first = turn([1], [2, 3], [1, 0], per_token={"advantage": [0.5, 0.0], "logp": [-1.0, -9.0]}, extra={"tool": "search"})
+    second = turn(
+        [1, 2, 3, 5], [4], per_token={"advantage": [-0.5]}, extra={"agent": {"id": 3}}, truncated=True, anchor="door"
+    )
+    merged = rows(first, second).merged()
+    (branch,) = merged.branches()
+    assert branch.per_token["advantage"] == (0.5, 0.0, 0.0, -0.5)
+    assert branch.per_token["logp"][:3] == (-1.0, -9.0, 0.0)
+    assert math.isnan(branch.per_token["logp"][3])  # absent is not zero
+    assert merged.turns[1].extra["agent"] is second.extra["agent"]
+    assert (merged.turns[1].truncated, merged.turns[1].anchor) == (True, "door")
+    assert merged.rows() == rows(first, second)
+
+
+def test_nothing_to_merge():
+    assert merge_counts([]) == dict.fromkeys(merge_counts([]), 0)
+    assert Trajectory("a", 0, ()).merged().branches() == []
+    assert len(rows(turn([1], [2])).merged().branches()) == 1
+
+
+# --- random trajectories
+
+
+@st.composite
+def trajectories(draw):
+    """Turns that mostly go on from the one before, sometimes from an earlier one, sometimes from nowhere."""
+    turns, whole = [], []
+    for number in range(draw(st.integers(1, 7))):
+        kind = draw(st.integers(0, 5)) if whole else 0
+        context = whole[-1] if kind > 1 else draw(st.sampled_from(whole)) if whole and kind == 1 else ()
+        context = [*context, *draw(st.lists(st.integers(0, 2), max_size=3))]
+        response = draw(st.lists(st.integers(0, 2), max_size=3))
+        mask = draw(st.lists(st.integers(0, 1), min_size=len(response), max_size=len(response)))
+        advantage = [10.0 * number + i + 1 for i in range(len(response))]
+        reward = draw(st.sampled_from([0.0, 1.0, 0.1, Status.TIMEOUT]))
+        fields = {"rewards": {"ok": reward}, "per_token": {"advantage": advantage}, "extra": {"row": number}}
+        turns.append({"prompt_ids": context, "response_ids": response, "mask": mask, **fields})
+        whole.append((*context, *response))
+    return turns
+
+
+def built(fields):
+    return rows(*(Turn(**one) for one in fields))
+
+
+@given(fields=trajectories())
+@settings(max_examples=200, deadline=None)
+def test_merging_loses_nothing(fields):
+    given_rows = built(fields)
+    merged = given_rows.merged()
+    assert merged.rows() == given_rows  # the exact inverse: rewards, numbers, extras, contexts
+    assert merged.merged() == merged
+    branches = merged.branches()
+    assert sorted(t for branch in branches for t in branch.turns) == list(range(len(given_rows.turns)))  # each turn once
+    for branch in branches:
+        size = len(branch.response_ids)
+        assert len(branch.mask) == len(branch.turn) == len(branch.per_token["advantage"]) == size
+        for t in branch.turns:
+            one = given_rows.turns[t]
+            places = [place for place in range(size) if branch.turn[place] == t]
+            assert tuple(branch.response_ids[place] for place in places) == one.response_ids
+            assert tuple(branch.mask[place] for place in places) == one.mask
+            assert [branch.per_token["advantage"][place] for place in places] == one.per_token["advantage"]
+            if places:  # each token still sees the context it was written in
+                assert (*branch.prompt_ids, *branch.response_ids[: places[0]]) == one.prompt_ids
+        for place in range(size):
+            if branch.turn[place] == -1:
+                assert (branch.mask[place], branch.per_token["advantage"][place]) == (0, 0.0)
+    counts = merge_counts([merged])
+    assert counts["rows"] == len(given_rows.turns) >= counts["branches"] == len(branches)
+    assert counts["row_tokens"] == sum(len(one.prompt_ids) + len(one.response_ids) for one in given_rows.turns)
+    assert counts["branch_tokens"] == sum(len(one.prompt_ids) + len(one.response_ids) for one in branches)
+    assert counts["branch_tokens"] <= counts["row_tokens"]
+    assert (
+        counts["trained_tokens"] == sum(sum(one.mask) for one in given_rows.turns) == sum(sum(one.mask) for one in branches)
+    )
+
+
+@given(fields=trajectories())
+@settings(max_examples=100, deadline=None)
+def test_a_turn_goes_on_from_the_longest_context_there_is(fields):
+    given_rows = built(fields)
+    whole = [one.prompt_ids + one.response_ids for one in given_rows.turns]
+    for t, (one, merged) in enumerate(zip(given_rows.turns, given_rows.merged().turns, strict=True)):
+        fits = [len(before) for before in whole[:t] if one.prompt_ids[: len(before)] == before]
+        assert (merged.parent is None) == (not fits)
+        if fits:
+            assert len(whole[merged.parent]) == max(fits)
+
+
+@given(fields=trajectories())
+@settings(max_examples=60, deadline=None)
+def test_the_reward_of_a_trajectory_is_the_same_merged_or_not(fields):
+    given_rows = built(fields)
+
+    def outcome(trajectory, how):
+        value = [math.nan if isinstance(one.rewards["ok"], Status) else one.rewards["ok"] for one in trajectory.turns]
+        zeros = torch.zeros(len(value), dtype=torch.long)
+        return trajectory_outcomes(torch.tensor(value), zeros, zeros, torch.arange(len(value)), reward=how).reward_j
+
+    for how in ("last", "sum"):
+        assert torch.equal(
+            outcome(given_rows, how).nan_to_num(9.0), outcome(given_rows.merged().rows(), how).nan_to_num(9.0)
+        )
+
+
+@given(many=st.lists(trajectories(), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_mini_batches_of_merged_sequences_hold_whole_groups(many, data):
+    group = data.draw(st.lists(st.integers(0, 2), min_size=len(many), max_size=len(many)))
+    group_b = torch.tensor([g for g, one in zip(group, many, strict=True) for _ in built(one).merged().branches()])
+    parts = prompt_mini_batches(group_b, prompts_per_batch=1)
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(group_b)))
+    assert [set(group_b[part].tolist()) for part in parts] == [{g} for g in dict.fromkeys(group)]
+
+
+# --- text that was tokenised again
+
+PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
+
+
+def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_differs():
+    again = rows(turn([3], [0, 1]), turn([3, 2, 3], [0]))  # "c" -> "a" "b"; then "c" "ab" "c"
+    with pytest.raises(
+        AlignmentError, match=r"Turn 1 of trajectory 'a' .* turn 0 .* token 1 is 2 \(b'ab'\) .* was 0 \(b'a'\)"
+    ):
+        again.merged(PIECES)
+    assert parents(again.merged()) == [None, None]
+    over_the_end = rows(turn([3], [0]), turn([3, 2], [0]))  # "c" "a", then "c" "ab": the text goes on inside a token
+    with pytest.raises(AlignmentError, match=r"token 1 is 2 \(b'ab'\) in its prompt, and was 0 \(b'a'\)"):
+        over_the_end.merged(PIECES)
+    one_less = rows(turn([3], [0, 4]), turn([3, 0], [1]))  # the end-of-sequence token, which writes nothing, was dropped
+    with pytest.raises(AlignmentError, match=r"token 2 is not there in its prompt, and was 4 \(b''\)"):
+        one_less.merged(PIECES)
+    late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
+    with pytest.raises(AlignmentError, match="Turn 2 of trajectory 'a' repeats the text up to the end of turn 0"):
+        late.merged(PIECES)
+
+
+def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
+    edited = rows(turn([3], [0, 1]), turn([3, 0, 3], [0]), turn([], []), turn([5], [1]))
+    assert parents(edited.merged(PIECES)) == [None, None, None, 2]
+    kept = rows(turn([3], [0, 1]), turn([3, 0, 1, 3], [0]))
+    assert kept.merged(PIECES) == kept.merged()
+
+
+# --- a real model
+
+
+def chat(turns):
+    """One trajectory of many turns: four tokens of observation, four of answer, an advantage for each answered token."""
+    generator = torch.Generator().manual_seed(3)
+    context, found = [], []
+    for number in range(turns):
+        context = context + torch.randint(0, 32, (4,), generator=generator).tolist()
+        response = torch.randint(0, 32, (4,), generator=generator).tolist()
+        advantage = torch.randn(4, generator=generator, dtype=torch.float64).tolist()
+        mask = [1, 1, 1, number % 2]  # every other turn ends with an observation token
+        found.append(turn(context, response, mask, per_token={"advantage": advantage}))
+        context = context + response
+    return found
+
+
+def gradient(model, sequences):
+    """d/d theta of the sum over trainable tokens of advantage times log-prob, as one vector."""
+    model.zero_grad()
+    for one in sequences:
+        ids = torch.tensor([[*one.prompt_ids, *one.response_ids]])
+        start = len(one.prompt_ids)
+        logp = model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(dim=-1)
+        token_logp = logp.gather(1, ids[0, start:, None]).squeeze(1)
+        weight = torch.tensor(one.per_token["advantage"], dtype=torch.float64) * torch.tensor(one.mask)
+        (weight * token_logp).sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def tiny_model():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
+    turns = chat(32)
+    merged = rows(*turns).merged()
+    counts = merge_counts([merged])
+    assert (counts["rows"], counts["branches"]) == (32, 1)
+    assert counts["row_tokens"] == 8 * 32 * 33 // 2
+    assert counts["branch_tokens"] == 8 * 32
+    assert counts["row_tokens"] >= 10 * counts["branch_tokens"]
+    assert counts["trained_tokens"] == 32 * 3 + 16
+    model = tiny_model()
+    plain, once = gradient(model, turns), gradient(model, merged.branches())
+    assert plain.abs().max() > 1e-2
+    torch.testing.assert_close(once, plain, atol=1e-5, rtol=1e-5)
+    assert (once - plain).norm() < 1e-6 * plain.norm()
+
+
+def test_a_broken_history_and_branches_give_the_same_gradient_too():
+    turns = chat(8)
+    turns[4] = replace(turns[4], prompt_ids=[5, *turns[4].prompt_ids[1:]])
+    turns[6] = replace(turns[6], prompt_ids=[*turns[2].prompt_ids, *turns[2].response_ids, 7])  # back to an earlier point
+    merged = rows(*turns).merged()
+    assert parents(merged) == [None, 0, 1, 2, None, 3, 2, 5]
+    assert [branch.turns for branch in merged.branches()] == [(4,), (0, 1, 2, 6), (3, 5, 7)]
+    model = tiny_model()
+    plain, once = gradient(model, turns), gradient(model, merged.branches())
+    assert (once - plain).norm() < 1e-6 * plain.norm()
+
+
+def test_sentences():
+    with pytest.raises(AlignmentError, match="Turn 1 of trajectory 'a' has 2 response tokens and 1 entries of 'mask'"):
+        rows(turn([1], [2]), turn([1], [2, 2], [1]))
+    with pytest.raises(AlignmentError, match="has 1 response tokens and 2 entries of 'logp'"):
+        rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))
+    with pytest.raises(AlignmentError, match="Turn 0 of trajectory 'a' goes on from turn 0, which does not come before it"):
+        rows(turn([1], [2], parent=0))
+    with pytest.raises(RewardError, match="Turn 0 of trajectory 'a' has nan as reward 'ok'"):
+        rows(turn([1], [2], rewards={"ok": math.nan}))
+    with pytest.raises(RewardError, match="Turn 0 of trajectory 'a' has a reward 'ok', and so has the trajectory"):
+        Trajectory("a", 0, (turn([1], [2], rewards={"ok": 1.0}),), rewards={"ok": Status.ERROR})
+    two = [turn([1], [2]), turn([1, 2], [2])]
+    with pytest.raises(AlignmentError, match="Rows 0 and 1 are both step 3 of trajectory 'a'"):
+        Trajectory.of_rows(two, ["a", "a"], [3, 3], [0, 0])
+    with pytest.raises(
+        AlignmentError, match=r"Trajectory 'a' has a step in group 'x' \(row 1\) and one in group 'y' \(row 0\)"
+    ):
+        Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y", "x"])
+    with pytest.raises(AlignmentError, match="There are 2 rows and 1 groups"):
+        Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y"])
+    with pytest.raises(AlignmentError, match="Row 0 has a parent"):
+        Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])

@@ -1,0 +1,33 @@
+"""Tests against SkyRL itself: not collected where it is not installed."""
+
+import warnings
+from importlib.util import find_spec
+
+import pytest
+
+collect_ignore_glob = [] if find_spec("skyrl") else ["*.py"]
+
+if not collect_ignore_glob:
+    with warnings.catch_warnings():  # SkyRL and what it imports warn of engines that are not here
+        warnings.simplefilter("ignore")
+        import skyrl.train.entrypoints.main_base  # noqa: F401
+        import skyrl.train.fully_async_trainer  # noqa: F401
+    from loguru import logger
+
+    import skyrl_small as small
+
+    @pytest.fixture(scope="session")
+    def data(tmp_path_factory):
+        return small.write_dataset(tmp_path_factory.mktemp("signs") / "signs.jsonl")
+
+    @pytest.fixture(autouse=True)
+    def quiet():
+        logger.disable("skyrl")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "engines/skyrl" in str(item.path):
+            for rule in ("ignore:'set_vital' is deprecated:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning",
+                         "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"):  # fmt: skip
+                item.add_marker(pytest.mark.filterwarnings(rule))

@@ -1,0 +1,230 @@
+"""A small conversation, a policy that learns it on the CPU, and SkyRL's trainer around them.
+
+In every turn the environment shows a sign and the agent answers with one; each sign has one right answer, the same in all
+conversations. A row of the dataset names the signs that will be shown, one to four of them.
+"""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import torch
+from loguru import logger
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.dataset import PromptDataset
+from skyrl.train.generators.base import GeneratorInterface
+from skyrl.train.trainer import RayPPOTrainer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from spanwise.engines.skyrl.config import SpanwiseTrainConfig
+from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
+from stub_dispatch import StubDispatch
+
+SIGNS = 6
+WORDS = ["<pad>", "<eos>", *(f"q{n}" for n in range(SIGNS)), *(f"a{n}" for n in range(SIGNS))]
+FIRST_ASKED, FIRST_SAID = 2, 2 + SIGNS
+FIELDS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks")
+
+#: One number for a rollout, at every token of every turn.
+BROADCAST = "layout: {turn: []}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
+#: Every turn is compared with the turns of its group.
+BY_TURN = "layout: {turn: []}\nmethod: bae\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+#: And with the turns that were asked the same.
+GIGPO = "layout: {turn: []}\nmethod: gigpo\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+
+
+def right(sign):
+    """The answer that a sign asks for."""
+    return (sign * 5 + 2) % SIGNS
+
+
+def tokenizer():
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return made
+
+
+def policy(seed=0):
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def write_dataset(path, size=24, seed=0, turns=(1, 2, 3, 4)):
+    """Conversations of all lengths equally often, and a folder that SkyRL takes for a model."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(size):
+        signs = [draw.randrange(SIGNS) for _ in range(turns[n % len(turns)])]
+        prompt = [{"role": "user", "content": f"q{signs[0]}"}]
+        rows.append({"prompt": prompt, "env_class": "signs", "turns": signs, "reward_spec": {"ground_truth": "none"}})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy().config.save_pretrained(path.parent / "model")
+    return str(path)
+
+
+class SignsGenerator(GeneratorInterface):
+    """Plays the conversations with the policy, all at once, and lays them out as the configuration asks.
+
+    The environment's reward is the share of right answers, at the end (`turn_rewards`: each turn's own instead); what is right in
+    each turn and where it started from stand beside it, for those who read them.
+    """
+
+    def __init__(self, model, cfg, *, turn_rewards=False, token_level=False, script=None):
+        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = model, cfg, turn_rewards, token_level, script
+        self.curve, self.outputs = [], []
+
+    async def generate(self, input_batch):
+        plans = [extras["turns"] for extras in input_batch["env_extras"]]
+        said = self.play(plans) if self.script is None else self.script(plans)
+        self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
+        stepwise = self.cfg.generator.step_wise_trajectories
+        output = {key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
+        for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
+            (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
+        self.outputs.append(dict(output))
+        return {**output, "stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
+
+    @torch.no_grad()
+    def play(self, plans):
+        said = [[] for _ in plans]
+        for turn in range(max(map(len, plans))):
+            playing = [n for n, plan in enumerate(plans) if turn < len(plan)]
+            contexts = torch.tensor([context(plans[n], said[n]) for n in playing])
+            logits = self.model(input_ids=contexts).logits[:, -1]
+            for n, token in zip(playing, torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1).tolist(), strict=True):
+                said[n].append(token)
+        return said
+
+    def paid(self, plan, answers):
+        each = checked(plan, answers)
+        return each if self.turn_rewards else [0.0] * (len(each) - 1) + [sum(each) / len(each)]
+
+    def rows(self, output, trajectory, plan, answers):
+        for turn, (answer, paid, fits) in enumerate(
+            zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
+        ):
+            reward = [paid] if self.token_level else paid
+            row = context(plan, answers[:turn]), [answer], reward, [1], fits, plan[turn], trajectory, turn == len(answers) - 1
+            for key, value in zip(output, row, strict=True):
+                output[key].append(value)
+
+    def flat(self, output, trajectory, plan, answers):
+        tokens = [*context(plan, answers)[1:], answers[-1]]
+        paid = self.paid(plan, answers)
+        values = [value for reward in paid for value in (reward, 0.0)][:-1]
+        mask = [1 - n % 2 for n in range(len(tokens))]
+        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, checked(plan, answers), plan
+        for key, value in zip(output, row, strict=True):
+            output[key].append(value)
+
+
+def context(plan, answers):
+    """What the model sees before its next answer."""
+    tokens = [FIRST_ASKED + plan[0]]
+    for answer, sign in zip(answers, plan[1:], strict=False):
+        tokens += [answer, FIRST_ASKED + sign]
+    return tokens
+
+
+def checked(plan, answers):
+    """1 for every right answer."""
+    return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
+
+
+class Tracker:
+    """Keeps what the trainer logs."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, data, step, commit=False):
+        self.logged.append(dict(data))
+
+    def finish(self):
+        pass
+
+
+def config(data, *, recipe=None, prompts=6, samples=8, steps=25, lr=0.01, layout="flat", **changes):
+    """A configuration for one CPU process; `layout` is flat, stepwise or merged. `recipe`: text, and ours; None: SkyRL's own."""
+    if recipe is not None:
+        path = Path(data).parent / f"{abs(hash(recipe))}.yaml"
+        path.write_text(recipe)
+        changes = {"trainer.algorithm.spanwise.recipe": str(path), **changes}
+    return (SkyRLTrainConfig if recipe is None else SpanwiseTrainConfig).from_cli_overrides(
+        {
+            "data.train_data": [data],
+            "data.dataloader.num_workers": 0,
+            "trainer.train_batch_size": prompts,
+            "trainer.policy_mini_batch_size": prompts,
+            "trainer.micro_train_batch_size_per_gpu": 4,
+            "trainer.epochs": 1000,
+            "trainer.max_training_steps": steps,
+            "trainer.eval_interval": -1,
+            "trainer.ckpt_interval": -1,
+            "trainer.resume_mode": "none",
+            "trainer.logger": "console",
+            "trainer.placement.colocate_all": False,
+            "trainer.policy.model.path": str(Path(data).parent / "model"),
+            "trainer.policy.optimizer_config.lr": lr,
+            "trainer.algorithm.use_kl_loss": False,
+            "trainer.print_example_interval": -1,
+            "generator.n_samples_per_prompt": samples,
+            "generator.inference_engine.enable_ray_prometheus_stats": False,
+            "generator.step_wise_trajectories": layout != "flat",
+            "generator.merge_stepwise_output": layout == "merged",
+            **changes,
+        }
+    )
+
+
+_DATASETS = {}
+
+
+def trainer(cfg, *, dp=1, seed=0, cls=None, **generator):
+    """The trainer with a stub in the place of its workers; nothing else is replaced."""
+    path = cfg.data.train_data[0]
+    if path not in _DATASETS:
+        _DATASETS[path] = PromptDataset(path, tokenizer(), max_prompt_length=8, num_workers=1)
+    model = policy(seed)
+    cls = cls or (SpanRayPPOTrainer if isinstance(cfg, SpanwiseTrainConfig) else RayPPOTrainer)
+    made = cls(
+        cfg=cfg,
+        tracker=Tracker(),
+        tokenizer=tokenizer(),
+        train_dataset=_DATASETS[path],
+        inference_engine_client=None,
+        generator=SignsGenerator(model, cfg, **generator),
+    )
+    logger.disable("skyrl")
+    made.dispatch = StubDispatch(model, cfg, dp=dp)
+    return made
+
+
+def run(made, seed=0):
+    torch.manual_seed(seed)
+    asyncio.run(made.train())
+    return made
+
+
+def batch_of(made):
+    """One batch as `train` makes it, up to the advantages."""
+    from skyrl.train.generators.utils import prepare_generator_input
+
+    prompts = next(iter(made.train_dataloader))
+    size = made.cfg.generator.n_samples_per_prompt
+    given, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)
+    output = asyncio.run(made.generate(given))
+    if made.cfg.generator.step_wise_trajectories:
+        uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
+    output, uids = made.postprocess_generator_output(output, uids)
+    return made.fwd_logprobs_values_reward(made.convert_to_training_input(output, uids))

@@ -1,0 +1,83 @@
+"""What stands in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
+
+Everything else of SkyRL is real: the trainer, its batches, padding, mini-batches, advantages, loss reduction and policy losses.
+"""
+
+from unittest.mock import patch
+
+import torch
+from skyrl.backends.skyrl_train.distributed import dispatch
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+
+def log_probs(model, sequences, attention_mask, width):
+    """Of the last `width` tokens of each row, as a worker computes them."""
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    logits = model(input_ids=sequences, attention_mask=attention_mask, position_ids=position_ids).logits
+    chosen = sequences[:, -width:, None]
+    return logits[:, -width - 1 : -1].float().log_softmax(dim=-1).gather(2, chosen).squeeze(2)
+
+
+class StubDispatch:
+    """`dp` ranks that are really one process.
+
+    Attributes:
+        trained: the mini-batches of every step as they came to the workers, each a list of chunks.
+    """
+
+    def __init__(self, model, cfg, *, dp=1):
+        self.model, self.cfg, self.dp = model, cfg, dp
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=cfg.trainer.policy.optimizer_config.lr)
+        self.trained = []
+
+    def init_weight_sync_state(self, client):
+        pass
+
+    async def save_weights_for_sampler(self):
+        pass
+
+    def empty_cache(self, model=None):
+        pass
+
+    def finalize_pending_saves(self, model):
+        pass
+
+    def get_timing_metrics(self):
+        return {}
+
+    def get_lcm_dp_size(self):
+        return self.dp
+
+    def stage_data(self, model, data, mini_batch_boundaries):
+        with patch.object(dispatch.ray, "put", lambda chunk: chunk):
+            return dispatch.MeshDispatch.stage_chunks(self.dp, data, mini_batch_boundaries)
+
+    @torch.no_grad()
+    def forward(self, model, data):
+        width = data.metadata["response_length"]
+        rows = log_probs(self.model, data["sequences"], data["attention_mask"], width).tolist()
+        return dispatch.WorkerOutput(loss_fn_outputs=[{"logprobs": row} for row in rows])
+
+    def forward_from_staged(self, model, chunks):
+        outputs = [output for chunk in chunks for output in self.forward(model, chunk).loss_fn_outputs]
+        return dispatch.WorkerOutput(loss_fn_outputs=outputs)
+
+    def forward_backward_from_staged(self, model, chunks):
+        algorithm = self.cfg.trainer.algorithm
+        policy_loss = PolicyLossRegistry.get(algorithm.policy_loss_type)
+        total = 0.0
+        self.trained.append(chunks)
+        for chunk in chunks:
+            now = log_probs(self.model, chunk["sequences"], chunk["attention_mask"], chunk.metadata["response_length"])
+            loss, _ = policy_loss(
+                now, chunk["action_log_probs"], chunk["advantages"], config=algorithm, loss_mask=chunk["loss_mask"]
+            )
+            loss.backward()
+            total += loss.item()
+        return dispatch.WorkerOutput(metrics={"policy_loss": total})
+
+    def optim_step(self, model):
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(norm)

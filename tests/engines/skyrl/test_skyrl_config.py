@@ -1,0 +1,136 @@
+"""The entrypoint's configuration: what is refused before anything starts, and what fits."""
+
+import sys
+
+import cloudpickle
+import pytest
+from skyrl.train.entrypoints import main_base
+
+import skyrl_small as small
+from spanwise.engines.skyrl import main
+from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, check_version
+from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
+from spanwise.errors import RecipeError
+
+ALGORITHM = "trainer.algorithm."
+GAE = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
+TEXT = "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: correct, pays: turn, options: {tag: ''}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"advantage_estimator": "grpo"}, "the recipe names the method"),
+        ({"advantage_batch_normalize": True}, "padding and other blocks included"),
+        ({"use_kl_in_reward": True}, "use_kl_loss=true"),
+        ({"zero_variance_filter": True}, "what does not differ gets credit 0"),
+        ({"gamma": 0.9}, r"options: \{gamma"),
+        ({"lambd": 0.9}, r"options: \{lam"),
+        ({"grpo_norm_by_std": False}, "method: dr_grpo"),
+        ({"loss_reduction": "token_mean_legacy"}, "use token_mean"),
+        ({"policy_loss_type": "cross_entropy"}, "without advantages"),
+        ({"spanwise.recipe": None}, r"add trainer\.algorithm\.spanwise\.recipe="),
+    ],
+)
+def test_options_that_would_change_the_credit(data, change, sentence):
+    cfg = small.config(data, recipe=small.BROADCAST, **{ALGORITHM + name: value for name, value in change.items()})
+    with pytest.raises(RecipeError, match=sentence):
+        check(cfg)
+
+
+@pytest.mark.parametrize("name", ["token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm"])
+def test_every_reduction_of_rows_fits(data, name):
+    assert check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "loss_reduction": name})).method == "rloo"
+
+
+def test_dynamic_sampling_fits_where_it_looks_at_what_is_trained(data):
+    sampling = {ALGORITHM + "dynamic_sampling.type": "filter"}
+    check(small.config(data, recipe=small.BROADCAST, **sampling))
+    with pytest.raises(RecipeError, match="'correct' may differ"):
+        check(small.config(data, recipe=TEXT, **sampling))
+    with pytest.raises(RecipeError, match="rows, not rollouts"):
+        check(small.config(data, recipe=small.BROADCAST, layout="stepwise", **sampling))
+
+
+def test_a_critic_is_there_where_it_is_asked(data):
+    critic = {"trainer.critic.model.path": "some"}
+    with pytest.raises(RecipeError, match="needs values of a critic"):
+        check(small.config(data, recipe=GAE))
+    assert check(small.config(data, recipe=GAE, **critic)).method == "gae"
+    with pytest.raises(RecipeError, match="asks no critic"):
+        check(small.config(data, recipe=small.BROADCAST, **critic))
+
+
+def test_old_log_probabilities_stay_in_place(data):
+    several = {"trainer.policy_mini_batch_size": 2}
+    with pytest.warns(UserWarning, match="is set to false"):
+        cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
+        check(cfg)
+    assert cfg.trainer.recompute_old_logprobs_per_minibatch is False
+    for layout, changes in (("flat", several), ("stepwise", {})):
+        cfg = small.config(data, recipe=small.BROADCAST, layout=layout, **changes)
+        check(cfg)
+        assert cfg.trainer.recompute_old_logprobs_per_minibatch is True
+
+
+def test_versions():
+    check_version("0.3.0")
+    check_version("0.4.0")
+    with pytest.warns(UserWarning, match=r"skyrl 0\.5\.0 was not tested with spanwise; from 0\.3 up to, not including, 0\.5"):
+        check_version("0.5.0")
+
+
+def test_the_configuration_travels_to_the_task_that_trains(data):
+    cfg = small.config(data, recipe=small.BROADCAST)
+    there = cloudpickle.loads(cloudpickle.dumps(cfg))
+    assert there.trainer.algorithm.spanwise.recipe == cfg.trainer.algorithm.spanwise.recipe
+    assert check(there).method == "rloo"
+
+
+def arguments(data, tmp_path, **changes):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(small.BROADCAST)
+    given = {
+        "trainer.override_entrypoint": "spanwise.engines.skyrl.main",
+        "trainer.algorithm.spanwise.recipe": recipe.name,
+        "trainer.policy.model.path": "some",
+        "data.train_data": f"['{data}']",
+        "trainer.logger": "console",
+        "trainer.placement.policy_num_gpus_per_node": 1,
+        "generator.inference_engine.num_engines": 1,
+        **changes,
+    }
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def test_skyrls_own_command_comes_here(data, tmp_path, monkeypatch):
+    """`python -m skyrl.train.entrypoints.main_base ...`: up to where SkyRL asks for GPUs."""
+    started = []
+    monkeypatch.setattr(main, "initialize_ray", started.append)
+    monkeypatch.setattr(main.ray, "get", lambda task: None)
+    monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["main_base", *arguments(data, tmp_path)])
+    main_base.main()
+    assert [type(cfg) for cfg in started] == [SpanwiseTrainConfig] * 2
+    assert started[0].trainer.algorithm.advantage_estimator == "spanwise"
+    assert started[0].trainer.algorithm.spanwise.recipe == str(tmp_path / "recipe.yaml")
+
+
+def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "initialize_ray", lambda cfg: pytest.fail("too late"))
+    monkeypatch.chdir(tmp_path)
+    bad = arguments(data, tmp_path, **{"trainer.algorithm.use_kl_in_reward": "true"})
+    monkeypatch.setattr(sys, "argv", ["main_base", *bad])
+    with pytest.raises(RecipeError, match="use_kl_loss=true"):
+        main_base.main()
+
+
+def test_the_experiment_makes_our_trainer(data):
+    made = small.trainer(small.config(data, recipe=small.BROADCAST))
+    parts = (made.cfg, made.tracker, made.tokenizer, made.train_dataset, None, None, made.generator, None)
+    names = (
+        "cfg", "tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg",
+    )  # fmt: skip
+    exp = object.__new__(main.SpanPPOExp)
+    assert isinstance(exp.get_trainer(**dict(zip(names, parts, strict=True))), SpanRayPPOTrainer)

@@ -1,0 +1,169 @@
+"""Estimators in SkyRL's own registry, called by SkyRL's own code."""
+
+import cloudpickle
+import numpy as np
+import pytest
+import ray
+import torch
+from skyrl.backends.skyrl_train.utils import ppo_utils
+from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
+from skyrl.train.utils import validate_cfg
+
+import skyrl_small as small
+from spanwise.credit import METHODS
+from spanwise.credit.trajectories.stepwise import outcome_methods
+from spanwise.engines.skyrl.estimators import register
+from spanwise.errors import RecipeError
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    ppo_utils.repopulate_all_registries()
+    register()
+
+
+def called(name, reward_nt, mask_nt, index, **changes):
+    """As SkyRL's trainer calls it."""
+    return ppo_utils.compute_advantages_and_returns(
+        token_level_rewards=reward_nt, response_mask=mask_nt, index=index, adv_estimator=name, config=None, **changes
+    )
+
+
+# Two groups of three and two, a singleton: rewards 1 0 0 | 4 2 | 5.
+REWARD = torch.zeros(6, 3)
+REWARD[:, 2] = torch.tensor([1.0, 0.0, 0.0, 4.0, 2.0, 5.0])
+UIDS = ["7", "7", "7", "9", "9", "11"]
+BY_HAND = {
+    "rloo": [1.0, -0.5, -0.5, 2.0, -2.0, 0.0],
+    "dr_grpo": [2 / 3, -1 / 3, -1 / 3, 1.0, -1.0, 0.0],
+    "maxrl": [2.0, -1.0, -1.0, 1 / 3, -1 / 3, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_flat_and_stepwise_arguments_by_hand(name):
+    flat = called(f"spanwise_{name}", REWARD, torch.tensor([[0, 1, 1]] * 6), list(UIDS))
+    rows = called(f"spanwise_{name}", REWARD, torch.ones(6, 3), np.array(UIDS))
+    for adv_nt, returns_nt in (flat, rows):
+        assert adv_nt[:, 2].tolist() == pytest.approx(BY_HAND[name], abs=1e-5)
+        assert torch.equal(adv_nt, returns_nt)
+        assert adv_nt.dtype == torch.float32
+    assert (flat[0][:, 0] == 0).all()
+    assert torch.equal(rows[0][:, 0], rows[0][:, 2])
+
+
+@pytest.mark.parametrize("name", outcome_methods())
+def test_padding_changes_nobody(name):
+    padded = torch.cat([REWARD, REWARD[:1], REWARD[:1]])
+    index = np.array([*UIDS, "pad0", "pad1"])
+    with_pads, _ = called(f"spanwise_{name}", padded, torch.ones(8, 3), index)
+    without, _ = called(f"spanwise_{name}", REWARD, torch.ones(6, 3), np.array(UIDS))
+    assert torch.equal(with_pads[:6], without)
+    assert (with_pads[6:] == 0).all()
+
+
+def test_a_prompt_whose_id_begins_like_padding_is_a_prompt():
+    adv_nt, _ = called("spanwise_rloo", REWARD[:2], torch.ones(2, 3), ["padlock", "padlock"])
+    assert adv_nt[:, 0].tolist() == [1.0, -1.0]
+
+
+def test_registering_again_does_nothing():
+    before = dict(AdvantageEstimatorRegistry._functions)
+    register()
+    assert AdvantageEstimatorRegistry._functions == before
+    assert {f"spanwise_{name}" for name, known in METHODS.items() if known.preset} <= before.keys()
+
+
+@pytest.mark.parametrize("name", ["gae", "sae", "bae", "gigpo", "gdpo", "reinforce++"])
+def test_what_the_registry_cannot_carry_is_refused_where_skyrl_does_not(data, name):
+    """SkyRL refuses temporal estimators in step-wise training by two names; under any other name it takes them."""
+    cfg = small.config(data, layout="stepwise", **{"trainer.algorithm.advantage_estimator": f"spanwise_{name}"})
+    assert f"spanwise_{name}" in AdvantageEstimatorRegistry.list_available()
+    validated(cfg)
+    made = small.trainer(cfg, dp=3)
+    batch = small.batch_of(made)
+    with pytest.raises(RecipeError, match=r"override_entrypoint=spanwise\.engines\.skyrl\.main"):
+        made.compute_advantages_and_returns(batch)
+    cfg.trainer.algorithm.advantage_estimator = "gae"
+    cfg.trainer.critic.model.path = "some"
+    with pytest.raises(ValueError, match="step_wise_trajectories"):
+        validated(cfg)
+
+
+def validated(cfg):
+    cfg.generator.inference_engine.num_engines = 1
+    validate_cfg(cfg)
+
+
+def test_a_recipe_is_nothing_the_registry_knows(data):
+    made = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
+    with pytest.raises(RecipeError, match="the registry does not know; use trainer.override_entrypoint="):
+        made.compute_advantages_and_returns(small.batch_of(made))
+
+
+def test_an_option_that_would_change_nothing():
+    with pytest.raises(RecipeError, match="spanwise_dr_grpo"):
+        called("spanwise_grpo", REWARD, torch.ones(6, 3), UIDS, grpo_norm_by_std=False)
+
+
+def test_what_the_registry_passes(data):
+    """Neither a loss mask nor token ids, log-probabilities, rewards by objective; a list in one mode and an array in the other."""
+    seen = {}
+
+    def spy(**given):
+        seen[layout] = given
+        return torch.zeros_like(given["token_level_rewards"]), torch.zeros_like(given["token_level_rewards"])
+
+    AdvantageEstimatorRegistry._functions["spy"] = spy
+    try:
+        for layout, dp in (("flat", 2), ("stepwise", 3)):
+            made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spy"}), dp=dp)
+            made.compute_advantages_and_returns(small.batch_of(made))
+    finally:
+        del AdvantageEstimatorRegistry._functions["spy"]
+    for given in seen.values():
+        assert given.keys() == {
+            "token_level_rewards", "response_mask", "index", "values", "grpo_norm_by_std", "gamma", "lambd", "config",
+        }  # fmt: skip
+    assert isinstance(seen["flat"]["index"], list)
+    assert seen["flat"]["response_mask"].dtype == torch.int64
+    assert isinstance(seen["stepwise"]["index"], np.ndarray)
+    assert bool((seen["stepwise"]["response_mask"] == 1).all())
+    pads = [uid for uid in seen["stepwise"]["index"] if uid.startswith("pad")]
+    assert pads == [f"pad{n}" for n in range(len(pads))]  # singletons of their own, copies of row 0
+    assert len(pads) > 0
+
+
+@pytest.mark.parametrize(("layout", "dp"), [("flat", 2), ("stepwise", 3), ("merged", 3)])
+def test_it_learns_by_the_registry_alone(data, layout, dp):
+    made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spanwise_rloo"}), dp=dp)
+    small.run(made)
+    assert sum(made.generator.curve[-3:]) / 3 > 0.5
+
+
+def test_estimators_travel():
+    for name, function in AdvantageEstimatorRegistry._functions.items():
+        if name.startswith("spanwise"):
+            assert cloudpickle.loads(cloudpickle.dumps(function)) is not None
+
+
+def test_a_fresh_worker_of_ray_has_them():
+    @ray.remote
+    def there(reward_nt):
+        return called_in_worker(reward_nt)
+
+    def called_in_worker(reward_nt):
+        from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry as Registry
+
+        index = ["7", "7", "7", "9", "9", "11"]
+        found, _ = Registry.get("spanwise_rloo")(token_level_rewards=reward_nt, response_mask=reward_nt * 0 + 1, index=index)
+        return found[:, 0].tolist()
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        ppo_utils.sync_registries()
+        assert ray.get(there.remote(REWARD)) == BY_HAND["rloo"]
+    finally:
+        ray.shutdown()
+        AdvantageEstimatorRegistry._ray_actor = None
+        AdvantageEstimatorRegistry._synced_to_actor = False

@@ -1,0 +1,73 @@
+"""The factor against SkyRL's own `_normalize_advantages`: under every loss reduction the same mean over rollouts of sums."""
+
+import pytest
+import torch
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.train.dataset.preprocess import compute_prompt_boundaries, compute_prompt_mini_batch_boundaries
+
+import skyrl_small as small
+from spanwise.engines.skyrl.config import _REDUCTIONS
+from spanwise.engines.skyrl.fold import fold_factor
+
+WIDTH = 9
+
+
+def ragged(seed, *, prompts=4, samples=3, stepwise=True, pads=2):
+    """Rows of turns of different lengths, right-aligned, one of them left out of the loss, and SkyRL's padding behind them."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(least, most):
+        return int(torch.randint(least, most + 1, (1,), generator=draw))
+
+    uids, rollouts, lengths = [], [], []
+    for prompt in range(prompts):
+        for sample in range(samples):
+            turns = number(1, 6) if stepwise else 1
+            uids += [str(prompt)] * turns
+            rollouts += [prompt * samples + sample] * turns
+            lengths += [number(1, WIDTH) for _ in range(turns)]
+    lengths[3] = 0
+    lengths += [0] * pads
+    mask_nt = (torch.arange(WIDTH) >= WIDTH - torch.tensor(lengths)[:, None]).float()
+    mini = compute_prompt_mini_batch_boundaries(uids, 2, prompts, stepwise, samples)
+    adv_nt = torch.randn(mask_nt.shape, generator=draw) * mask_nt
+    return adv_nt, mask_nt, torch.tensor([*rollouts, *[-1] * pads]), mini, compute_prompt_boundaries(uids)
+
+
+def reduced(data, name, adv_nt, mask_nt, mini, prompts):
+    """What SkyRL's trainer makes of advantages before it sums them up."""
+    made = small.trainer(small.config(data, **{"trainer.algorithm.loss_reduction": name, "trainer.algorithm.max_seq_len": 7}))
+    batch = TrainingInputBatch({"advantages": adv_nt, "loss_mask": mask_nt, "response_mask": mask_nt})
+    batch.metadata = {}
+    return made._normalize_advantages(batch, mini, prompts)["advantages"]
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+@pytest.mark.parametrize("name", _REDUCTIONS)
+def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, stepwise):
+    for seed in range(3):
+        adv_nt, mask_nt, rollout_n, mini, prompts = ragged(seed, stepwise=stepwise)
+        factor_n1 = fold_factor(
+            mask_nt, rollout_n, loss_reduction=name, mini_batches=mini, prompts=prompts, max_seq_len=7
+        )
+        surrogate_nt = torch.randn(mask_nt.shape, generator=torch.Generator().manual_seed(seed + 10))
+        found_nt = reduced(data, name, adv_nt * factor_n1, mask_nt, mini, prompts) * surrogate_nt * mask_nt
+        assert len(mini) == 2
+        for start, end in mini:
+            sums: dict[int, float] = {}
+            for row in range(start, end):
+                inner = sum(float(adv_nt[row, t] * surrogate_nt[row, t]) for t in range(WIDTH) if mask_nt[row, t])
+                sums[int(rollout_n[row])] = sums.get(int(rollout_n[row]), 0.0) + inner
+            assert len(sums) == 6
+            assert float(found_nt[start:end].sum()) == pytest.approx(sum(sums.values()) / len(sums), abs=1e-5)
+        bare_nt = reduced(data, name, adv_nt, mask_nt, mini, prompts) * surrogate_nt * mask_nt
+        assert float(bare_nt.sum()) != pytest.approx(float(found_nt.sum()), abs=1e-3)
+
+
+def test_legacy_token_mean_drops_rows(data):
+    """Why it is refused: rows that fill no micro-batch get nothing."""
+    adv_nt, mask_nt, _, mini, prompts = ragged(0, prompts=2, samples=3, stepwise=False, pads=0)
+    found_nt = reduced(data, "token_mean_legacy", adv_nt + mask_nt, mask_nt, mini, prompts)
+    assert mini == [(0, 6)]
+    assert (found_nt[:4] != 0).any()
+    assert (found_nt[4:] == 0).all()

@@ -1,0 +1,57 @@
+"""The rollouts of `conformance.json` through the pipeline and through files: what loops over the definitions say."""
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import conformance
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.rollouts import schema
+
+SAVED = conformance.load()
+
+
+def test_the_file_is_what_the_definitions_say():
+    assert json.loads(json.dumps(conformance.written())) == SAVED
+
+
+@pytest.mark.parametrize("name", conformance.RECIPES)
+def test_the_pipeline_gives_the_numbers_of_the_file(name, tmp_path):
+    rows = SAVED["rollouts"]["flat" if name == "blocks" else "turns"]
+    rule = conformance.scheme(name, tmp_path)
+    found = conformance.by_pipeline(rows, rule)
+    for row, expected in zip(found, SAVED["advantages"][name], strict=True):
+        assert row == pytest.approx(expected, abs=1e-12)
+    assert sum(value != 0 for row in found for value in row) > 60
+    order = random.Random(0).sample(range(len(rows)), len(rows))
+    shuffled = conformance.by_pipeline([rows[n] for n in order], rule)
+    for n, row in zip(order, shuffled, strict=True):
+        assert row == pytest.approx(found[n], abs=1e-15)
+
+
+def test_a_file_of_rollouts_gives_the_numbers_of_the_file(tmp_path):
+    rows = SAVED["rollouts"]["flat"]
+    conformance.tokenizer().save_pretrained(tmp_path / "model")
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    table = pa.table(
+        {
+            schema.STEP: [1] * len(rows),
+            schema.GROUP: [groups.index(row["group"]) for row in rows],
+            schema.PROMPT: [row["question"] for row in rows],
+            schema.IDS: pa.array([row["ids"] for row in rows], pa.list_(pa.int32())),
+            schema.TRAINABLE: [[bool(flag) for flag in row["sampled"]] for row in rows],
+            "answer": [row["answer"] for row in rows],
+        }
+    )
+    pq.write_table(table.replace_schema_metadata(schema.metadata(tmp_path / "model")), tmp_path / "rows.parquet")
+    rule = conformance.scheme("blocks", tmp_path)
+    result = credit_rollouts(tmp_path / "rows.parquet", recipe=tmp_path / "blocks.yaml", methods=["recipe"])
+    (applied,) = result.applied
+    flat = iter(applied.advantages(result.table, 0, len(rows)).tolist())
+    found = [[next(flat) for _ in row["ids"]] for row in rows]
+    for row, expected, exact in zip(found, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule), strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+        assert row == pytest.approx(exact, abs=1e-6)
