@@ -5,10 +5,11 @@ from pathlib import Path
 
 
 def package(folder, name, code, *, version="1.0", entry_points=None):
-    """Write a package of one module with a dist-info folder; return what PYTHONPATH must be to have it."""
+    """Write a package of one module (None: no more than its metadata); return what PYTHONPATH must be to have it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.py").write_text(code)
+    if code is not None:
+        (folder / f"{name}.py").write_text(code)
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
