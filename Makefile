@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy evidence test test-verl test-skyrl check bench mutation clean
+.PHONY: demo demo-seeds easy evidence turns test test-verl test-skyrl check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -24,6 +24,9 @@ evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, 
 	for seed in 0 1 2 3 4; do for method in bae rlcr; do $(BIN)/spanwise train recipes/two_attempts.yaml --method $$method \
 	  --seed $$seed --output runs/twice-$$method-$$seed --overwrite && $(BIN)/spanwise eval runs/twice-$$method-$$seed || exit 1; done; done
 	for score in brier log_score; do $(BIN)/python benchmarks/frozen_prefix.py --arms group,outcome,blended --score $$score || exit 1; done
+
+turns: .venv/train.stamp         ## what credit by turns is worth on the agent task: docs/evidence.md; goes on where it stopped
+	$(BIN)/python benchmarks/turns.py
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2

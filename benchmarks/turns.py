@@ -2,12 +2,13 @@
 
     python benchmarks/turns.py --seeds 5 --steps 40 [--arms outcome,turns] [--output runs/turns]
 
-    outcome   the outcome of the rollout, broadcast to all of its turns (rloo)
-    gigpo     the same outcome; turns that start from the same state are compared with each other, too
-    summed    the sum of the turns' rewards, broadcast to all turns (rloo)
-    turns     every turn its own reward, compared with the group's turns (bae, scope: turn)
+    outcome      the outcome of the rollout, broadcast to all of its turns (rloo)
+    gigpo        the same outcome; besides, turns that start from the same state are compared with each other
+    summed       the sum of the turns' rewards, broadcast to all turns (rloo)
+    gigpo_turns  the same rewards; besides, what follows a turn is compared among turns from the same state
+    turns        every turn its own reward, compared with the turns of the group (bae, scope: turn)
 
-`outcome` and `gigpo` know the same, and so do `summed` and `turns`. Runs that are there already are not run again.
+The first two know the outcome only, the last three the rewards of the turns only. Runs that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ OUTCOME, OF_TURNS = Objective(solved, pays="turn", scope="rollout"), Objective(r
 ARMS = {
     "outcome": ("rloo", OUTCOME, {}),
     "gigpo": ("gigpo", OUTCOME, {"over": "trajectories"}),
+    "gigpo_turns": ("gigpo", OF_TURNS, {"over": "trajectories"}),
     "summed": ("rloo", OF_TURNS, {}),
     "turns": ("bae", OF_TURNS, {}),
 }
@@ -147,8 +149,8 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=4e-4)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--output", default="runs/turns")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Environment(Protocol):
     """What a conversation needs: how it begins, and an answer to every reply, None where it is over."""
 

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import torch
+
 from tokenizers_small import byte_level
 
 RECIPE = """
@@ -76,7 +77,12 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
         mask = [1] * len(ids) if masks is None else masks[n]
         made.append(
             AgentLoopOutput(
-                prompt_ids=[1, 2], response_ids=ids, response_mask=mask, num_turns=2, metrics=AgentLoopMetrics(), extra_fields=extra
+                prompt_ids=[1, 2],
+                response_ids=ids,
+                response_mask=mask,
+                num_turns=2,
+                metrics=AgentLoopMetrics(),
+                extra_fields=extra,
             )
         )
     return made

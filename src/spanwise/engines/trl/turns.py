@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import gather_object
@@ -25,6 +25,7 @@ from spanwise.types import Credit, Spans
 TURNS = "turns"
 
 
+@runtime_checkable
 class TurnEnvironment(Environment, Protocol):
     """An environment that says of every turn what credit needs."""
 
@@ -64,9 +65,13 @@ def conversations(
 
 
 def has_turns(batch: Batch, scheme: Scheme) -> bool:
-    """Whether a batch of completions is credited turn by turn: the scheme needs it, or the rollouts say what each turn is."""
+    """Whether a batch of completions is read turn by turn: the scheme needs it, or the rollouts say what each turn is.
+
+    A method that runs over tokens takes a conversation as the one sequence that it is.
+    """
     told = batch.columns.get(TURNS)
-    return "steps" in scheme.needs or (told is not None and all(_is_told(turns) for turns in told))
+    says = told is not None and all(_is_told(turns) for turns in told)
+    return "steps" in scheme.needs or (says and scheme.entry.kind != "token")
 
 
 def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
@@ -182,7 +187,7 @@ def mean_credit(found: Credit, reading: Reading, row_s: Int[Tensor, " s"], *, co
     count_nk = found.block_nk.new_zeros((completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
     total_nk = torch.zeros_like(count_nk).index_add(0, row_s, found.block_nk * present_sk)
     stop_n = found.stop_n.new_zeros(completions).index_add(0, row_s, found.stop_n)
-    return replace(found, block_nk=total_nk / count_nk.clamp(min=1), stop_n=stop_n), count_nk > 0
+    return Credit(total_nk / count_nk.clamp(min=1), stop_n, found.singleton_m, found.absent_m), count_nk > 0
 
 
 def _is_told(turns: Any) -> bool:

@@ -111,15 +111,13 @@ def credited(
         return None if values is None else [values[n] for n in real]
 
     own = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step), (), taken(rows.anchor))
-    adv_nt = torch.zeros(mask_nt.shape)
-    if not real:
-        return adv_nt, Reading.unpack(torch.zeros(0, 0), scheme), {}
     reading, masked_n = unpack(own, scheme, mask_nt.shape[1])
     assert reading.spans is not None, "unpack gives spans"
     sampled_nt = reading.spans.block_nt >= 0
     _check_tokens(mask_nt[real], sampled_nt, masked_n)
     batch = Batch(taken(uids), mask_nt=sampled_nt, steps=_steps(own, scheme))
     found = credit(reading, batch, scheme)
+    adv_nt = torch.zeros(mask_nt.shape)
     adv_nt[real] = advantages(found, reading.spans, scheme)
     return torch.where(mask_nt, adv_nt, 0.0), reading, metrics(found, reading, scheme)
 
@@ -140,6 +138,6 @@ def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None
     for n in (extra_nt | unknown_nt).any(dim=1).nonzero().flatten().tolist():
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
-            f"model's own. Tool output must not be scored as the model's: let the agent loop pass on AgentLoopOutput.response_mask, "
-            f"as verl's own does, and put nothing between it and AgentLoopWorker._compute_score."
+            f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and leave "
+            f"AgentLoopWorker._compute_score to verl."
         )
