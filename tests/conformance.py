@@ -159,7 +159,11 @@ def turns_advantages(rows):
 def gigpo_advantages(rows, gamma=0.95):
     total = {name: sum(one["paid"] for one in rows if one["rollout"] == name) for name in {r["rollout"] for r in rows}}
     later = [
-        sum(gamma ** (o["step"] - r["step"]) * o["paid"] for o in rows if o["rollout"] == r["rollout"] and o["step"] >= r["step"])
+        sum(
+            gamma ** (o["step"] - r["step"]) * o["paid"]
+            for o in rows
+            if o["rollout"] == r["rollout"] and o["step"] >= r["step"]
+        )
         for r in rows
     ]
     found = []

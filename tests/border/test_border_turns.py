@@ -1,5 +1,6 @@
-"""Turns and trajectories that do not fit together."""
+"""Turns, trajectories and engines that do not fit together."""
 
+import pytest
 import torch
 
 from border.case import Case, check, command
@@ -7,7 +8,9 @@ from rollout_files import WELL_FORMED, trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, read
 from spanwise.batch import Steps, by_turn
 from spanwise.credit.trajectories.graph import Trajectory, Turn
+from spanwise.engines.verl.estimators import carried_advantages
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
 WHOLE = Layout({"all": ["answer"]})
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
@@ -88,8 +91,8 @@ CASES = [
     ),
     Case(
         "an objective with `scope: step`",
-        lambda folder: command("train", "--set", "objectives=[{reward: correct, pays: solution, scope: step}]"),
-        "Error: ... scope ... 'rollout' or 'turn' ...",
+        lambda folder: with_scope("step"),
+        "Objective 'correct' has scope: 'step'; write 'rollout' or 'turn', or leave it out.",
     ),
     Case(
         "an objective with `scope: turn` where completions are no turns",
@@ -134,6 +137,13 @@ CASES = [
         "a turn that goes on from a later one",
         lambda folder: of_turns(Turn([1], [0], [1], parent=3)),
         "Turn 0 of trajectory 'a' goes on from turn 3, which does not come before it.",
+    ),
+    Case(
+        "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone",
+        lambda folder: f"{carried_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}",
+        "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use "
+        "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. With "
+        "another trainer use an estimator of one reward: spanwise_dr_grpo, spanwise_grpo, ...",
     ),
     Case(
         "one state for a sequence of two turns",

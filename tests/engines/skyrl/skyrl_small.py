@@ -80,7 +80,13 @@ class SignsGenerator(GeneratorInterface):
     """
 
     def __init__(self, model, cfg, *, turn_rewards=False, token_level=False, script=None):
-        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = model, cfg, turn_rewards, token_level, script
+        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = (
+            model,
+            cfg,
+            turn_rewards,
+            token_level,
+            script,
+        )
         self.curve, self.outputs = [], []
 
     async def generate(self, input_batch):
@@ -88,7 +94,9 @@ class SignsGenerator(GeneratorInterface):
         said = self.play(plans) if self.script is None else self.script(plans)
         self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
-        output = {key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))}
+        output = {
+            key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))
+        }
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
@@ -114,7 +122,16 @@ class SignsGenerator(GeneratorInterface):
             zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
         ):
             reward = [paid] if self.token_level else paid
-            row = context(plan, answers[:turn]), [answer], reward, [1], fits, plan[turn], trajectory, turn == len(answers) - 1
+            row = (
+                context(plan, answers[:turn]),
+                [answer],
+                reward,
+                [1],
+                fits,
+                plan[turn],
+                trajectory,
+                turn == len(answers) - 1,
+            )
             for key, value in zip(output, row, strict=True):
                 output[key].append(value)
 

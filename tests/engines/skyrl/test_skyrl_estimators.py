@@ -117,7 +117,9 @@ def test_what_the_registry_passes(data):
     AdvantageEstimatorRegistry._functions["spy"] = spy
     try:
         for layout, dp in (("flat", 2), ("stepwise", 3)):
-            made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spy"}), dp=dp)
+            made = small.trainer(
+                small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spy"}), dp=dp
+            )
             made.compute_advantages_and_returns(small.batch_of(made))
     finally:
         del AdvantageEstimatorRegistry._functions["spy"]
@@ -136,7 +138,9 @@ def test_what_the_registry_passes(data):
 
 @pytest.mark.parametrize(("layout", "dp"), [("flat", 2), ("stepwise", 3), ("merged", 3)])
 def test_it_learns_by_the_registry_alone(data, layout, dp):
-    made = small.trainer(small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spanwise_rloo"}), dp=dp)
+    made = small.trainer(
+        small.config(data, layout=layout, **{"trainer.algorithm.advantage_estimator": "spanwise_rloo"}), dp=dp
+    )
     small.run(made)
     assert sum(made.generator.curve[-3:]) / 3 > 0.5
 
