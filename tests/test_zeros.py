@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import NAN
 from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Reading, Scheme, Scores, Spans, advantages, credit
+from spanwise.batch import Steps
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, recorded_reasons, zero_reasons, zeros
 
@@ -124,6 +125,29 @@ def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
     assert [told.reason(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
     nothing = torch.zeros(0, dtype=torch.long)
     assert [c.reason for c in zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [Zero.EMPTY]
+
+
+def test_turns_of_rollouts_are_explained_by_their_rollouts():
+    """Two prompts: rollouts 0 and 1 are wrong at their last turn; rollout 2 is right, and alone."""
+    steps = Steps(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0]))
+    group_n = torch.tensor([0, 0, 0, 0, 1])
+    rewards = [[NAN, 0.5], [0.0, 0.5], [NAN, 0.5], [0.0, NAN], [1.0, NAN]]
+    statuses = [[ABSENT, OK], [OK, OK], [ABSENT, OK], [OK, ERROR], [OK, ABSENT]]
+    reading = reading_of(rewards, statuses, [[1, 1, 0]] * 5)
+    scheme = Scheme(
+        "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "b", name="said", scope="turn")]
+    )
+    found = credit(reading, Batch(group_n, steps=steps), scheme)
+    assert not found.has_signal
+    keys = zero_reasons(found, reading, scheme, group_n, steps=steps)
+    names = [[Zero(key % 32).name for key in row] for row in keys.tolist()]
+    wrong, equal = "ALL_WRONG", "ALL_EQUAL"
+    assert names == [
+        [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
+        ["SINGLETON", "ABSENT", "UNPAID"],
+    ]  # fmt: skip
+    alone = zero_reasons(found, reading, scheme, torch.tensor([0, 0, 1, 1, 2]), steps=steps)
+    assert [Zero(key % 32).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
 
 
 def test_what_a_trainer_recorded():

@@ -116,7 +116,9 @@ def _check_sampling(cfg: Any, scheme: Scheme) -> None:
         return
     other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
     if other is not None or cfg.generator.step_wise_trajectories:
-        why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
+        why = (
+            f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
+        )
         raise RecipeError(
             f"trainer.algorithm.dynamic_sampling.type is '{kind}', which keeps groups by the environment's reward, and {why}. "
             f"Leave it out."

@@ -63,7 +63,9 @@ def outcome_advantage(
                 [ 0.,  0.]])
     """
     if rest.get("grpo_norm_by_std") is False and name == "grpo":
-        raise RecipeError("grpo_norm_by_std=false does nothing to 'spanwise_grpo'; use advantage_estimator=spanwise_dr_grpo.")
+        raise RecipeError(
+            "grpo_norm_by_std=false does nothing to 'spanwise_grpo'; use advantage_estimator=spanwise_dr_grpo."
+        )
     uids = [str(uid) for uid in index]
     real = len(uids)
     while real and _PAD.fullmatch(uids[real - 1]):
@@ -78,7 +80,9 @@ def outcome_advantage(
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """A place holder that the trainer of the entrypoint overwrites; NaN, so that no other one can train on it."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
-        raise RecipeError(f"advantage_estimator=spanwise runs by a recipe, which the registry does not know; use {_ENTRYPOINT}.")
+        raise RecipeError(
+            f"advantage_estimator=spanwise runs by a recipe, which the registry does not know; use {_ENTRYPOINT}."
+        )
     nothing_nt = torch.full_like(token_level_rewards, torch.nan)
     return nothing_nt, nothing_nt
 

@@ -64,7 +64,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         assert rows is not None, "SkyRL postprocesses what it trains on"
         by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
         mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
-        batch, way = rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
+        batch, way = (
+            rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
+        )
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
         found = credit(reading, batch, self.scheme)

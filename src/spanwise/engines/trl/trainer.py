@@ -179,9 +179,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             value_nm = completed(everyone.scores, self.scheme.objectives).float()
         else:
             value_sm = completed(reading.scores, self.scheme.objectives).float()
-            value_nm = self._gather(
-                of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list))
-            )
+            value_nm = self._gather(of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list)))
         self._everyone = everyone
         self._seconds = time.perf_counter() - started
         return value_nm.to(self.accelerator.device)
