@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import NAN
 from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Reading, Scheme, Scores, Spans, advantages, credit
+from spanwise.batch import Steps
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, recorded_reasons, zero_reasons, zeros
 
@@ -126,14 +127,37 @@ def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
     assert [c.reason for c in zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [Zero.EMPTY]
 
 
+def test_turns_of_rollouts_are_explained_by_their_rollouts():
+    """Two prompts: rollouts 0 and 1 are wrong at their last turn; rollout 2 is right, and alone."""
+    steps = Steps(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0]))
+    group_n = torch.tensor([0, 0, 0, 0, 1])
+    rewards = [[NAN, 0.5], [0.0, 0.5], [NAN, 0.5], [0.0, NAN], [1.0, NAN]]
+    statuses = [[ABSENT, OK], [OK, OK], [ABSENT, OK], [OK, ERROR], [OK, ABSENT]]
+    reading = reading_of(rewards, statuses, [[1, 1, 0]] * 5)
+    scheme = Scheme(
+        "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "b", name="said", scope="turn")]
+    )
+    found = credit(reading, Batch(group_n, steps=steps), scheme)
+    assert not found.has_signal
+    keys = zero_reasons(found, reading, scheme, group_n, steps=steps)
+    names = [[Zero(key % 32).name for key in row] for row in keys.tolist()]
+    wrong, equal = "ALL_WRONG", "ALL_EQUAL"
+    assert names == [
+        [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
+        ["SINGLETON", "ABSENT", "UNPAID"],
+    ]  # fmt: skip
+    alone = zero_reasons(found, reading, scheme, torch.tensor([0, 0, 1, 1, 2]), steps=steps)
+    assert [Zero(key % 32).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
+
+
 def test_what_a_trainer_recorded():
     credit_nk = torch.tensor([[0.0], [0.0], [0.5], [0.0], [0.0], [0.0], [NAN]])
     group_n = torch.tensor([0, 0, 1, 1, 2, 3, 3])
     reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
     names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
-    assert names == ["ALL_RIGHT", "ALL_RIGHT", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "AT_BASELINE", "UNSCORED"]
+    assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
     names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
-    assert names == ["ALL_EQUAL", "ALL_EQUAL", "AT_BASELINE", "AT_BASELINE", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+    assert names == ["ALL_EQUAL", "ALL_EQUAL", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
@@ -141,7 +165,7 @@ def test_what_does_not_fit_is_refused(unchecked_shapes):
         zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
     reading = reading_of([[1]], [[OK]], [[1, 0, 0]])
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
-    with pytest.raises(AlignmentError, match="take it from pipeline.credit"):
+    with pytest.raises(AlignmentError, match=r"take it from pipeline\.credit"):
         zero_reasons(blank, reading, ONE, torch.tensor([0]))
 
 

@@ -1,4 +1,4 @@
-"""The command line: `spanwise train | eval | compare | fidelity | credit | report | demo | methods`."""
+"""The command line: `spanwise train | eval | compare | fidelity | credit | why | report | demo | methods | doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ try:
     from cyclopts import App, Parameter
     from rich.console import Console
 except ModuleNotFoundError as error:  # the core installs without the command line
-    raise SystemExit(f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]'") from None
+    raise SystemExit(
+        f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
+        "'spanwise[cli]' beside another engine. What is installed and whether it works: python -m spanwise.commands.doctor"
+    ) from None
 
 app = App(
     name="spanwise",
@@ -257,14 +260,48 @@ def credit(
         rows: at most so many completions in the report.
         set_: any recipe field, as field=value; may be repeated.
     """
-    taken = dict(_pair(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or [])
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import quiet
 
     quiet()
-    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    options = {"recipe": recipe, "methods": names, "tokenizer": tokenizer, "reward": taken}
-    run(rollouts, output=output, rows=rows, console=Console(), overrides=_assignments(set_ or []), **options)
+    options = _read_options(recipe, methods, tokenizer, reward, set_)
+    run(rollouts, output=output, rows=rows, console=Console(), **options)
+
+
+@app.command
+def why(
+    rollouts: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    methods: str | None = None,
+    tokenizer: Path | None = None,
+    reward: list[str] | None = None,
+    completion: int | None = None,
+    examples: int = 3,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, failed, ... with counts that add up.
+
+    Reads what `spanwise credit` reads, under the same methods; writes nothing.
+
+    Args:
+        rollouts: a file, a folder of files, or the run folder they lie in.
+        recipe: see `spanwise credit`.
+        methods: see `spanwise credit`; default: of a run of ours its own method, else those of `spanwise credit`.
+        tokenizer: see `spanwise credit`.
+        reward: see `spanwise credit`.
+        completion: show this completion token by token, counted from 0 in the order of the file.
+        examples: rows that are named for each reason.
+        set_: any recipe field, as field=value; may be repeated.
+    """
+    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.why.why import why as run
+
+    quiet()
+    _check_sizes(examples=examples)
+    options = _read_options(recipe, methods, tokenizer, reward, set_)
+    run(rollouts, completion=completion, examples=examples, console=Console(), **options)
 
 
 @app.command
@@ -315,6 +352,28 @@ def methods(name: str | None = None, /) -> None:
     from spanwise.commands.methods.methods import show_methods
 
     show_methods(name, console=Console())
+
+
+@app.command
+def doctor() -> None:
+    """Say which engines are installed and work: versions, the plug-in in this verl, which trainer it uses, what broke.
+
+    Exit status 1 if something that is installed is broken.
+    """
+    from spanwise.commands.doctor.doctor import doctor as run
+
+    if not run(console=Console()):
+        sys.exit(1)
+
+
+def _read_options(
+    recipe: Path | None, methods: str | None, tokenizer: Path | None, reward: list[str] | None, set_: list[str] | None
+) -> dict[str, Any]:
+    """What says how a rollout file is read and credited."""
+    taken = dict(_pair(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or [])
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    overrides = _assignments(set_ or [])
+    return {"recipe": recipe, "methods": names, "tokenizer": tokenizer, "reward": taken, "overrides": overrides}
 
 
 def _check_sizes(**sizes: int) -> None:

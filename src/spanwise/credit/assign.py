@@ -212,7 +212,7 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
         RecipeError: it needs something that is not there, or has no such option.
     """
     known = {**data, "group_n": group_n, "group_s": group_n}
-    lacking = [name for name in chosen.required if name not in known]
+    lacking = [name for name in chosen.required if known.get(name) is None]
     if lacking:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
     for name in options:

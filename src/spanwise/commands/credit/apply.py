@@ -30,6 +30,7 @@ class Applied:
         credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
         tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
         dead: comparison -> share of its strata in which nobody gets any credit.
+        reading: what the completions say and are worth; None where nothing was compared.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Applied:
     credit: Credit
     tokens: np.ndarray | Scheme
     dead: dict[str, float]
+    reading: Reading | None = None
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
@@ -73,6 +75,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
     stop_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
+    adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
     strata, dead = Counter[str](), Counter[str]()
     length_nk = marked.length_nk.clone()
     mean_length_n = torch.zeros(len(table), dtype=torch.float64)
@@ -84,14 +87,18 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
             mean_length_n[rows] = found.mean_length_n
         held_n = (marked.length_nk[rows] > 0).any(dim=1)  # without any token, nothing carries what stopping costs
         block_nk[rows], stop_n[rows] = found.block_nk, found.stop_n.masked_fill(~held_n, 0.0)
+        if found.adv_nm is not None:
+            adv_nm[rows] = found.adv_nm
         singleton_m += found.singleton_m
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
             strata[name] += total
             dead[name] += silent
     absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
-    whole = Credit(block_nk, stop_n, singleton_m, absent_m, mean_length_n=mean_length_n, length_nk=length_nk)
+    whole = Credit(
+        block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk
+    )
     silent = {name: dead[name] / total for name, total in strata.items() if total}
-    return Applied(arm.name, marked, whole, arm.scheme, silent)
+    return Applied(arm.name, marked, whole, arm.scheme, silent, reading)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -122,6 +129,7 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
+    adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
     mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
         for part in _parts(table, rows, whole="split" in arm.scheme.entry.exceptions):
@@ -132,10 +140,12 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
             block_nk[part] = found.block_nk
+            if found.adv_nm is not None:
+                adv_nm[part] = found.adv_nm
     nothing_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
-    whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0))
-    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk))
+    whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk), reading)
 
 
 def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, block_nk: Tensor) -> dict[str, float]:

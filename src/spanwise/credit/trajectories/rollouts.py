@@ -88,7 +88,7 @@ def assign_turns(
         found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **common)
     else:
         data = {"length_n": length_jk.sum(dim=1)}
-        at_rollouts = _rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
+        at_rollouts = rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
         found = _blocks(scores, at_rollouts, group_s, group_j, length_sk, length_jk, line, objectives, data, common)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
@@ -117,7 +117,7 @@ def _blocks(
         return found
     voters = {"voter_n": line.index_s}
     turns = assign(
-        _turn_scores(scores, at_rollouts, line, turn_m), group_s, length_sk > 0, objectives=only[1], inputs=voters, **common
+        turn_scores(scores, at_rollouts, line, turn_m), group_s, length_sk > 0, objectives=only[1], inputs=voters, **common
     )
     columns = ("adv_nm", "stratum_nm", "singleton_m", "absent_m", "coarser_m")
     picked = {name: torch.where(turn_m, getattr(turns, name), getattr(found, name)) for name in columns}
@@ -157,7 +157,7 @@ def _last_held(status_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
     return row_j.scatter(0, line.index_s[rows], rows)
 
 
-def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, summed: bool) -> Scores:
+def rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, summed: bool) -> Scores:
     """One row per rollout: of each reward its last turn that has it, or (`summed`) the sum where it is a reward of turns."""
     columns = [_last_held(scores.status_nm[:, m], line) for m in range(len(objectives))]
     taken = {
@@ -180,7 +180,7 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
     return Scores(scores.names, **taken, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
-def _turn_scores(scores: Scores, at_rollouts: Scores, line: Timeline, turn_m: Bool[Tensor, " m"]) -> Scores:
+def turn_scores(scores: Scores, at_rollouts: Scores, line: Timeline, turn_m: Bool[Tensor, " m"]) -> Scores:
     """One row per turn; what is a fact of the rollout is the same at all of its turns, as an outcome may be asked for it."""
     spread = at_rollouts.take(line.index_s)
     wide = {"reward_nm": turn_m, "status_nm": turn_m, "by_outcome_nmo": turn_m[:, None], "stated_nm": turn_m}

@@ -1,0 +1,1 @@
+"""`spanwise doctor`."""

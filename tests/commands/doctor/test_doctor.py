@@ -1,0 +1,127 @@
+"""`spanwise doctor` in this environment, and what it says of things that are really broken."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from border.case import command
+from packages_small import package
+from spanwise.commands.doctor.examine import _faults, _good, probed
+from spanwise.engines.windows import WINDOWS, is_tested
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_what_is_installed_here_works_and_what_is_not_is_no_fault():
+    seen = command("doctor", code=0)
+    assert re.search(rf"torch\s+{re.escape(version('torch'))}\s+ok", seen)
+    assert re.search(rf"TRL\s+{version('trl')}\s+{re.escape(WINDOWS['trl'])}\s+ok", seen)
+    assert "TRL: spanwise.engines.trl is imported" in seen
+    assert re.search(r"verl\s+>=0.9,<0.10\s+(not installed|ok)", seen)
+
+
+def test_windows_are_those_of_the_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for engine, window in WINDOWS.items():
+        asked = next(line for line in extras[engine] if re.match(rf"{engine}\b(?!-)", line))
+        assert asked.partition(";")[0].removeprefix(engine).strip() == window
+
+
+def test_windows_are_those_that_the_adapters_warn_by():
+    engines = ROOT / "src" / "spanwise" / "engines"
+    verl = re.search(r'TESTED = \("(.+)", "(.+)"\)', (engines / "verl" / "plugin.py").read_text())
+    skyrl = re.search(r'OLDEST, NEWEST = "(.+)", "(.+)"', (engines / "skyrl" / "config.py").read_text())
+    for name, bounds in (("verl", verl), ("skyrl", skyrl)):
+        assert bounds is None or WINDOWS[name] == ">={},<{}".format(*bounds.groups())
+
+
+@pytest.mark.parametrize(
+    ("engine", "found", "inside"),
+    [
+        ("verl", "0.9", True), ("verl", "0.9.1", True), ("verl", "0.8.9", False), ("verl", "0.10.0", False),
+        ("verl", "0.10.0.dev0", False), ("skyrl", "0.4.0", True), ("skyrl", "0.5.0rc1", False), ("skyrl", "0.2", False),
+        ("trl", "1.10.0", True), ("trl", "1.15.0", False), ("trl", "1.15.1", True), ("trl", "2.0", False), ("trl", "1.9.9", False),
+    ],
+)  # fmt: skip
+def test_the_window_of_an_engine(engine, found, inside):
+    assert is_tested(engine, found) is inside
+
+
+def test_an_adapter_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
+    """A folder on the path holds a `datasets` that raises, as a package of another version does."""
+    monkeypatch.setenv("PYTHONPATH", package(tmp_path, "datasets", "raise ImportError('built for another Python')\n"))
+    seen = command("doctor", code=1)
+    assert re.search(r"TRL\s+\S+\s+\S+\s+broken", seen)
+    assert re.search(r"TRL: The adapter to TRL cannot be imported: .*built for another Python", seen)
+
+
+def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "PYTHONPATH", package(tmp_path, "trl", "import os, sys; print('so long', file=sys.stderr); os._exit(7)\n")
+    )
+    assert probed("trl")["error"] == "the process ended with status 7: so long"
+
+
+def test_what_a_broken_plug_in_says_is_kept(tmp_path):
+    """verl loads every entry point of its group and keeps silent about those that fail; here they are loaded for real."""
+    entries = {"verl.plugins": "mine = broken_plugin\nfine = fine_plugin"}
+    path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
+    (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
+    code = (
+        "import json, sys; from spanwise.commands.doctor.probe import broken_plugins, plugins; "
+        "print(json.dumps([plugins(), broken_plugins(), broken_plugins('fine'), broken_plugins('none')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    there, broken, only_fine, none = json.loads(done.stdout.splitlines()[-1])
+    assert {"mine": "broken_plugin", "fine": "fine_plugin"}.items() <= there.items()
+    assert broken["mine"] == f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
+    assert "fine" not in broken
+    assert only_fine == none == {}
+
+
+VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, "use_v1": True,
+        "estimators": ["spanwise", "spanwise_grpo"], "modes": ["spanwise_sync", "sync"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"failed": {"mine": "KeyError: 'x'"}}, "The plug-in 'mine' is broken, and verl does not say so: KeyError: 'x'"),
+        ({"plugins": {}}, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
+        ({"switch": "none"}, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
+        ({"estimators": []}, "algorithm.adv_estimator=spanwise is not in verl's registry all the same"),
+        ({"faults": {"trainer": "AttributeError: y"}}, "'trainer' could not be attached to verl: AttributeError: y"),
+    ],
+)
+def test_sentences_on_a_verl_that_does_not_do_it(changes, says):
+    assert says in _faults("verl", {**VERL, **changes})[0]
+
+
+def test_sentences_on_a_verl_that_does():
+    assert _faults("verl", VERL) == []
+    assert (
+        _good("verl", VERL)[1]
+        == "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: sync; V0 has it too."
+    )
+    assert "uses V0" in _good("verl", {**VERL, "use_v1": False})[1]
+    assert "cannot be imported: no queue" in _good("verl", {**VERL, "modes": [], "v1": "no queue"})[1]
+
+
+def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
+    path = package(tmp_path, "cyclopts", "raise ModuleNotFoundError(\"No module named 'cyclopts'\", name='cyclopts')\n")
+    options = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": False}
+    bare = subprocess.run([sys.executable, "-m", "spanwise.cli", "doctor"], **options)
+    assert bare.returncode == 1
+    assert "python -m spanwise.commands.doctor" in bare.stderr
+    done = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
+    assert done.returncode == 0, done.stderr
+    assert "spanwise.engines.trl is imported" in done.stdout

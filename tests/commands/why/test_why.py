@@ -1,0 +1,148 @@
+"""`spanwise why`: files of several trainers, with reasons and counts worked out by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+
+from border.case import command
+from rollout_files import LAYOUT, WELL_FORMED, own_run, said, trl_file, verl_file
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.why.why import reasons, why
+from spanwise.errors import RecipeError
+from spanwise.zeros import Zero
+
+WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
+OURS = {"overrides": {"layout": LAYOUT}}
+
+
+def counted(told):
+    return {(count.reason.name, count.objective): (count.tokens, count.completions, count.rows) for count in told.counts()}
+
+
+def shown(*words, code=0):
+    return " ".join(command("why", *words, code=code).split())
+
+
+def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
+    """Words are tokens: "so <answer>4</answer>" is 3 of them with the tags' ends, and the confidence 1."""
+    outputs = [said("4", "0.9")] * 2 + [said("5", "0.9")] * 2 + [said("4", "0.9"), said("4", "0.9"), said("5", "0.2")]
+    prompts = ["a", "a", "b", "b", "c", "d", "d"]
+    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=prompts, acc=[1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    found = why(file, methods=["grpo", "bae_paper"], console=Console(quiet=True), **OURS)
+    tokens = len(found["grpo"].key_v) // 7
+    assert counted(found["grpo"]) == {
+        ("CREDITED", ""): (2 * tokens, 2, (5, 6)),
+        ("SINGLETON", ""): (tokens, 1, (4,)),
+        ("ALL_RIGHT", "correct"): (2 * tokens, 2, (0, 1)),
+        ("ALL_WRONG", "correct"): (2 * tokens, 2, (2, 3)),
+    }
+    table = credit_rollouts(file, methods=["bae_paper"], **OURS)
+    solution, confidence = (int(table.marked.length_nk[0, k]) for k in (0, 1))
+    assert solution + confidence == tokens
+    assert counted(found["bae_paper"]) == {
+        ("CREDITED", ""): (2 * solution, 2, (5, 6)),
+        # The confidences of one outcome in a prompt are two of one value, or one alone.
+        ("SINGLETON", "correct"): (solution, 1, (4,)),
+        ("SINGLETON", "brier"): (3 * confidence, 0, (4, 5, 6)),
+        ("ALL_RIGHT", "correct"): (2 * solution, 2, (0, 1)),
+        ("ALL_WRONG", "correct"): (2 * solution, 2, (2, 3)),
+        ("ALL_EQUAL", "brier"): (4 * confidence, 0, (0, 1, 2)),
+    }
+
+
+def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    outputs = [said("5", "0.9"), said("7", "0.2"), "so <answer>6"]
+    file = verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0, 0.0, 0.0])
+    words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
+    seen = shown(*words)
+    assert "unanimous: all wrong (correct) 3" in seen
+    assert "Of the 3 completions whose group is all wrong 1 are malformed, 1 of them because a tag never closes." in seen
+    assert "Block 'confidence' is not there in 1 of 3 completions (row 2)" in seen
+    assert "Rewards: correct from the file's 'acc', brier from the text." in seen
+    one = shown(*words, "--completion", "1")
+    assert "Completion 1 of " in one
+    assert "compared with rows 0, 1, 2; prompt '2+2='" in one
+    assert "Reward correct: 0; of all rows compared: 0 0 0" in one
+    assert "Reward brier: -0.04; of all rows compared: -0.81 -0.04 -" in one
+    assert "solution 0 unanimous: all wrong (correct)" in one
+    length = int(credit_rollouts(file, **OURS).marked.length_nk[1, 1])
+    assert f"confidence {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
+    assert "Its tags: missing, truncated." in shown(*words, "--completion", "2")
+    assert shown(*words, "--completion", "3", code=2).endswith("holds the completions 0 to 2.")
+
+
+def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
+    outputs, prompts = WELL_FORMED * 2, ["a"] * 4 + ["b"] * 4
+    path = tmp_path / "completions.parquet"
+    columns = {"correct": [1.0] * 4 + [1.0, 0.0, 1.0, 0.0], "advantage": [0.0] * 4 + [1.0, 0.0, -1.0, 0.0]}
+    pq.write_table(pa.table({"prompt": prompts, "completion": outputs, **columns}), path)
+    found = why(path, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
+    assert {key: value[1:] for key, value in counted(found).items()} == {
+        ("CREDITED", ""): (2, (4, 6)),
+        ("ALL_RIGHT", "correct"): (4, (0, 1, 2)),
+        ("RECORDED", ""): (2, (5, 7)),
+    }
+    silent = trl_file(tmp_path / "silent.parquet", WELL_FORMED, advantage=[0.0] * 4)
+    found = why(silent, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
+    assert list(counted(found)) == [("ALL_EQUAL", "")]
+
+
+def our_file(path):
+    """Rollouts of ours: a tool's token, a completion left out of the loss, a check that timed out, one that is nobody's doing."""
+    texts = ["<answer>4</answer>", "<answer>5</answer>", "<answer>4</answer>", "<answer>4</answer>", "<answer>4</answer>"]
+    tokens = [[text[:9], "7", text[9:]] for text in texts]
+    columns = {
+        "step": [1] * 5, "group": [0] * 5, "prompt": ["2+2="] * 5, "tokens": tokens, "trainable": [[True, False, True]] * 5,
+        "reward/correct": [1.0, 0.0, 1.0, None, None], "status/correct": ["ok", "ok", "ok", "timeout", "unscored"],
+        "start/all": [0] * 5, "end/all": [3, 3, 0, 3, 3], "advantages/grpo": [[0.1, 0.0, 0.1]] * 2 + [[None] * 3] + [[0.0] * 3] * 2,
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_masked_left_out_failed_and_unscored(tmp_path):
+    file = our_file(tmp_path / "step_000001.parquet")
+    options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
+    found = why(file, console=Console(quiet=True), **options)["rloo"]
+    assert counted(found) == {
+        ("CREDITED", ""): (4, 2, (0, 1)),
+        ("MASKED", ""): (5, 0, (0, 1, 2)),
+        ("LEFT_OUT", ""): (2, 1, (2,)),
+        ("FAILED", "correct"): (2, 1, (3,)),
+        ("UNSCORED", "correct"): (2, 1, (4,)),
+    }
+
+
+def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
+    run = own_run(tmp_path / "run", rewards=[1.0, 1.0, 0.0, None], status=["ok", "ok", "ok", "error"])
+    assert list(why(run, console=Console(quiet=True))) == ["bae"]
+    assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"], console=Console(quiet=True)))
+
+
+@pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream"])
+def test_reasons_of_files_that_trainers_wrote_add_up(name):
+    result = credit_rollouts(WRITTEN / name)
+    table = result.table
+    for one in result.applied:
+        told = reasons(result)[one.name]
+        advantages = one.advantages(table, 0, len(table))
+        counts = told.counts()
+        assert sum(count.tokens for count in counts) == len(table.tokens.values)
+        assert sum(count.completions for count in counts) == len(table)
+        credited = torch.tensor([told.reason(key) is Zero.CREDITED for key in told.key_v.tolist()])
+        assert credited.tolist() == (np.nan_to_num(advantages) != 0).tolist()
+        masked = sum(count.tokens for count in counts if count.reason is Zero.MASKED)
+        assert masked == int((~table.trainable).sum())
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=[1.0, 1.0, 1.0, 0.0])
+    with pytest.raises(RecipeError, match="--completion is -1"):
+        why(file, completion=-1, console=Console(quiet=True), **OURS)
+    assert "--examples is 0; at least 1 is needed." in shown(file, "--examples", "0", code=2)

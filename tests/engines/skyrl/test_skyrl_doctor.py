@@ -1,0 +1,15 @@
+"""`spanwise doctor` beside a real SkyRL."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("skyrl")
+
+
+def test_this_skyrl_has_the_entrypoint_and_the_names():
+    command = [sys.executable, "-m", "spanwise.commands.doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout
+    assert "trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe" in done.stdout
