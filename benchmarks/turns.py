@@ -27,11 +27,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
-from spanwise import Objective, Scheme
+from spanwise import Batch, Objective, Scheme, Vocabulary, credit, read
 from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.task import load_model
 from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.engines.trl.turns import conversations
+from spanwise.engines.trl.turns import conversations, turn_rows
 from spanwise.measure import compare
 from spanwise.tasks import warm_start
 from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, draw_chains, held_out_chains, right, solved
@@ -45,6 +46,12 @@ ARMS = {
     "summed": ("rloo", OF_TURNS, {}),
     "turns": ("bae", OF_TURNS, {}),
 }
+
+
+def scheme_of(arm: str) -> Scheme:
+    """The rule of credit of an arm."""
+    method, objective, options = ARMS[arm]
+    return Scheme(method, AGENT_LAYOUT, [objective], per="completion", options=options)
 
 
 def figures(model: Any, tokenizer: Any, chains: list[Chain], *, samples: int) -> dict[str, float]:
@@ -73,7 +80,6 @@ class Watch(TrainerCallback):
 
 def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -> dict[str, Any]:
     """Train one arm with one seed and follow it on `chains`."""
-    method, objective, more = ARMS[arm]
     start = warm_start("agent")
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     held_out = frozenset(chain.prompt for chain in held_out_chains())
@@ -102,7 +108,7 @@ def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -
         ),
         train_dataset=Dataset.from_dict({"prompt": [chain.prompt for chain in drawn]}),
         processing_class=tokenizer,
-        scheme=Scheme(method, AGENT_LAYOUT, [objective], per="completion", options=more),
+        scheme=scheme_of(arm),
         rollout_func=conversations(Episode, max_turn_tokens=TURN_TOKENS),
         callbacks=[watch],
     )
@@ -111,6 +117,28 @@ def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -
     started = time.perf_counter()
     trainer.train()
     return {"arm": arm, "seed": seed, "seconds": time.perf_counter() - started, "curve": watch.curve}
+
+
+def signal(chains: list[Chain], *, group_size: int) -> None:
+    """Before any training: how well the credit of a turn tells a right one from a wrong one."""
+    model, tokenizer = load_model(warm_start("agent"))
+    torch.manual_seed(0)
+    episodes = [Episode(chain.prompt) for chain in chains for _ in range(group_size)]
+    played = play(model, tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
+    told = {"turns": [episode.turns for episode in episodes]}
+    ids, flags = [one.completion_ids for one in played], [one.env_mask for one in played]
+    batch = Batch.jagged(ids, torch.arange(len(ids)) // group_size, sampled=flags, columns=told)
+    right_s = torch.tensor([reward for episode in episodes for reward in episode.turn_rewards])
+    solved_share = np.mean([episode.solved for episode in episodes])
+    print(f"at the start, {len(episodes)} rollouts of {len(right_s)} turns:", end=" ")
+    print(f"{float(right_s.mean()):.3f} of the turns are right, {solved_share:.3f} of the rollouts solved")
+    print("correlation of a turn's credit with its being right, and the share of wrong turns with positive credit:")
+    for arm in ARMS:
+        scheme = scheme_of(arm)
+        rows, _ = turn_rows(batch, scheme)
+        credit_s = credit(read(rows, scheme, Vocabulary.of(tokenizer, model)), rows, scheme).block_nk[:, 0]
+        together = float(torch.corrcoef(torch.stack([credit_s, right_s.double()]))[0, 1])
+        print(f"  {arm:12} {together:.3f}  {float((credit_s[right_s == 0] > 0).double().mean()):.3f}")
 
 
 def show(found: list[dict[str, Any]], arms: list[str]) -> None:
@@ -159,6 +187,7 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet()
     chains = draw_chains(256, rng=np.random.default_rng(777)) if options.tune else held_out_chains()
+    signal(draw_chains(64, rng=np.random.default_rng(778)), group_size=options.group_size)
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     arms, found = options.arms.split(","), []

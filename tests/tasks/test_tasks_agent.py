@@ -6,8 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from spanwise.errors import DataError
+from spanwise.tasks import build_model, build_tokenizer, digits_task, warm_start
 from spanwise.tasks.agent import (
     FEWEST,
     MOST,
@@ -19,6 +21,9 @@ from spanwise.tasks.agent import (
     held_out_chains,
     noisy_talk,
 )
+from spanwise.tasks.warm_start import _ALL_NOISE, shortened, trace_batch
+
+torch.set_num_threads(1)
 
 
 def say(digit) -> str:
@@ -130,6 +135,42 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
 def test_a_refusal_ends_the_talk() -> None:
     talk = list(noisy_talk(drawn(1)[0], AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0), rng=np.random.default_rng(0)))
     assert [reply for _, reply in talk] == ["<answer>?</answer>"]
+
+
+def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> None:
+    """One step on one batch, with the loss of every token written out."""
+    settings = shortened(1)
+    losses = []
+    folder = warm_start("agent", cache_folder=tmp_path, settings=settings, progress=lambda *step: losses.append(step[2]))
+    assert (folder / "model.safetensors").is_file()
+    assert len(losses) == 2  # without slips, then with them
+    tokenizer = build_tokenizer()
+    rng = np.random.default_rng([0, 0, list(_ALL_NOISE).index("agent_early")])
+    ids_nt, width = trace_batch(tokenizer, settings.batch, part="agent_early", rng=rng)
+    with torch.no_grad():
+        logits_ntv = build_model(tokenizer, 0)(ids_nt).logits
+    per_token = []
+    for row, logits_tv in zip(ids_nt.tolist(), logits_ntv, strict=True):
+        for t in range(width, len(row)):
+            said = tokenizer.decode([row[t]])
+            if said in ("<answer>", "</answer>", "<eos>", *"0123456789"):
+                per_token.append(-logits_tv[t - 1].log_softmax(dim=0)[row[t]].item())
+    assert losses[0] == pytest.approx(np.mean(per_token), rel=1e-4)
+
+
+def test_the_start_of_conversations_is_no_start_for_whole_prompts() -> None:
+    with pytest.raises(DataError, match="asked step by step"):
+        digits_task("agent", train_size=1)
+
+
+def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain() -> None:
+    held_out = {chain.prompt for chain in held_out_chains()}
+    tokenizer, rng = build_tokenizer(), np.random.default_rng(20_261)  # the seed of the held-out chains
+    ids_nt, _ = trace_batch(tokenizer, 300, part="agent_early", rng=rng)
+    texts = tokenizer.batch_decode(ids_nt, skip_special_tokens=True)
+    asked = {re.sub(r"=|<answer>\d</answer>", "", text) + "=" for text in texts}
+    assert all(Chain.of(prompt) for prompt in asked)
+    assert not asked & held_out
 
 
 def test_the_environment_needs_no_torch() -> None:
