@@ -70,7 +70,7 @@ class Held:
         return credited(Rows(self.rows.packed[here]), self.uids[here], self.mask_nt[here], SCHEME)[0]
 
     def verl(self) -> torch.Tensor:
-        """verl's `grpo`, as its trainer calls it."""
+        """Verl's `grpo`, as its trainer calls it."""
         from verl.trainer.ppo import core_algos  # pyright: ignore[reportMissingImports]
 
         return core_algos.compute_grpo_outcome_advantage(self.reward_nt, self.mask_nt, index=self.uids)[0]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from verl_small import config_of, manager_of, outputs_of, scored
 
 import conformance
 from spanwise.engines.verl.carry import KEY, Rows, credited
 from spanwise.engines.verl.settings import prepare
-from verl_small import config_of, manager_of, outputs_of, scored
 
 SAVED = conformance.load()
 

@@ -94,9 +94,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
             strata[name] += total
             dead[name] += silent
     absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
-    whole = Credit(
-        block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk
-    )
+    whole = Credit(block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk)
     silent = {name: dead[name] / total for name, total in strata.items() if total}
     return Applied(arm.name, marked, whole, arm.scheme, silent, reading)
 
