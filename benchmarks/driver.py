@@ -1,4 +1,4 @@
-"""What a step of the verl adapter costs on the driver, beside verl's own estimator on the same batch, and what sharding would change.
+"""What a step of the verl adapter costs on the driver, beside verl's own estimator, and what sharding by group would change.
 
     python benchmarks/driver.py [--tokens 8192] [--prompts 32,64,128,256] [--group 16] [--ask 1024]   # in an environment with verl
 
@@ -16,6 +16,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def main() -> None:
         parts = torch.cat([held.shard(part, 8) for part in range(8)])
         assert torch.equal(whole, parts), "a shard of whole groups gives other numbers"
         del whole, parts
-        calls = {"spanwise": held.ours, "verl grpo": held.verl, "one shard of 8": lambda: held.shard(3, 8)}
+        calls = {"spanwise": held.ours, "verl grpo": held.verl, "one shard of 8": partial(held.shard, 3, 8)}
         for name, call in calls.items():
             runs = [measured(call) for _ in range(options.repeats)]
             table[name].append((min(seconds for seconds, _ in runs), min(peak for _, peak in runs) / 2**20))

@@ -1,8 +1,8 @@
 """One set of rollouts for every engine, what each recipe credits their tokens with, and the words they are made of.
 
-The rollouts: groups of 4, 3, 2 and 1; tool output, missing blocks, a completion that was cut off, a unanimous group; conversations of
-one to three turns, and one whose history branches. `python tests/conformance.py` writes `conformance.json` anew: the rollouts as ids,
-and the advantages as loops over the definitions give them, in float64. Every adapter is held against that file.
+The rollouts: groups of 4, 3, 2 and 1; tool output, missing blocks, a completion that was cut off, a unanimous group;
+conversations of one to three turns, and one whose history branches. `python tests/conformance.py` writes `conformance.json` anew:
+the rollouts as ids, and the advantages as loops over the definitions give them, in float64. Every adapter is held against it.
 """
 
 import json
@@ -179,9 +179,8 @@ def gigpo_advantages(rows, gamma=0.95):
 
 def written():
     made = rollouts()
-    advantages = {
-        "blocks": blocks_advantages(made["flat"]), "turns": turns_advantages(made["turns"]), "gigpo": gigpo_advantages(made["turns"]),
-    }  # fmt: skip
+    functions = {"blocks": blocks_advantages, "turns": turns_advantages, "gigpo": gigpo_advantages}
+    advantages = {name: function(made["flat" if name == "blocks" else "turns"]) for name, function in functions.items()}
     return {"pieces": PIECES, "recipes": RECIPES, "rollouts": made, "advantages": advantages}
 
 
