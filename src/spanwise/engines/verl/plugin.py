@@ -1,0 +1,84 @@
+"""The entry point `verl.plugins`: verl loads this module while it is half imported, in every process it starts.
+
+So nothing of verl is imported here. Each part of the adapter is hung behind the module of verl that it belongs to and runs when
+that module has been imported: a rollout server that never looks at advantages pays nothing. verl keeps what a plug-in raises to
+itself, so whatever fails is said on stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from packaging.version import Version
+
+#: The versions that the tests run with: at least the first, below the second.
+TESTED = ("0.9", "0.10")
+#: Module of verl -> the module of this package whose `attach` is called with it.
+PARTS = {
+    "verl.trainer.ppo.core_algos": "estimators",
+    "verl.trainer.ppo.v1": "trainer",
+    "verl.trainer.ppo.ray_trainer": "legacy",
+    "verl.experimental.agent_loop.agent_loop": "masks",
+}
+#: What went wrong in this process, by part; `spanwise doctor` reads it.
+FAULTS: dict[str, str] = {}
+
+
+def register() -> None:
+    """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
+    version = getattr(sys.modules.get("verl"), "__version__", "unknown")
+    if version != "unknown" and not Version(TESTED[0]) <= Version(version) < Version(TESTED[1]):
+        _say(f"spanwise is tested with verl >={TESTED[0]},<{TESTED[1]} and this is verl {version}: compare a short run first.")
+    if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Behind())
+    for name in PARTS:
+        module = sys.modules.get(name)
+        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _attach(module)
+
+
+class _Behind(MetaPathFinder):
+    """Finds what the other finders find, and calls `attach` when it has been run."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in PARTS:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = _then_attach(loader.exec_module)
+        return spec
+
+
+def _then_attach(run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        _attach(module)
+
+    return exec_module
+
+
+def _attach(module: ModuleType) -> None:
+    part = PARTS[module.__name__]
+    try:
+        importlib.import_module(f"spanwise.engines.verl.{part}").attach(module)
+        FAULTS.pop(part, None)
+    except Exception as error:  # verl must go on for whoever does not use spanwise
+        FAULTS[part] = f"{type(error).__name__}: {error}"
+        _say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
+
+
+def _say(sentence: str) -> None:
+    print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
+    warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+register()

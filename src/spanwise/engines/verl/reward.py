@@ -1,0 +1,91 @@
+"""`SpanRewardManager`: finds the blocks of each completion in verl's reward workers, scores them, and packs what it read."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from verl.experimental.reward_loop.reward_manager.base import (  # pyright: ignore[reportMissingImports]
+    RewardManagerBase,
+)
+
+from spanwise.batch import Batch
+from spanwise.credit.assign import completed
+from spanwise.engines.verl import carry, masks
+from spanwise.engines.verl.settings import scheme_in
+from spanwise.pipeline import Reading, read
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+
+
+class SpanRewardManager(RewardManagerBase):
+    """Scores the objectives of the recipe that `algorithm.spanwise.recipe` names.
+
+    A reward function is called with one rollout at a time and reads, by name: `answer` (the dataset's
+    `reward_model.ground_truth`), the fields of `extra_info` and of the agent loop's `extra_fields`, every other column of the
+    dataset, `prompts` (the messages), `completions` (text), `completion_ids`, `num_turns`.
+
+    What `run_single` returns: `reward_score`, the weighted sum of the objectives of the last output, each with what stands for it
+    where it is left out; and in `reward_extra_info` one number per objective, and the packed reading of every output.
+    """
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **_: Any) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        self.scheme: Scheme = scheme_in(config)
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, size=_model_size(config, tokenizer))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """The score of one rollout, whose outputs are the rows of `data`."""
+        return await self.loop.run_in_executor(self._thread, self.scored, data)
+
+    def scored(self, data: Any) -> dict[str, Any]:
+        """What `run_single` returns, without the loop."""
+        ids_nt = data.batch["responses"]
+        length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
+        fields = [data[n].non_tensor_batch for n in range(len(data))]
+        told = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in fields]
+        ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
+        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, told, strict=True)]
+        columns = self._columns(fields, ids)
+        batch = Batch.jagged(ids, torch.zeros(len(ids), dtype=torch.long), sampled=sampled, columns=columns)
+        reading = read(batch, self.scheme, self.vocabulary)
+        packed = carry.pack(reading, length_n, masked=all(mask is not None for mask in told))
+        shown = self._shown(reading)
+        weights = [objective.weight for objective in self.scheme.objectives]
+        score = sum(w * shown[name] for w, name in zip(weights, self.scheme.names, strict=True) if shown[name] == shown[name])
+        return {"reward_score": float(score), "reward_extra_info": {**shown, carry.KEY: packed}}
+
+    def _shown(self, reading: Reading) -> dict[str, float]:
+        """One number per objective of the last output: what is left out counts as what it stands for."""
+        value_nm = completed(reading.scores, self.scheme.objectives)
+        return dict(zip(self.scheme.names, value_nm[-1].tolist(), strict=True))
+
+    def _columns(self, fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
+        rows = []
+        for row, ids_t in zip(fields, ids, strict=True):
+            extra, loop = row.get("extra_info") or {}, row.get("tool_extra_fields") or {}
+            told = {
+                "answer": (row.get("reward_model") or {}).get("ground_truth"),
+                "prompts": row.get("raw_prompt"),
+                "completions": self.tokenizer.decode(ids_t, skip_special_tokens=True),
+                "completion_ids": ids_t,
+                "num_turns": row.get("__num_turns__"),
+            }
+            rows.append({**row, **extra, **loop, **told})
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _model_size(config: Any, tokenizer: Any) -> int | None:
+    """How many ids the model can sample: often it has more embedding rows than its tokenizer has tokens."""
+    from transformers import AutoConfig  # noqa: PLC0415 - verl's reward workers have it; a reader of this module may not
+
+    path = config.actor_rollout_ref.model.get("path")
+    if path is None:
+        return None
+    try:
+        known = AutoConfig.from_pretrained(path, trust_remote_code=config.actor_rollout_ref.model.get("trust_remote_code"))
+    except (OSError, ValueError):
+        return None
+    return getattr(known.get_text_config(), "vocab_size", None)

@@ -1,0 +1,208 @@
+"""What verl's configuration must be for a recipe to be trained, and what of it is set here."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import open_dict
+from torch import Tensor
+
+from spanwise.engines.verl.carry import Rows, credited
+from spanwise.engines.verl.estimators import CARRIED
+from spanwise.engines.verl.weights import check_mode, loss_factor
+from spanwise.errors import RecipeError
+from spanwise.pipeline import Reading
+from spanwise.recipe import load, own_layout, scheme_of
+from spanwise.remarks import remarks
+from spanwise.scheme import Scheme
+
+#: The fields of a recipe that say how credit is given; verl's own configuration says everything else.
+CREDIT = frozenset(
+    ("method", "calibration", "baseline", "layout", "segmenter", "prefilled", "objectives", "per", "options")
+)
+#: Where the reward manager is, as `reward.reward_manager` names it.
+MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
+#: Losses that one advantage per token does not suit.
+_LOSSES = {
+    "geo_mean": "takes the mean of a completion's advantages, so spans lose their own",
+    "clip_cov": "picks tokens by the size of their advantages, which shares and normalisers change",
+    "kl_cov": "picks tokens by the size of their advantages, which shares and normalisers change",
+}
+
+
+@dataclass
+class Settings:
+    """A recipe, and how verl reduces the loss it is trained with.
+
+    Attributes:
+        scheme: the rule of credit.
+        mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
+        mini_batch: rows per optimiser step.
+        said: the remarks that were made already.
+    """
+
+    scheme: Scheme
+    mode: str
+    horizon: float | None
+    mini_batch: int
+    said: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def carrying(self, rows: Rows) -> Iterator[dict[str, float]]:
+        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
+        shown: dict[str, float] = {}
+
+        def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> Tensor:
+            adv_nt, reading, found = credited(rows, uids, mask_nt, self.scheme)
+            shown.update(found)
+            self._say(reading)
+            return adv_nt * self._factor(rows, reading, mask_nt)
+
+        token = CARRIED.set(credited_here)
+        try:
+            yield shown
+        finally:
+            CARRIED.reset(token)
+
+    def _factor(self, rows: Rows, reading: Reading, mask_nt: Tensor) -> Tensor:
+        real = [n for n in range(len(mask_nt)) if not (rows.padding and rows.padding[n])]
+        sessions = real if rows.session is None else {rows.session[n] for n in real}
+        return loss_factor(
+            mask_nt,
+            mode=self.mode,
+            rollouts=len(sessions),
+            mini_batch=self.mini_batch,
+            tokens=int(reading.length_nk.sum()),
+            horizon=self.horizon,
+        )
+
+    def _say(self, reading: Reading) -> None:
+        for key, sentence in remarks(reading, self.scheme).items():
+            if key not in self.said:
+                say(sentence)
+            self.said.add(key)
+
+
+def prepare(config: Any, *, provides: Sequence[str]) -> Settings:
+    """Read the recipe, refuse what would give wrong credit, and set the reward manager.
+
+    Args:
+        config: verl's whole configuration; `reward.reward_manager` and `algorithm.spanwise.recipe` are filled in.
+        provides: the fields of `Batch` that the trainer can fill in.
+
+    Raises:
+        RecipeError: one sentence that says what to write.
+    """
+    scheme = scheme_in(config)
+    scheme.check(provides)
+    _check(config)
+    actor = config.actor_rollout_ref.actor
+    with open_dict(config):
+        config.algorithm.spanwise.recipe = str(Path(config.algorithm.spanwise.recipe).resolve())
+        manager = config.reward.reward_manager
+        manager.source, manager.module.path, manager.name = MANAGER
+    _remark(config)
+    horizon = actor.get("loss_scale_factor")
+    rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    return Settings(scheme, actor.loss_agg_mode, horizon, rows)
+
+
+def scheme_in(config: Any) -> Scheme:
+    """The scheme of the recipe that verl's configuration names.
+
+    Raises:
+        RecipeError: it names none; see `spanwise.recipe`.
+    """
+    path = (config.algorithm.get("spanwise") or {}).get("recipe")
+    if path is None:
+        raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
+    recipe = load(path)
+    layout = own_layout(recipe)
+    if layout is None:
+        raise RecipeError(f"The recipe '{path}' names no blocks; add layout: {{solution: [answer]}}.")
+    return scheme_of(recipe, layout, config.data.max_response_length)
+
+
+def _check(config: Any) -> None:
+    """Refuse settings of verl that would change, drop or double the credit, each with its sentence."""
+    algorithm, actor, reward = config.algorithm, config.actor_rollout_ref.actor, config.reward
+    check_mode(actor.loss_agg_mode, horizon=actor.get("loss_scale_factor"))
+    loss = actor.policy_loss.get("loss_mode", "vanilla")
+    correction = algorithm.get("rollout_correction") or {}
+    manager = (reward.reward_manager.source, reward.reward_manager.name)
+    one_step = config.data.train_batch_size <= actor.ppo_mini_batch_size
+    faults = {
+        "algorithm.use_kl_in_reward=True puts the KL term into a reward that blocks do not read. Use "
+        "actor_rollout_ref.actor.use_kl_loss=True.": algorithm.get("use_kl_in_reward"),
+        "critic.enable=True trains a critic on returns, which spanwise does not give; leave critic.enable out.": (
+            config.critic.get("enable")
+        ),
+        "algorithm.use_pf_ppo=True resamples under GAE only and would change nothing; leave it out.": (
+            algorithm.get("use_pf_ppo")
+        ),
+        "algorithm.norm_adv_by_std_in_grpo=False changes only verl's own grpo; write method: dr_grpo in the recipe.": (
+            algorithm.get("norm_adv_by_std_in_grpo") is False
+        ),
+        "algorithm.gamma and algorithm.lam change nothing here; write them under options: in the recipe.": (
+            (algorithm.get("gamma", 1.0), algorithm.get("lam", 1.0)) != (1.0, 1.0)
+        ),
+        "reward.reward_model.enable=True scores in verl's reward model, whose number no block is paid by. Call the model from a "
+        "reward function of the recipe.": reward.reward_model.get("enable"),
+        "reward.custom_reward_function is not called under a recipe; name the function there, as in {reward: 'module:function', "
+        "pays: [...]}.": reward.custom_reward_function.get("path"),
+        f"reward.reward_manager is {manager[1]}, which carries no reading; leave it out, spanwise sets its own.": (
+            manager not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
+        ),
+        f"policy_loss.loss_mode '{loss}' {_LOSSES.get(loss)}. Use vanilla, cispo, gspo or sapo.": loss in _LOSSES,
+        "policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. Set actor_rollout_ref.actor.loss_agg_mode to it.": (
+            loss == "sapo" and actor.loss_agg_mode != "seq-mean-token-mean"
+        ),
+        "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
+            correction.get("bypass_mode")
+            and correction.get("rollout_rs")
+            and actor.loss_agg_mode == "seq-mean-token-mean"
+        ),
+        "loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and a batch of train_batch_size="
+        f"{config.data.train_batch_size} prompts makes several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. Use "
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean.": (
+            actor.loss_agg_mode == "token-mean" and not one_step and _trainer_mode(config) != "separate_async"
+        ),
+    }
+    for sentence, wrong in faults.items():
+        if wrong:
+            raise RecipeError(sentence)
+
+
+def _remark(config: Any) -> None:
+    """Say what is legal and may not be what was meant."""
+    path = config.algorithm.spanwise.recipe
+    written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    idle = sorted(set(written) - CREDIT)
+    if idle:
+        say(f"The recipe also sets {', '.join(idle)}, which verl's own configuration decides; nothing reads it here.")
+    if config.actor_rollout_ref.rollout.n == 1:
+        say("actor_rollout_ref.rollout.n is 1: a completion that is alone in its group has nothing to be compared with.")
+    if (config.algorithm.get("filter_groups") or {}).get("enable"):
+        say("algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.")
+    actor = config.actor_rollout_ref.actor
+    if actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff):
+        say(f"{actor.loss_agg_mode} sums KL and entropy over tokens too, so kl_loss_coef and entropy_coeff weigh by length.")
+
+
+def _trainer_mode(config: Any) -> str:
+    mode = config.trainer.v1.trainer_mode if config.trainer.get("use_v1") else "v0"
+    return mode.removeprefix("spanwise_")
+
+
+def say(sentence: str) -> None:
+    """Warn, and print: Ray and verl's log levels swallow one or the other."""
+    print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
+    warnings.warn(sentence, UserWarning, stacklevel=3)

@@ -1,0 +1,82 @@
+"""verl's V1 trainers with credit per block: one mode of ours for each of verl's, chosen by the name of the estimator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+from omegaconf import open_dict
+
+from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.settings import prepare
+from spanwise.errors import RecipeError
+
+#: The modes of verl, in each of which a recipe can be trained.
+MODES = ("sync", "colocate_async", "separate_async")
+#: The fields of `Batch` that the rows of these trainers can fill in.
+PROVIDES = ("group_n", "mask_nt", "columns", "steps")
+
+
+def attach(v1: Any) -> None:
+    """Register `spanwise_<mode>` for each mode, and let verl's own modes choose it where the estimator is `spanwise`."""
+
+    registry = v1.trainer_base.TRAINER_REGISTRY
+    for mode in MODES:
+        if mode in registry and f"spanwise_{mode}" not in registry:
+            own = credited_trainer(registry[mode], mode)
+            v1.register_trainer(f"spanwise_{mode}")(own)
+            registry[mode] = _chosen(registry[mode], own)
+
+
+def credited_trainer(stock: Any, mode: str) -> Any:
+    """A trainer of verl whose advantages come from a recipe; everything else it does stays as it is."""
+
+    class SpanTrainer(stock):
+        def __init__(self, config: Any) -> None:
+            if config.algorithm.adv_estimator != "spanwise":
+                raise RecipeError(
+                    f"trainer.v1.trainer_mode=spanwise_{mode} trains algorithm.adv_estimator=spanwise, and it is "
+                    f"'{config.algorithm.adv_estimator}'; use trainer.v1.trainer_mode={mode}."
+                )
+            with open_dict(config):
+                config.trainer.v1.trainer_mode = mode  # verl looks at the name
+            self.spanwise = prepare(config, provides=PROVIDES)
+            super().__init__(config)
+
+        def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+            with self.spanwise.carrying(rows_of(batch)) as shown:
+                batch = super()._compute_advantage(batch, metrics)
+            metrics.update(shown)
+            return batch
+
+    SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
+    return SpanTrainer
+
+
+def rows_of(batch: Any) -> Rows:
+    """What the reward workers packed for the rows of a batch in the TransferQueue."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    extra = data["extra_fields"].tolist()
+    names = [key.rsplit("_", 2) for key in batch.keys]
+    return Rows(
+        packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],
+        session=[(uid, session) for uid, session, _ in names],
+        step=[int(output) for _, _, output in names],
+        padding=[bool(tag.get("is_padding")) for tag in batch.tags],
+        anchor=[fields.get("anchor") for fields in extra],
+    )
+
+
+def _chosen(stock: Any, own: Callable[[Any], Any]) -> Any:
+    """A class in the place of `stock`: made with a configuration that names spanwise it gives ours, else `stock` itself."""
+
+    class Chosen(stock):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Chosen:
+                return super().__new__(cls)
+            config = kwargs["config"] if "config" in kwargs else args[0]
+            return (own if config.algorithm.adv_estimator == "spanwise" else stock)(*args, **kwargs)
+
+    Chosen.__name__, Chosen.__qualname__, Chosen.__doc__ = stock.__name__, stock.__qualname__, stock.__doc__
+    return Chosen

@@ -1,0 +1,95 @@
+"""The factor that turns verl's reduction of a loss into the mean over rollouts of a sum over tokens.
+
+Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A is a factor on the token's
+loss, and what `actor.loss_agg_mode` divides by can be undone in the advantage, without a copy of verl's loss.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from spanwise.errors import RecipeError, unknown
+
+#: The values of `actor.loss_agg_mode` that can be undone.
+MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
+#: What to write instead of one that cannot.
+_USE = "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean."
+
+
+def check_mode(mode: str, *, horizon: float | None) -> None:
+    """Refuse a `loss_agg_mode` that divides by what is not known before the loss.
+
+    Args:
+        mode: `actor.loss_agg_mode`.
+        horizon: `actor.loss_scale_factor`.
+
+    Raises:
+        RecipeError: with what to write instead.
+
+    Example:
+        >>> check_mode("seq-mean-token-sum-norm", horizon=512)
+        >>> check_mode("seq-mean-token-sum-norm", horizon=None)
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: loss_agg_mode 'seq-mean-token-sum-norm' divides by the width of each micro-batch... Set...
+    """
+    if mode not in MODES:
+        raise RecipeError(f"{unknown('loss_agg_mode', mode, MODES)} {_USE}")
+    if mode == "seq-mean-token-sum-norm" and not horizon:
+        raise RecipeError(
+            f"loss_agg_mode '{mode}' divides by the width of each micro-batch, which changes from one to the next. Set "
+            "actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: " + _USE[0].lower() + _USE[1:]
+        )
+
+
+def loss_factor(
+    mask_nt: Shaped[Tensor, "n t"], *, mode: str, rollouts: int, mini_batch: int, tokens: int, horizon: float | None = None
+) -> Float[Tensor, "n 1"]:
+    r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
+
+    Equation
+        seq-mean-token-sum       rows / rollouts
+        seq-mean-token-mean      rows / rollouts * |row|
+        seq-mean-token-sum-norm  rows / rollouts * horizon
+        token-sum                rows / rollouts / mini_batch
+        token-mean               tokens / rollouts, where the batch is one mini-batch
+
+    verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`), whatever these are; rows / rollouts counts
+    padding and the several rows of one rollout out again, on average over the mini-batches.
+
+    Args:
+        mask_nt: the tokens in the loss; padding rows have none.
+        mode: `actor.loss_agg_mode`.
+        rollouts: the rollouts among these rows.
+        mini_batch: rows per optimiser step, padding included.
+        tokens: what `token-mean` divides by: the response tokens of the model, rejected ones too.
+        horizon: `actor.loss_scale_factor`.
+
+    Raises:
+        RecipeError: `token-mean` with several mini-batches, each of which divides by its own number of tokens.
+
+    Example:
+        >>> import torch
+        >>> mask_nt = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        >>> loss_factor(mask_nt, mode="seq-mean-token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
+        [3.0, 1.0]
+        >>> loss_factor(mask_nt, mode="token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
+        [2.0, 2.0]
+    """
+    check_mode(mode, horizon=horizon)
+    length_n1 = mask_nt.sum(dim=1, keepdim=True).float()
+    same_n1 = length_n1.new_full(length_n1.shape, len(mask_nt) / max(rollouts, 1))
+    if mode == "seq-mean-token-mean":
+        return same_n1 * length_n1
+    if mode == "seq-mean-token-sum-norm":
+        return same_n1 * float(horizon or 1)
+    if mode == "token-sum":
+        return same_n1 / mini_batch
+    if mode == "token-mean":
+        if len(mask_nt) > mini_batch:
+            raise RecipeError(
+                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows is cut "
+                f"into mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
+            )
+        return same_n1 / len(mask_nt) * tokens
+    return same_n1
