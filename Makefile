@@ -28,7 +28,7 @@ evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2
 
-test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own
+test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
 	.venv-verl/bin/python -m pytest -q tests/engines/verl
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
@@ -63,5 +63,17 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]" --group test --group dev
 	touch $@
 
+# verl 0.9 runs on Python 3.10 to 3.12, and imports three packages that only its GPU extras name.
+.venv-verl/deps.stamp: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check -c constraints-verl.txt ".[verl]" \
+	  cachetools fastapi uvicorn pytest pytest-timeout hypothesis beartype
+	touch $@
+
+# Our own wheel, not an editable install: what registers with verl is the entry point that users get.
+.venv-verl/stamp: .venv-verl/deps.stamp $(shell find src -name __pycache__ -prune -o -type f -print)
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps .
+	touch $@
+
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-verl runs .pytest_cache .ruff_cache
