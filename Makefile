@@ -4,13 +4,16 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy evidence test test-verl test-skyrl check bench mutation clean
+.PHONY: demo demo-seeds demo-verl easy evidence test test-verl test-skyrl check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
 
 demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of the README
 	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds --overwrite
+
+demo-verl: .venv/train.stamp .venv-verl/stamp    ## the demo through verl on CPU, about twelve minutes
+	$(BIN)/python benchmarks/verl_digits.py --python $(CURDIR)/.venv-verl/bin/python
 
 easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
 	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed --overwrite || exit 1; done

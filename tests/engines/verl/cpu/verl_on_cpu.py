@@ -99,7 +99,8 @@ class GenerateServer:
 
     def load(self, weights, step):
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+        assert not unexpected, unexpected
+        assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
         self.step = step
 
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
