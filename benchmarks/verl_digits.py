@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.demo.demo import ARMS, COMMON
 from spanwise.commands.eval.evaluate import confidences, evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
+from spanwise.commands.shared.folder import new_folder
 from spanwise.measure import figures
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task, is_refusal
@@ -84,12 +85,13 @@ def main() -> None:
     """Train the arms, print a table and curves, write `summary.json`."""
     parser = argparse.ArgumentParser(description="The digit chain through verl, on CPU.")
     parser.add_argument("--python", default=sys.executable, help="of the environment with verl and spanwise in it")
-    parser.add_argument("--output", type=Path, default=Path("runs/demo-verl"))
+    parser.add_argument("--output", type=Path, help="folder of the runs; default: a new one, runs/demo-verl-<n>")
     parser.add_argument("--arms", default=",".join(ARMS))
     for name, default in {"steps": 80, "seed": 0, "prompts": 16, "group-size": 16}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--entropy", type=float, default=0.04, help="coefficient of verl's entropy bonus")
     choice = parser.parse_args()
+    choice.output = choice.output or new_folder("demo-verl")
     torch.set_num_threads(1)
     console, found, curves = Console(), dict[str, dict[str, Any]](), dict[str, list[dict[str, Any]]]()
     task = digits_task("hard", seed=choice.seed, train_size=choice.steps * choice.prompts)

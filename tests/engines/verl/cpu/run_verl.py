@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,13 @@ def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys
     }
     command = [python, "-m", "verl.trainer.main_ppo", *overrides]
     with (folder / "log.txt").open("w") as log:
-        code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=timeout).returncode
+        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            code = verl.wait(timeout)
+        finally:
+            if verl.poll() is None:  # too slow, or given up: Ray takes its own processes down when it may leave in order
+                verl.send_signal(signal.SIGINT)
+                verl.wait(60)
     text = (folder / "log.txt").read_text()
     assert code == 0, f"verl ended with code {code}:\n{text[-6000:]}"
     return text
