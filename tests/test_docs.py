@@ -268,6 +268,8 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
 
     ones_nt = torch.ones(2, 3)
     inputs = {"mask_nt": ones_nt.bool(), "block_nt": ones_nt.long() - 1, "bootstrap_n": torch.zeros(2)}
+    if kind == "block":  # no other kind compares the rows of one rollout
+        inputs["voter_n"] = torch.zeros(2).long()
     scores = Scores(("correct",), torch.tensor([[1.0], [0.0]]).double(), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
     assign(
         scores,

@@ -68,7 +68,7 @@ def reading(scheme):
 def credited(scheme):
     GENERATOR.manual_seed(11)
     found = reading(scheme)
-    batch = Batch(GROUP_N, steps=STEPS, **RAGGED)
+    batch = Batch(GROUP_N, steps=STEPS if "steps" in scheme.needs else None, **RAGGED)
     spans = replace(SPANS, names=scheme.layout.names)
     local = Reading(found.scores, found.length_nk, found.fault_n, spans=spans if scheme.entry.kind == "token" else None)
     given = credit(local, batch, scheme)

@@ -5,7 +5,7 @@ under one `Scheme`. `segment`, `score` and `credit` are functions here; what els
 them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
-from spanwise.batch import Batch, Steps
+from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
 from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
@@ -45,6 +45,7 @@ __all__ = [
     "assign",
     "bae",
     "blended_baseline",
+    "by_turn",
     "credit",
     "dr_grpo",
     "grpo",

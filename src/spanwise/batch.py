@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.credit import group_index
+from spanwise.credit import Turns, group_index, split_turns
 from spanwise.errors import AlignmentError
 
 
@@ -104,6 +104,53 @@ class Batch:
     def provides(self) -> frozenset[str]:
         """The fields that are there, for `Scheme.check`."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+
+def by_turn(
+    batch: Batch,
+    *,
+    turn_nt: Int[Tensor, "n t"] | None = None,
+    anchor_s: Any = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> tuple[Batch, Turns]:
+    """Sequences that hold several turns as a batch with a row per turn, and the way back.
+
+    Args:
+        batch: one row per rollout, with token ids and mask.
+        turn_nt: see `split_turns`; None: a turn is a run of sampled tokens.
+        anchor_s: the state each turn starts from, in the order of the rows of the result.
+        columns: what rewards read of each turn, in that order; they win over the batch's own columns of that name.
+
+    Returns:
+        The batch of turns, whose `steps` say where they stand, with the columns of their rollout; and `Turns`, whose `put` takes
+        their advantages back to the sequences.
+
+    Raises:
+        AlignmentError: a column or the anchors are not one per turn; see `split_turns`.
+
+    Example:
+        >>> one = Batch.jagged([[5, 6, 7, 8], [9]], ["a", "a"], sampled=[[1, 1, 0, 1], [1]], columns={"answer": ["4", "4"]})
+        >>> turns, way = by_turn(one)
+        >>> turns.ids_nt.tolist(), turns.steps.trajectory_s.tolist(), turns.columns["answer"]
+        ([[5, 6], [8, 0], [9, 0]], [0, 0, 1], ['4', '4', '4'])
+        >>> way.put(torch.tensor([[.5, .5], [-1., 0.], [2., 0.]]), rows=2).tolist()
+        [[0.5, 0.5, 0.0, -1.0], [2.0, 0.0, 0.0, 0.0]]
+    """
+    if batch.ids_nt is None or batch.mask_nt is None:
+        raise AlignmentError("This batch has no token ids and mask, so it has no turns; give ids_nt and mask_nt.")
+    turns = split_turns(batch.mask_nt.bool(), turn_nt)
+    if anchor_s is not None and len(anchor_s) != len(turns.row_s):
+        raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
+    per_token = {name: getattr(batch, name) for name in ("value_nt", "logp_nt")}
+    return Batch(
+        batch.group_n[turns.row_s],
+        turns.take(batch.ids_nt),
+        turns.take(batch.mask_nt.bool()),
+        columns={**{name: turns.repeat(values) for name, values in batch.columns.items()}, **(columns or {})},
+        extras=batch.extras,
+        **{name: None if value is None else turns.take(value) for name, value in per_token.items()},
+        steps=Steps(turns.row_s, turns.step_s, anchor_s),
+    ), turns
 
 
 def pad_tokens(

@@ -15,6 +15,7 @@ from spanwise.registry import check_registered
 BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
+ScopeName = Literal["rollout", "turn"]
 
 
 @dataclass(frozen=True, init=False)
@@ -39,6 +40,10 @@ class Objective:
             to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit, so that
             leaving the block out costs nothing, and a policy that earns little there may learn to. What a reward function returns
             for a completion without the block does not count: this number does.
+        scope: what the reward is a fact of, where completions are turns of rollouts (`Batch.steps`). "rollout": of all its turns,
+            taken from the last turn that has it; compared with one vote per rollout, it pays the blocks of every turn. "turn": of
+            one turn, whose blocks it pays; compared with the turns of the group, those of a rollout together one vote. None:
+            the rollout, but the turn for methods that credit steps.
         name: how metrics call it; defaults to the reward's name.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 
@@ -58,6 +63,7 @@ class Objective:
     back_off: bool | None
     weight: float
     if_missing: float | None
+    scope: ScopeName | None
     name: str
     options: Mapping[str, Any]
 
@@ -72,6 +78,7 @@ class Objective:
         back_off: bool | None = None,
         weight: float | int = 1.0,
         if_missing: float | int | None = None,
+        scope: ScopeName | None = None,
         name: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,6 +110,7 @@ class Objective:
             "weight": (_is_number(self.weight), "write a finite number"),
             "if_missing": (self.if_missing is None or _is_number(self.if_missing), "write a finite number, or leave it out"),
             "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
+            "scope": (self.scope in (None, "rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
         for key, (right, advice) in rules.items():
@@ -125,6 +133,11 @@ class Objective:
             raise RecipeError(
                 f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome to condition on; "
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
+            )
+        if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
+            word = "baseline: blended" if self.baseline == "blended" else "scale: std"
+            raise RecipeError(
+                f"Objective '{self.name}' has scope: turn and {word}, which only whole rollouts know; leave one of them out."
             )
         if self.back_off is not None and self.baseline != "outcome":
             raise RecipeError(

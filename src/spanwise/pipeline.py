@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit import assign, group_index, restrict, spread, spread_tokens
+from spanwise.credit import assign, assign_turns, group_index, restrict, spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
@@ -170,26 +170,29 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt"):
         if getattr(batch, name) is not None:
             inputs[name] = getattr(batch, name)
-    if batch.steps is not None:
-        inputs |= vars(batch.steps)
     if reading.spans is not None:
         inputs["block_nt"] = reading.spans.block_nt
-    length_n = inputs["length_n"]
-    found = assign(
-        reading.scores,
-        batch.group_n,
-        reading.present_nk,
-        objectives=scheme.objectives,
-        block_names=scheme.layout.names,
-        method=scheme.entry,
-        inputs=inputs,
+    rule: dict[str, Any] = {
+        "objectives": scheme.objectives,
+        "block_names": scheme.layout.names,
+        "method": scheme.entry,
         **scheme.options,
-    )
-    return replace(found, mean_length_n=length_n.double().mean().expand(len(reading)))
+    }
+    if batch.steps is not None:
+        where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
+        inputs["anchor_s"] = batch.steps.anchor_s
+        return assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
+    found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
+    return replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
 
 
 def advantages(
-    found: Credit, spans: Spans, scheme: Scheme, *, mask_nt: Bool[Tensor, "n t"] | None = None
+    found: Credit,
+    spans: Spans,
+    scheme: Scheme,
+    *,
+    mask_nt: Bool[Tensor, "n t"] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
     """What every token is trained with, so that a plain sum over tokens is the objective: local.
 
@@ -199,9 +202,10 @@ def advantages(
         scheme: says what a token's share is counted in.
         mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 (`restrict`) and change no
             other completion's share.
+        dtype: of the result.
 
     Returns:
-        (N, T) float32; exactly 0 at tokens outside every block.
+        (N, T); exactly 0 at tokens outside every block.
 
     Raises:
         RecipeError: a share is counted in the batch, and the credit is not of a batch.
@@ -214,8 +218,8 @@ def advantages(
             "pipeline.credit, or set mean_length_n."
         )
     if found.token_nt is not None:
-        return spread_tokens(found.token_nt, spans, per=per)
-    return spread(found, spans, per=per)
+        return spread_tokens(found.token_nt, spans, per=per, dtype=dtype)
+    return spread(found, spans, per=per, dtype=dtype)
 
 
 def metrics(found: Credit, reading: Reading, scheme: Scheme) -> dict[str, float]:
@@ -251,10 +255,11 @@ def metrics(found: Credit, reading: Reading, scheme: Scheme) -> dict[str, float]
         shown[f"credit/{block}/mean_abs"] = float(here_n.abs().mean())
         shown[f"credit/{block}/zero_frac"] = float((here_n == 0).double().mean())
     for m, objective in enumerate(scheme.objectives):
-        shown[f"credit/{objective.name}/singletons"] = float(found.singleton_m[m]) / completions
-        shown[f"credit/{objective.name}/reward_absent"] = float(found.absent_m[m]) / completions
+        rewards = completions if found.count_m is None else max(int(found.count_m[m]), 1)
+        shown[f"credit/{objective.name}/singletons"] = float(found.singleton_m[m]) / rewards
+        shown[f"credit/{objective.name}/reward_absent"] = float(found.absent_m[m]) / rewards
         if len(objective.outcomes) > 1 and found.coarser_m is not None:
-            shown[f"credit/{objective.name}/coarser"] = float(found.coarser_m[m]) / completions
+            shown[f"credit/{objective.name}/coarser"] = float(found.coarser_m[m]) / rewards
     return shown
 
 

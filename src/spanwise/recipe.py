@@ -283,6 +283,26 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
     )
 
 
+def scheme_at(path: str | Path, *, longest: int) -> Scheme:
+    """The complete rule of credit of a recipe file, for an engine whose own settings say how to train.
+
+    Args:
+        path: YAML file; its fields `layout`, `method`, `objectives`, `per`, `options`, ... are used.
+        longest: tokens of the longest completion there may be.
+
+    Raises:
+        RecipeError: the file names no layout, or see `load` and `scheme_of`.
+    """
+    recipe = load(path)
+    layout = own_layout(recipe)
+    if layout is None:
+        raise RecipeError(
+            f"The recipe '{path}' names no layout, so that no block of a completion is known; add for example "
+            f"layout: {{solution: [answer], confidence: [confidence]}}."
+        )
+    return scheme_of(recipe, layout, longest)
+
+
 def own_layout(recipe: Recipe) -> Layout | None:
     """The blocks that a recipe names itself; None where it leaves them to its task."""
     return None if recipe.layout is None else Layout(recipe.layout, prefilled=recipe.prefilled, segmenter=recipe.segmenter)

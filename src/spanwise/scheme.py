@@ -139,7 +139,8 @@ class Scheme:
     @property
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that the method cannot do without, beside token ids, mask and groups."""
-        return _needed(self.entry)
+        turns = any(objective.scope == "turn" for objective in self.objectives)
+        return _needed(self.entry) | (frozenset({"steps"}) if turns else frozenset())
 
     def check(self, provides: Collection[str]) -> None:
         """Refuse to run where the batches lack what the method needs.
@@ -151,7 +152,13 @@ class Scheme:
             RecipeError: what is missing, and methods that do without it.
         """
         provided = {*provides, "mask_nt"}
-        missing = [_WORDS.get(name, name) for name in sorted(self.needs - provided)]
+        missing = [_WORDS.get(name, name) for name in sorted(_needed(self.entry) - provided)]
+        turn = next((o.name for o in self.objectives if o.scope == "turn"), None)
+        if turn is not None and not missing and "steps" not in provided:
+            raise RecipeError(
+                f"Objective '{turn}' has scope: turn, and completions are no turns of rollouts here (Batch.steps). Leave it out: "
+                f"a completion of its own is one turn."
+            )
         if missing:
             there = [name for name, known in sorted(METHODS.items()) if known.preset and not _needed(known) - provided]
             raise RecipeError(
@@ -276,6 +283,17 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
+    turn = next((o for o in objectives if o.scope == "turn"), None)
+    if turn is not None and chosen.kind == "token":
+        raise RecipeError(
+            f"Objective '{turn.name}' has scope: turn, but method '{chosen.name}' runs over the tokens of whole rollouts, with one "
+            f"reward at the end. Leave it out, or use method 'gigpo'."
+        )
+    if turn is not None and chosen.kind == "block" and "voter_n" not in chosen.inputs:
+        raise RecipeError(
+            f"Objective '{turn.name}' has scope: turn, but method '{chosen.name}' does not know whose rows it compares: a "
+            f"rollout of many turns would have many votes. Leave it out, or use method 'bae'."
+        )
     weighs = chosen.kind == "block" or "reward_nm" not in chosen.inputs or "weight_m" in chosen.inputs
     heavy = next((o for o in objectives if o.weight != 1.0), None)
     if heavy is not None and not weighs:

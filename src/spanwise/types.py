@@ -71,6 +71,28 @@ class Spans:
     block_nt: Int[Tensor, "n t"]
     fault_n: Int[Tensor, " n"]
 
+    @staticmethod
+    def of_blocks(names: Sequence[str], block_nt: Int[Tensor, "n t"], fault_n: Int[Tensor, " n"] | None = None) -> Spans:
+        """The spans of tokens whose blocks are known: from the first token of each block to its last.
+
+        Args:
+            names: the K block names.
+            block_nt: the block of every trainable token, -1 at every other one.
+            fault_n: `Fault` bits; None: well-formed.
+
+        Example:
+            >>> spans = Spans.of_blocks(["a", "b"], torch.tensor([[0, -1, 0, 1]]))
+            >>> spans.start_nk.tolist(), spans.end_nk.tolist()
+            ([[0, 3]], [[3, 4]])
+        """
+        places_t = torch.arange(1, block_nt.shape[1] + 1, device=block_nt.device)
+        here_k = [block_nt == k for k in range(len(names))]
+        nothing_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device)
+        end = [(here_nt * places_t).amax(dim=1) if block_nt.shape[1] else nothing_n for here_nt in here_k]
+        start = [here_nt.int().argmax(dim=1) if block_nt.shape[1] else nothing_n for here_nt in here_k]
+        fault_n = nothing_n if fault_n is None else fault_n
+        return Spans(tuple(names), torch.stack(start, dim=1), torch.stack(end, dim=1), block_nt, fault_n)
+
     @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
         """|T_k|: the number of trainable tokens of each block."""
@@ -175,6 +197,9 @@ class Credit:
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block.
         mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
+        length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
+            None: those of the row.
+        count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.
     """
 
     block_nk: Float[Tensor, "n k"]
@@ -186,6 +211,8 @@ class Credit:
     coarser_m: Int[Tensor, " m"] | None = None
     token_nt: Float[Tensor, "n t"] | None = None
     mean_length_n: Float[Tensor, " n"] | None = None
+    length_nk: Int[Tensor, "n k"] | None = None
+    count_m: Int[Tensor, " m"] | None = None
 
     @property
     def has_signal(self) -> bool:
@@ -195,6 +222,6 @@ class Credit:
 
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
-        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "mean_length_n")
+        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "mean_length_n", "length_nk")
         parts = {name: getattr(self, name) for name in own}
         return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})

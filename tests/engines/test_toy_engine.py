@@ -95,8 +95,9 @@ def test_a_step_method(side, name, function):
     reward_s = torch.tensor([one.right for one in small.SAID_WITH_TOOLS], dtype=torch.float64)
     adv_s = function(reward_s, group_s, trajectory_s, step_s, anchor_s)
     assert bool((adv_s != 0).any())
-    for adv, row, expected in zip(found, rows(), adv_s.tolist(), strict=True):
-        trained = sum(row["sampled"])
+    sampled = torch.tensor([sum(row["sampled"]) for row in rows()])
+    for s, (adv, row, expected) in enumerate(zip(found, rows(), adv_s.tolist(), strict=True)):
+        trained = int(sampled[trajectory_s == trajectory_s[s]].sum())  # a rollout has one vote, however many turns it has
         assert adv == pytest.approx([expected / trained * flag for flag in row["sampled"]], abs=1e-6)
 
 

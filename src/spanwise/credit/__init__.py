@@ -34,6 +34,7 @@ from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.merge import Merge, MergedSequence, Step, merge_steps
+from spanwise.credit.trajectories.rollouts import assign_turns
 from spanwise.credit.trajectories.step_returns import Outcomes, Timeline, step_returns, timeline, trajectory_outcomes
 from spanwise.credit.trajectories.stepwise import (
     broadcast_to_steps,
@@ -43,6 +44,7 @@ from spanwise.credit.trajectories.stepwise import (
     step_rewards,
     stepwise,
 )
+from spanwise.credit.trajectories.turns import Turns, split_turns
 
 __all__ = [
     "COMPAT",
@@ -58,9 +60,11 @@ __all__ = [
     "Preset",
     "Step",
     "Timeline",
+    "Turns",
     "advantage",
     "anchor_groups",
     "assign",
+    "assign_turns",
     "bae",
     "blended_baseline",
     "bootstrap_values",
@@ -105,6 +109,7 @@ __all__ = [
     "sae",
     "san",
     "smoothed_calibration",
+    "split_turns",
     "spo_chain",
     "spread",
     "spread_tokens",

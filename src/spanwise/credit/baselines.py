@@ -60,6 +60,7 @@ def advantage(
     ddof: int = 1,
     eps: float = 0.0,
     if_missing: float | Float[Tensor, " n"] | None = None,
+    voter_n: Int[Tensor, " n"] | None = None,
 ) -> Advantage:
     r"""Subtract a baseline from one reward.
 
@@ -89,6 +90,9 @@ def advantage(
         if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
             that failed). Its baseline is the mean of the stratum's present members, of the group or the batch where the stratum
             has none; it joins no baseline.
+        voter_n: whose each row is, where several rows (turns) are one rollout: in each stratum they are one member, with the mean
+            of its rows; each row is compared with the mean over members. Not with `blended`, nor with a scale. None: each row is
+            a member.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
@@ -139,6 +143,8 @@ def advantage(
         return Advantage(reward_n.double().nan_to_num(nan=0.0), stand_in_n.nan_to_num(nan=0.0), torch.zeros_like(absent_n))
     if baseline == "blended":
         _refuse_scale(baseline, scale)
+        if voter_n is not None:
+            raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         outcome_no = _outcomes(outcome_no, group_n, baseline)
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         alone_n = baseline_n.isnan() & ~absent_n
@@ -146,8 +152,8 @@ def advantage(
         missing_n = (stand_in_n - baseline_n).nan_to_num(nan=0.0)
         return Advantage(advantage_n, _wider(missing_n, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {}), alone_n)
     strata = _strata(group_n, outcome_no, baseline, back_off)
-    level_n, alone_n = _levels(reward_n, strata, min_stratum)
-    scaling = {"scale": scale, "ddof": ddof, "eps": eps}
+    level_n, alone_n = _levels(reward_n, strata, min_stratum, voter_n)
+    scaling = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n}
     options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "stand_in_n": stand_in_n, **scaling}
     found_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
     somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
@@ -163,11 +169,12 @@ def compared(
     outcome_no: Float[Tensor, " n *o"] | None = None,
     min_stratum: int = 2,
     back_off: bool | None = None,
+    voter_n: Int[Tensor, " n"] | None = None,
 ) -> Compared:
     """Say in which stratum each reward is compared, and which rewards have nobody to be compared with.
 
     Args:
-        reward_n, group_n, baseline, outcome_no, min_stratum, back_off: as in `advantage`.
+        reward_n, group_n, baseline, outcome_no, min_stratum, back_off, voter_n: as in `advantage`.
 
     Edge cases:
         An absent reward is in no stratum; its level is the one whose mean it would be compared with. Of `blended` the stratum
@@ -187,7 +194,7 @@ def compared(
     if baseline == "none":
         return Compared(torch.full_like(group_n, -1).long(), torch.zeros_like(present_n), torch.zeros_like(group_n).long())
     strata = _strata(group_n, outcome_no, baseline, back_off)
-    level_n, alone_n = _levels(reward_n, strata, min_stratum)
+    level_n, alone_n = _levels(reward_n, strata, min_stratum, voter_n)
     if baseline == "blended":  # whoever is alone in its prompt borrows from the same outcomes of others
         everywhere_n = refine(torch.zeros_like(group_n), _outcomes(outcome_no, group_n, baseline))
         alone_n = _levels(reward_n, [everywhere_n], 2)[1]
@@ -209,10 +216,13 @@ def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | No
         )
 
 
-def _levels(reward_n: Tensor, strata: Sequence[Tensor], min_stratum: int) -> tuple[Tensor, Tensor]:
+def _levels(
+    reward_n: Tensor, strata: Sequence[Tensor], min_stratum: int, voter_n: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The first of the strata that holds enough rewards, the last one where none does; and which rewards have none."""
     present_n = ~reward_n.isnan()
-    enough_ln = torch.stack([member_counts(stratum_n, present_n) >= max(min_stratum, 2) for stratum_n in strata])
+    counts = [member_counts(stratum_n, present_n, voter_n=voter_n) for stratum_n in strata]
+    enough_ln = torch.stack([count_n >= max(min_stratum, 2) for count_n in counts])
     some_n = enough_ln.any(dim=0)
     return torch.where(some_n, enough_ln.int().argmax(dim=0), len(strata) - 1), ~some_n & present_n
 

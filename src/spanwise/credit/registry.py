@@ -34,7 +34,7 @@ PROPERTIES: Mapping[str, str] = {
 #: Keyword parameters that are bound to what the objectives say, and to what a batch may have beside what it must.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
-    "bootstrap_n",
+    "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _REWARDS = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s")

@@ -31,6 +31,7 @@ def spread(
         A[i, t] = A[i, k] / |T(i)|                        (per="completion": each completion has the same say, as in GRPO)
         A[i, t] = A[i, k] / c                             (per=c: a constant, as in Dr. GRPO; or one c of each completion)
         and A[i, last] += stop[i], the last trainable token as a block of one token.
+        Where rows are turns of trajectories (`credit.length_nk`), |T_k| and |T| count the tokens of the whole trajectory.
 
     The training objective is then mean over completions of sum over tokens of min(rho A, clip(rho) A): clipped surrogates are
     positively homogeneous in A, so dividing A is dividing the loss term.
@@ -67,7 +68,8 @@ def spread(
         )
     length_nk = spans.length_nk
     total_n = length_nk.sum(dim=1)
-    share_nk = torch.where(length_nk > 0, credit.block_nk / _size(length_nk, per), 0.0)
+    size_nk = _size(length_nk if credit.length_nk is None else credit.length_nk, per)
+    share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
     # The last column serves the tokens of no block.
     table_nk = torch.cat([share_nk, torch.zeros_like(share_nk[:, :1])], dim=1).to(dtype)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)

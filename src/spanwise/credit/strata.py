@@ -66,12 +66,23 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     return torch.where(known_n, stratum_n, -1)
 
 
-def member_counts(stratum_n: Int[Tensor, " n"], member_n: Bool[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """How many members the stratum of each completion has; 0 where it has none (-1).
+def member_counts(
+    stratum_n: Int[Tensor, " n"], member_n: Bool[Tensor, " n"], *, voter_n: Int[Tensor, " n"] | None = None
+) -> Int[Tensor, " n"]:
+    """How many members the stratum of each completion has; 0 where it has none (-1). All members of one voter are one.
 
     >>> member_counts(torch.tensor([0, 0, 2, -1]), torch.tensor([True, False, True, True]))
     tensor([1, 1, 1, 0])
+    >>> member_counts(torch.zeros(3).long(), torch.ones(3).bool(), voter_n=torch.tensor([5, 5, 7]))
+    tensor([2, 2, 2])
     """
+    if voter_n is not None:
+        member_n = member_n & (stratum_n >= 0)
+        ballot_i = refine(stratum_n, voter_n.double())[member_n]
+        first_u = torch.full((int(ballot_i.max()) + 1 if len(ballot_i) else 0,), len(stratum_n), device=ballot_i.device)
+        rows_i = torch.nonzero(member_n).squeeze(1)
+        first_u.scatter_reduce_(0, ballot_i, rows_i, "amin")
+        member_n = torch.zeros_like(member_n).index_fill(0, first_u[first_u < len(stratum_n)], True)
     count_s = torch.bincount(
         stratum_n[member_n & (stratum_n >= 0)], minlength=int(stratum_n.max()) + 1 if len(stratum_n) else 0
     )
@@ -177,6 +188,7 @@ def centred(
     ddof: int = 1,
     eps: float = 0.0,
     stand_in_n: Float[Tensor, " n"] | None = None,
+    voter_n: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
     r"""Subtract the stratum mean, and divide by the stratum's standard deviation or mean if asked.
 
@@ -192,13 +204,23 @@ def centred(
     The k stand-ins join the deviation and not the mean: members are compared with members alone, and |A[j]| is at most
     sqrt((n + k - ddof) / k), however close to each other the members are. One member is enough to compare a stand-in with.
 
+    voter_n: the rows of one voter in a stratum (the turns of a trajectory) are one member, which has their mean; each row is then
+    compared with the mean of the members. `leave_one_out` leaves out the whole voter. Not with a scale.
+
     Example:
         >>> centred(torch.tensor([1., 0., 0., 5.]), torch.tensor([0, 0, 0, 1]), leave_one_out=True)
         tensor([ 1.0000, -0.5000, -0.5000,  0.0000], dtype=torch.float64)
         >>> value_n, minus_one_n = torch.tensor([0., 2., float("nan")]), torch.full((3,), -1.0)
         >>> centred(value_n, torch.zeros(3).long(), scale="std", stand_in_n=minus_one_n)  # mean 1, std sqrt((1 + 1 + 4) / 2)
         tensor([-0.5774,  0.5774, -1.1547], dtype=torch.float64)
+
+        Three turns of one trajectory and one of another: the mean of the votes 2/3 and 0 is 1/3.
+
+        >>> centred(torch.tensor([1., 1., 0., 0.]), torch.zeros(4).long(), voter_n=torch.tensor([0, 0, 0, 1]))
+        tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
+    if voter_n is not None:
+        return _centred_by_voter(value_n, stratum_n, voter_n, stand_in_n, leave_one_out, min_stratum, scale)
     if scale not in ("none", "std", "mean"):
         raise RecipeError(unknown("scale", scale, ("none", "std", "mean")))
     within = moments(value_n, stratum_n)
@@ -214,6 +236,34 @@ def centred(
         spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
     return torch.where(kept_n, advantage_n, 0.0)
+
+
+def _centred_by_voter(
+    value_n: Tensor,
+    stratum_n: Tensor,
+    voter_n: Tensor,
+    stand_in_n: Tensor | None,
+    leave_one_out: bool,
+    min_stratum: int,
+    scale: str,
+) -> Float[Tensor, " n"]:
+    """`centred` where the rows of one voter in a stratum are one member."""
+    if scale != "none":
+        raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
+    ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, voter_n.double()), -1)
+    own = moments(value_n, ballot_n)  # of each voter
+    stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
+    placed_n = own.stratum_n >= 0
+    stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
+    vote_u = centred(own.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    between = moments(own.mean_s, stratum_u)
+    enough_n = own._look_up(between.count_n(), 0.0) >= max(min_stratum, 2)
+    advantage_n = torch.where(own.member_n & enough_n, own.deviation_n + own._look_up(vote_u, 0.0), 0.0)
+    if stand_in_n is None:
+        return advantage_n
+    mean_n = own._look_up(between.mean_n(), torch.nan)
+    instead_n = ~own.member_n & ~stand_in_n.isnan() & ~mean_n.isnan()
+    return torch.where(instead_n, stand_in_n.double() - mean_n, advantage_n)
 
 
 def excess_variance_elsewhere(

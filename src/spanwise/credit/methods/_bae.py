@@ -42,6 +42,7 @@ def bae(
     by_outcome_nk2: Float[Tensor, "n k 2"] | None = None,
     judged_k: Sequence[int | None] | None = None,
     if_missing_k: Sequence[float | Float[Tensor, " n"] | None] | None = None,
+    voter_n: Int[Tensor, " n"] | None = None,
     leave_one_out: bool = False,
     min_stratum: int = 2,
     ddof: int = 1,
@@ -67,6 +68,7 @@ def bae(
         judged_k: per column, which of its given outcomes that is about; None: the only one.
         if_missing_k: per column, what an absent reward stands for, one number or one per completion (NaN: nothing): it gets that
             minus its baseline, see `advantage`. None: absent gets 0.
+        voter_n: whose each row is, where rows are turns of rollouts, see `advantage`.
         leave_one_out: leave the completion out of its own means.
         min_stratum: smaller strata give 0.
         ddof, eps: of the standard deviation.
@@ -110,6 +112,7 @@ def bae(
             ddof=ddof,
             eps=eps,
             if_missing=missing,
+            voter_n=voter_n,
         )
         found.append(result.advantage_n + result.missing_n)
     return torch.stack(found, dim=1) if found else torch.zeros_like(reward_nk, dtype=torch.float64)

@@ -164,9 +164,24 @@ def trajectory_outcomes(
     refuse_unknown("trajectory reward", reward, ("last", "sum"))
     check_rewards(reward_s, row="row")
     line = timeline(trajectory_s, step_s)
+    group_j = groups_of(line, group_s, trajectory_s)
+    reward_j = reward_s[last_rows(line)].double() if reward == "last" else exact_totals(reward_s, line.index_s)
+    return Outcomes(reward_j, group_j, line.index_s)
+
+
+def last_rows(line: Timeline) -> Int[Tensor, " j"]:
+    """The row of each trajectory's last step."""
     last_j = torch.nonzero(line.left_s == 0).squeeze(1)
-    last_j = last_j[line.index_s[last_j].argsort()]
-    group_j = group_s[last_j]
+    return last_j[line.index_s[last_j].argsort()]
+
+
+def groups_of(line: Timeline, group_s: Int[Tensor, " s"], trajectory_s: Int[Tensor, " s"]) -> Int[Tensor, " j"]:
+    """The group of each trajectory.
+
+    Raises:
+        AlignmentError: a trajectory whose steps are of two groups.
+    """
+    group_j = group_s[last_rows(line)]
     stray = torch.nonzero(group_j[line.index_s] != group_s)
     if len(stray):
         row = int(stray[0])
@@ -174,8 +189,7 @@ def trajectory_outcomes(
             f"Trajectory {int(trajectory_s[row])} has rows of prompt {int(group_s[row])} and of prompt "
             f"{int(group_j[line.index_s[row]])}; give the trajectories of different prompts different ids."
         )
-    reward_j = reward_s[last_j].double() if reward == "last" else _total(reward_s, line.index_s)
-    return Outcomes(reward_j, group_j, line.index_s)
+    return group_j
 
 
 def refuse_unknown(option: str, value: str, known: tuple[str, ...]) -> None:
@@ -184,7 +198,7 @@ def refuse_unknown(option: str, value: str, known: tuple[str, ...]) -> None:
         raise RecipeError(unknown(option, value, known))
 
 
-def _total(reward_s: Tensor, index_s: Tensor) -> Float[Tensor, " j"]:
+def exact_totals(reward_s: Tensor, index_s: Tensor) -> Float[Tensor, " j"]:
     """Exactly rounded sums: equal totals stay equal whatever the order of their parts, so constant groups stay constant."""
     parts: list[list[float]] = [[] for _ in range(int(index_s.max()) + 1 if len(index_s) else 0)]
     for j, value in zip(index_s.tolist(), reward_s.tolist(), strict=True):

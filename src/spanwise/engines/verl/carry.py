@@ -86,8 +86,7 @@ def unpack(rows: Rows, scheme: Scheme, width: int) -> tuple[Reading, Bool[Tensor
         block_nt[n, : sum(counts)] = torch.tensor(blocks, dtype=torch.int16).repeat_interleave(torch.tensor(counts))
         masked.append(bool(held["masked"]))
     reading = Reading.unpack(torch.stack(tables), scheme)
-    nowhere_nk = torch.zeros_like(reading.length_nk)
-    spans = Spans(scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, reading.fault_n)
+    spans = Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)
     return replace(reading, spans=spans), torch.tensor(masked)
 
 
@@ -112,15 +111,13 @@ def credited(
         return None if values is None else [values[n] for n in real]
 
     own = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step), (), taken(rows.anchor))
-    adv_nt = torch.zeros(mask_nt.shape)
-    if not real:
-        return adv_nt, Reading.unpack(torch.zeros(0, 0), scheme), {}
     reading, masked_n = unpack(own, scheme, mask_nt.shape[1])
     assert reading.spans is not None, "unpack gives spans"
     sampled_nt = reading.spans.block_nt >= 0
     _check_tokens(mask_nt[real], sampled_nt, masked_n)
     batch = Batch(taken(uids), mask_nt=sampled_nt, steps=_steps(own, scheme))
     found = credit(reading, batch, scheme)
+    adv_nt = torch.zeros(mask_nt.shape)
     adv_nt[real] = advantages(found, reading.spans, scheme)
     return torch.where(mask_nt, adv_nt, 0.0), reading, metrics(found, reading, scheme)
 

@@ -34,7 +34,8 @@ FAULTS: dict[str, str] = {}
 def register() -> None:
     """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
-    if version != "unknown" and not Version(TESTED[0]) <= Version(version) < Version(TESTED[1]):
+    first, last = (Version(bound).release for bound in TESTED)
+    if version != "unknown" and not first <= Version(version).release < last:
         _say(f"spanwise is tested with verl >={TESTED[0]},<{TESTED[1]} and this is verl {version}: compare a short run first.")
     if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Behind())

@@ -66,8 +66,9 @@ class SpanRewardManager(RewardManagerBase):
         rows = []
         for row, ids_t in zip(fields, ids, strict=True):
             extra, loop = row.get("extra_info") or {}, row.get("tool_extra_fields") or {}
+            gold = (row.get("reward_model") or {}).get("ground_truth")
             told = {
-                "answer": (row.get("reward_model") or {}).get("ground_truth"),
+                **({} if gold is None else {"answer": gold}),
                 "prompts": row.get("raw_prompt"),
                 "completions": self.tokenizer.decode(ids_t, skip_special_tokens=True),
                 "completion_ids": ids_t,

@@ -19,7 +19,7 @@ from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
 from spanwise.pipeline import Reading
-from spanwise.recipe import load, own_layout, scheme_of
+from spanwise.recipe import scheme_at
 from spanwise.remarks import remarks
 from spanwise.scheme import Scheme
 
@@ -50,7 +50,7 @@ class Settings:
 
     scheme: Scheme
     mode: str
-    horizon: float | None
+    horizon: int | float | None
     mini_batch: int
     said: set[str] = field(default_factory=set)
 
@@ -123,11 +123,7 @@ def scheme_in(config: Any) -> Scheme:
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
-    recipe = load(path)
-    layout = own_layout(recipe)
-    if layout is None:
-        raise RecipeError(f"The recipe '{path}' names no blocks; add layout: {{solution: [answer]}}.")
-    return scheme_of(recipe, layout, config.data.max_response_length)
+    return scheme_at(path, longest=config.data.max_response_length)
 
 
 def _check(config: Any) -> None:

@@ -57,7 +57,7 @@ def credited_trainer(stock: Any, mode: str) -> Any:
 def rows_of(batch: Any) -> Rows:
     """What the reward workers packed for the rows of a batch in the TransferQueue."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
+    extra = list(data["extra_fields"])  # a list, a stack or an array, as the storage has it
     names = [key.rsplit("_", 2) for key in batch.keys]
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],

@@ -17,7 +17,7 @@ MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm",
 _USE = "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean."
 
 
-def check_mode(mode: str, *, horizon: float | None) -> None:
+def check_mode(mode: str, *, horizon: int | float | None) -> None:
     """Refuse a `loss_agg_mode` that divides by what is not known before the loss.
 
     Args:
@@ -43,7 +43,7 @@ def check_mode(mode: str, *, horizon: float | None) -> None:
 
 
 def loss_factor(
-    mask_nt: Shaped[Tensor, "n t"], *, mode: str, rollouts: int, mini_batch: int, tokens: int, horizon: float | None = None
+    mask_nt: Shaped[Tensor, "n t"], *, mode: str, rollouts: int, mini_batch: int, tokens: int, horizon: int | float | None = None
 ) -> Float[Tensor, "n 1"]:
     r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
 

@@ -1,0 +1,235 @@
+"""Credit where every row is a turn of a rollout: one vote per rollout, and credit on each turn's own tokens.
+
+Index letters: s turns (rows), j rollouts, m objectives, k blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from spanwise.credit.assign import assign, completed
+from spanwise.credit.registry import Method
+from spanwise.credit.registry import method as find
+from spanwise.credit.trajectories.step_returns import Timeline, exact_totals, groups_of, timeline
+from spanwise.errors import RecipeError
+from spanwise.objective import Objective
+from spanwise.types import Credit, Scores, Status
+
+
+def assign_turns(
+    scores: Scores,
+    group_s: Int[Tensor, " s"],
+    length_sk: Int[Tensor, "s k"],
+    *,
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    method: str | Method = "bae",
+    inputs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Credit:
+    r"""Turn the rewards of turns and rollouts into the credit of every block of every turn.
+
+    Equation
+        scope rollout:  R[j, m] = r[s, m], s the last turn of j that has the reward;   credit[s, k] += w_m A[j(s), m]
+        scope turn:     credit[s, k] += w_m A[s, m], A compared with one vote per rollout (see `advantage`, voter_n)
+        a completion method:  A = method(sum over m of w_m R[j, m]), where R of scope turn is the sum over the turns that have it
+        a step method:        A = method(r_s), where a reward of scope rollout stands at the last turn
+        for the blocks k that m pays and turn s has; length_nk[s, k] is the number of tokens of k in all turns of j(s)
+
+    Args:
+        scores: rewards (S, M), one row per turn.
+        group_s: prompt ids; all turns of a rollout share one.
+        length_sk: trainable tokens of each block of each turn, 0 where it is absent.
+        trajectory_s: the rollout of each turn.
+        step_s: number of the turn; only its order counts.
+        objectives, block_names, method, inputs, options: see `assign`.
+
+    Edge cases:
+        A rollout is one member of its group, however many turns it has. A turn that does not hold a reward (it is absent there)
+        adds nothing; a reward that no turn holds is absent, and `if_missing` stands for it, once per rollout. Credit of the
+        decision to stop lies on the rollout's last turn that has a trainable token.
+
+    Raises:
+        AlignmentError: turns of one rollout in two groups, or one turn twice.
+        RecipeError: a method that runs over the tokens of a rollout, and a rollout in several rows.
+
+    Example:
+        Two rollouts of one prompt; the first has two turns and is right at its second. Both turns get its credit.
+
+        >>> nan = torch.nan
+        >>> scores = Scores(("correct",), torch.tensor([[nan], [1.], [0.]]).double(), torch.tensor([[1], [0], [0]]).to(torch.int8),
+        ...                 torch.full((3, 1, 2), nan).double())
+        >>> zeros, ones = torch.zeros(3).long(), torch.ones(3, 1).long()
+        >>> found = assign_turns(scores, zeros, ones, trajectory_s=torch.tensor([0, 0, 1]), step_s=torch.tensor([0, 1, 0]),
+        ...                      objectives=[Objective("correct", pays="all")], block_names=["all"])
+        >>> found.block_nk.flatten(), found.length_nk.flatten()
+        (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
+    """
+    chosen = find(method) if isinstance(method, str) else method
+    line = timeline(trajectory_s, step_s)
+    group_j = groups_of(line, group_s, trajectory_s)
+    length_jk = torch.zeros((len(group_j), length_sk.shape[1]), dtype=length_sk.dtype, device=length_sk.device)
+    length_jk.index_add_(0, line.index_s, length_sk)
+    data = dict(inputs or {})
+    common: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
+    if chosen.kind == "token":
+        found = _by_token(scores, group_s, length_sk, line, chosen, {**common, "objectives": objectives, "inputs": data})
+    elif chosen.kind == "step":
+        data |= {"trajectory_s": trajectory_s, "step_s": step_s}
+        at_turns = _step_scores(scores, line, objectives)
+        found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **common)
+    else:
+        data = {"length_n": length_jk.sum(dim=1)}
+        at_rollouts = _rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
+        found = _blocks(scores, at_rollouts, group_s, group_j, length_sk, length_jk, line, objectives, data, common)
+    mean_length = length_jk.sum(dim=1).double().mean()
+    return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
+
+
+def _blocks(
+    scores: Scores,
+    at_rollouts: Scores,
+    group_s: Tensor,
+    group_j: Tensor,
+    length_sk: Tensor,
+    length_jk: Tensor,
+    line: Timeline,
+    objectives: Sequence[Objective],
+    data: Mapping[str, Any],
+    common: Mapping[str, Any],
+) -> Credit:
+    """Objectives of rollouts compared as rollouts, objectives of turns as turns, and both added up."""
+    whole = common["method"].kind == "completion"
+    turn_m = torch.tensor([objective.scope == "turn" and not whole for objective in objectives])
+    only = [_weighing(objectives, turn_m == of_turns) for of_turns in (False, True)]
+    found_j = assign(at_rollouts, group_j, length_jk > 0, objectives=only[0], inputs=data, **common)
+    count_m = torch.full((len(objectives),), len(group_j))
+    found = replace(_on_turns(found_j, line, length_sk), count_m=count_m)
+    if not bool(turn_m.any()):
+        return found
+    voters = {"voter_n": line.index_s}
+    turns = assign(
+        _turn_scores(scores, at_rollouts, line, turn_m), group_s, length_sk > 0, objectives=only[1], inputs=voters, **common
+    )
+    columns = ("adv_nm", "stratum_nm", "singleton_m", "absent_m", "coarser_m")
+    picked = {name: torch.where(turn_m, getattr(turns, name), getattr(found, name)) for name in columns}
+    return replace(
+        found,
+        block_nk=found.block_nk + turns.block_nk,
+        stop_n=found.stop_n + turns.stop_n,
+        count_m=torch.where(turn_m, len(group_s), count_m),
+        **picked,
+    )
+
+
+def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
+    """The objectives, those that are not kept without a weight."""
+    return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
+
+
+def _on_turns(found: Credit, line: Timeline, length_sk: Tensor) -> Credit:
+    """The credit of rollouts on each of their turns; that of the decision to stop on the last turn that has a token."""
+    rows = found.take(line.index_s)
+    filled_s = length_sk.sum(dim=1) > 0
+    after_s = torch.where(filled_s, line.left_s, line.left_s.max() + 1 if len(filled_s) else 0)
+    least_j = after_s.new_full((len(found.stop_n),), 2**62).scatter_reduce(0, line.index_s, after_s, "amin")
+    last_s = filled_s & (after_s == least_j[line.index_s])
+    return replace(
+        rows, block_nk=torch.where(length_sk > 0, rows.block_nk, 0.0), stop_n=torch.where(last_s, rows.stop_n, 0.0)
+    )
+
+
+def _last_held(status_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
+    """The row of each rollout's last turn that holds the reward; its last turn where none does."""
+    worst = int(line.left_s.max()) + 1 if len(status_s) else 0
+    rank_s = torch.where(_not_here(status_s), worst, 0) + line.left_s
+    row_j = torch.zeros_like(_count(rank_s >= 0, line))
+    least_j = torch.full_like(row_j, 2 * worst + 1).scatter_reduce(0, line.index_s, rank_s, "amin")
+    rows = torch.nonzero(rank_s == least_j[line.index_s]).squeeze(1)
+    return row_j.scatter(0, line.index_s[rows], rows)
+
+
+def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, summed: bool) -> Scores:
+    """One row per rollout: of each reward its last turn that has it, or (`summed`) the sum where it is a reward of turns."""
+    columns = [_last_held(scores.status_nm[:, m], line) for m in range(len(objectives))]
+    taken = {
+        name: torch.stack([table[rows, m] for m, rows in enumerate(columns)], dim=1)
+        for name, table in _tables(scores).items()
+    }
+    for m, objective in enumerate(objectives):
+        if summed and objective.scope == "turn":
+            value_s = completed(scores, objectives)[:, m]
+            held_s = ~(_not_here(scores.status_nm[:, m]) & value_s.isnan())
+            total_j = exact_totals(torch.where(held_s, value_s, 0.0), line.index_s)
+            held_j = _count(held_s, line) > 0
+            taken["reward_nm"][:, m] = torch.where(held_j, total_j, taken["reward_nm"][:, m])
+            taken["status_nm"][held_j & ~total_j.isnan(), m] = int(Status.OK)
+    outcome_jo = None
+    if scores.outcome_no is not None:
+        known = [torch.where(column.isnan(), int(Status.ABSENT), int(Status.OK)) for column in scores.outcome_no.T]
+        rows = [_last_held(status_s, line) for status_s in known]
+        outcome_jo = torch.stack([scores.outcome_no[rows[o], o] for o in range(len(rows))], dim=1)
+    return Scores(scores.names, **taken, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
+
+
+def _turn_scores(scores: Scores, at_rollouts: Scores, line: Timeline, turn_m: Bool[Tensor, " m"]) -> Scores:
+    """One row per turn; what is a fact of the rollout is the same at all of its turns, as an outcome may be asked for it."""
+    spread = at_rollouts.take(line.index_s)
+    wide = {"reward_nm": turn_m, "status_nm": turn_m, "by_outcome_nmo": turn_m[:, None], "stated_nm": turn_m}
+    own = {name: torch.where(wide[name], table, getattr(spread, name)) for name, table in _tables(scores).items()}
+    return replace(spread, **own)
+
+
+def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]) -> Scores:
+    """One row per turn that adds up over a rollout: a turn without the reward adds 0, a reward of the rollout stands at its end."""
+    value_sm, status_sm = completed(scores, objectives), scores.status_nm.clone()
+    last_s = line.left_s == 0
+    for m, objective in enumerate(objectives):
+        stand_s = value_sm[:, m].clone()
+        row_s = _last_held(status_sm[:, m], line)[line.index_s]
+        if objective.scope == "rollout":
+            value_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0)
+        else:  # where no turn has it, the last one says so
+            silent_s = _not_here(status_sm[:, m]) & (stand_s.isnan() | (objective.scope is None))
+            some_s = (_count(~silent_s, line) > 0)[line.index_s]
+            value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
+        status_sm[:, m] = torch.where(value_sm[:, m].isnan(), status_sm[row_s, m], int(Status.OK))
+    return replace(scores, reward_nm=value_sm, status_nm=status_sm)
+
+
+def _by_token(scores: Scores, group_s: Tensor, length_sk: Tensor, line: Timeline, chosen: Method, rest: dict) -> Credit:
+    """A method that runs over tokens, where every rollout is one row."""
+    split_s = line.left_s > 0
+    if bool(split_s.any()):
+        index = int(line.index_s[split_s][0])
+        rows = torch.nonzero(line.index_s == index).squeeze(1).tolist()
+        raise RecipeError(
+            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
+            f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
+        )
+    return assign(scores, group_s, length_sk > 0, **rest)
+
+
+def _tables(scores: Scores) -> dict[str, Tensor]:
+    """The tables of one column per objective."""
+    names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
+    return {name: getattr(scores, name) for name in names if getattr(scores, name) is not None}
+
+
+def _not_here(status_s: Tensor) -> Bool[Tensor, " s"]:
+    """Whether a turn does not hold the reward at all; another turn of its rollout may."""
+    return (status_s == int(Status.ABSENT)) | (status_s == int(Status.UNSCORED))
+
+
+def _count(flag_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
+    """How many turns of each rollout have the flag."""
+    count = int(line.index_s.max()) + 1 if len(flag_s) else 0
+    return torch.zeros(count, dtype=torch.long, device=flag_s.device).index_add(0, line.index_s, flag_s.long())

@@ -1,0 +1,357 @@
+"""Credit where rows are turns: one vote per rollout, against loops that know nothing of tensors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spanwise import AlignmentError, Batch, Credit, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
+from spanwise.credit import advantage, assign, assign_turns, centred, dr_grpo, gigpo, split_turns, spread
+from spanwise.pipeline import Reading, credit, metrics
+
+NAN = float("nan")
+BLOCKS = ("call", "note")
+OK, ABSENT, ERROR = int(Status.OK), int(Status.ABSENT), int(Status.ERROR)
+
+
+def scores(columns, names=None):
+    """Rewards by objective; None is absent, "failed" a check that died."""
+    status = [[ABSENT if v is None else ERROR if v == "failed" else OK for v in column] for column in columns]
+    value = [[NAN if v is None or v == "failed" else float(v) for v in column] for column in columns]
+    value_nm = torch.tensor(value, dtype=torch.float64).T.contiguous()
+    names = names or tuple(f"r{m}" for m in range(len(columns)))
+    unknown = torch.full((*value_nm.shape, 2), NAN, dtype=torch.float64)
+    return Scores(tuple(names), value_nm, torch.tensor(status).T.contiguous().to(torch.int8), unknown)
+
+
+def turns(columns, group, trajectory, step, objectives, length=None, **more):
+    length_sk = torch.tensor(length or [[2, 1]] * len(group))
+    return assign_turns(
+        scores(columns, [o.name for o in objectives]),
+        torch.tensor(group),
+        length_sk,
+        trajectory_s=torch.tensor(trajectory),
+        step_s=torch.tensor(step),
+        objectives=objectives,
+        block_names=BLOCKS,
+        **more,
+    )
+
+
+# By hand
+
+
+def test_an_outcome_reaches_every_turn_and_a_turn_its_own():
+    # Rollout 7: three turns, the last one right. Rollout 3: one turn, wrong. Means of votes: outcome 1/2; valid (2/3 + 0) / 2.
+    objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="valid")]
+    found = turns(
+        [[None, None, 1, 0], [1, 0, 1, 0]],
+        [5, 5, 5, 5],
+        [7, 7, 7, 3],
+        [0, 1, 2, 0],
+        objectives,
+        [[2, 1], [1, 1], [3, 2], [1, 1]],
+    )
+    valid = [2 / 3, -1 / 3, 2 / 3, -1 / 3]
+    assert found.block_nk[:, 0].tolist() == pytest.approx(valid)
+    assert found.block_nk[:, 1].tolist() == [0.5, 0.5, 0.5, -0.5]
+    assert found.length_nk.tolist() == [[6, 4], [6, 4], [6, 4], [1, 1]]  # shared over all turns of the rollout
+    assert found.count_m.tolist() == [2, 4]
+
+
+def test_twelve_rows_of_one_rollout_are_one_vote():
+    rewards = [1.0] + [0.0] * 3
+    one = assign(
+        scores([rewards]), torch.zeros(4).long(), torch.ones(4, 2).bool(), objectives=[Objective("correct", pays="call")],
+        block_names=BLOCKS,
+    )  # fmt: skip
+    rows = [[None] * 11 + [1.0] + rewards[1:]]
+    trajectory, step = [0] * 12 + [1, 2, 3], [*range(12), 0, 0, 0]
+    for scope in ("rollout", None):
+        many = turns(rows, [0] * 15, trajectory, step, [Objective("correct", pays="call", scope=scope)])
+        assert many.block_nk[:12, 0].tolist() == [float(one.block_nk[0, 0])] * 12
+        assert many.block_nk[12:, 0].tolist() == one.block_nk[1:, 0].tolist()
+    each = turns([[1.0] * 12 + rewards[1:]], [0] * 15, trajectory, step, [Objective("correct", pays="call", scope="turn")])
+    assert each.block_nk[:, 0].tolist() == pytest.approx([0.75] * 12 + [-0.25] * 3)  # the mean is 1/4, not 12/15
+
+
+def test_the_last_turn_that_has_the_reward_speaks_for_the_rollout():
+    # 0 answers at turn 1 and goes on without an answer; 1 answers twice; the answer of 2 could not be checked.
+    found = turns(
+        [[1, None, 1, 0, "failed", 0]], [0] * 6, [0, 0, 1, 1, 2, 3], [0, 1, 0, 1, 0, 0], [Objective("correct", pays="call")]
+    )
+    assert found.block_nk[:, 0].tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3, -1 / 3, 0.0, -1 / 3])
+
+
+def test_what_no_turn_holds_is_missing_once():
+    objective = Objective("correct", pays="note", if_missing=-1.0)
+    # Rollout 0 never gives a note. The mean of the others is 1/2, so stopping without one costs 1.5, at its last trainable token.
+    found = turns([[None, None, 1, 0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], [[2, 0], [3, 0], [1, 1], [1, 1]])
+    assert found.stop_n.tolist() == [0.0, -1.5, 0.0, 0.0]
+    silent = turns([[None, None, 1, 0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], [[2, 0], [0, 0], [1, 1], [1, 1]])
+    assert silent.stop_n.tolist() == [-1.5, 0.0, 0.0, 0.0]  # the last turn has no token to carry it
+
+
+def test_a_turn_pays_for_what_it_leaves_out():
+    objective = Objective("format", pays="note", scope="turn", if_missing=-1.0)
+    found = turns([[1, None, 0]], [0] * 3, [0, 0, 1], [0, 1, 0], [objective], [[2, 1], [3, 0], [1, 1]])
+    assert found.block_nk[:, 1].tolist() == [0.5, 0.0, -0.5]
+    assert found.stop_n.tolist() == [0.0, -1.5, 0.0]
+
+
+# Against loops
+
+
+def loop(rewards, group, trajectory, *, leave_one_out=False):
+    """Turn rewards, compared with the mean over the rollouts of the group of the mean over their turns."""
+    found = []
+    for s, value in enumerate(rewards):
+        votes = {}
+        for u, other in enumerate(rewards):
+            if group[u] == group[s] and other == other:
+                votes.setdefault(trajectory[u], []).append(other)
+        means = {j: sum(values) / len(values) for j, values in votes.items()}
+        if value != value or len(means) < 2:
+            found.append(0.0)
+            continue
+        if leave_one_out:
+            means.pop(trajectory[s])
+        found.append(value - sum(means.values()) / len(means))
+    return found
+
+
+def ragged(seed):
+    """Groups of rollouts of 1 to 6 turns, shuffled, with ids of any sign and rewards that are absent here and there."""
+    generator = torch.Generator().manual_seed(seed)
+    group, trajectory, step = [], [], []
+    for j, (g, count) in enumerate([(0, 1), (0, 6), (0, 3), (1, 2), (1, 2), (2, 4), (3, 1), (3, 5)]):
+        group += [g] * count
+        trajectory += [j] * count
+        step += [3 * s - 4 for s in range(count)]
+    order = torch.randperm(len(group), generator=generator)
+    reward = torch.rand(len(group), generator=generator).double()
+    reward[torch.rand(len(group), generator=generator) < 0.2] = NAN
+    return reward[order], *(torch.tensor(x)[order] for x in (group, trajectory, step))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_votes_are_those_of_a_loop(seed, leave_one_out):
+    reward_s, group_s, trajectory_s, _ = ragged(seed)
+    names = torch.tensor([-7, 40, 3, -1, 12, 0, 9, 2**40])[trajectory_s]  # ids of any sign and size
+    found = advantage(reward_s, group_s - 2, voter_n=names, leave_one_out=leave_one_out)
+    expected = loop(reward_s.tolist(), group_s.tolist(), trajectory_s.tolist(), leave_one_out=leave_one_out)
+    assert found.advantage_n.tolist() == pytest.approx(expected, abs=1e-12)
+    alone = [e == 0 and r == r for e, r in zip(expected, reward_s.tolist(), strict=True)]
+    assert found.alone_n.tolist() == alone
+
+
+def test_one_row_per_voter_is_no_voter():
+    reward_n, group_n = torch.rand(20).double(), torch.arange(20) % 3
+    for options in ({}, {"leave_one_out": True}):
+        same = centred(reward_n, group_n, voter_n=torch.arange(20) + 100, **options)
+        assert torch.allclose(same, centred(reward_n, group_n, **options), rtol=0, atol=1e-15)
+
+
+def test_equal_votes_give_exactly_nothing():
+    found = centred(torch.full((6,), 0.1), torch.zeros(6).long(), voter_n=torch.tensor([0, 0, 0, 0, 1, 1]))
+    assert found.tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_conditional_turn_reward_is_compared_where_the_outcome_agrees(seed):
+    reward_s, group_s, trajectory_s, step_s = ragged(seed)
+    right_j = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    last_s = torch.tensor(
+        [int(step_s[trajectory_s == j].max()) == int(s) for j, s in zip(trajectory_s, step_s, strict=True)]
+    )
+    correct = [float(right_j[j]) if last else None for j, last in zip(trajectory_s.tolist(), last_s.tolist(), strict=True)]
+    note = [None if r != r else r for r in reward_s.tolist()]
+    objectives = [
+        Objective("correct", pays="call"),
+        Objective("format", pays="note", given="correct", baseline="outcome", scope="turn", name="note", back_off=False),
+    ]
+    found = turns([correct, note], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives)
+    strata = [(g, float(right_j[j])) for g, j in zip(group_s.tolist(), trajectory_s.tolist(), strict=True)]
+    expected = loop(reward_s.tolist(), strata, trajectory_s.tolist())
+    assert found.block_nk[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_completion_method_sees_rollouts(seed):
+    reward_s, group_s, trajectory_s, step_s = ragged(seed)
+    turn = [None if r != r else r for r in reward_s.tolist()]
+    right = [float(j % 2) for j in range(8)]
+    last = [int(step_s[trajectory_s == j].max()) for j in range(8)]
+    correct = [right[j] if last[j] == s else None for j, s in zip(trajectory_s.tolist(), step_s.tolist(), strict=True)]
+    objectives = [Objective("correct", pays=BLOCKS), Objective("format", pays=BLOCKS, scope="turn", name="turn", weight=0.5)]
+    found = turns([correct, turn], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives, method="dr_grpo")
+    totals, groups = [], []
+    for j in range(8):
+        held = [r for r, t in zip(turn, trajectory_s.tolist(), strict=True) if t == j and r is not None]
+        totals.append(right[j] + 0.5 * sum(held) if held else NAN)
+        groups.append(int(group_s[trajectory_s == j][0]))
+    adv_j = dr_grpo(torch.tensor(totals, dtype=torch.float64), torch.tensor(groups))
+    for k in range(2):
+        assert found.block_nk[:, k].tolist() == pytest.approx(adv_j[trajectory_s].tolist(), abs=1e-9)
+
+
+def test_a_step_method_takes_rewards_where_they_stand():
+    # An outcome at the end, a reward at one turn, none at the others: the returns of the paper.
+    group, trajectory, step = torch.zeros(5).long(), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 2, 0, 1])
+    anchors = ["a", "b", "c", "a", "b"]
+    objectives = [
+        Objective("correct", pays="call"),
+        Objective("format", pays="call", scope="rollout", name="late", weight=2.0),
+    ]
+    found = turns(
+        [[None, None, 1, None, 0], [None, 0.25, None, None, None]], group.tolist(), trajectory.tolist(), step.tolist(), objectives,
+        method="gigpo", inputs={"anchor_s": anchors},
+    )  # fmt: skip
+    # `late` of rollout 1 is absent: nothing is known of what it would have been.
+    reward_s = torch.tensor([0.0, 0.0, 1.5, 0.0, NAN]).double()
+    expected = gigpo(reward_s, group, trajectory, step, anchors)
+    assert found.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
+    known = turns([[None, None, 1, None, 0]], [0] * 5, trajectory.tolist(), step.tolist(), objectives[:1], method="gigpo",
+                  inputs={"anchor_s": anchors})  # fmt: skip
+    plain = gigpo(torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).double(), group, trajectory, step, anchors)
+    assert known.block_nk[:, 0].tolist() == pytest.approx(plain.tolist())
+    assert bool((plain != 0).all())
+
+
+# The road
+
+
+LAYOUT = Layout({"call": ["call"], "note": ["note"]})
+TWO = [
+    Objective("format", pays="call", scope="turn", options={"tags": ["call"]}, name="valid"),
+    Objective("format", pays="note"),
+]
+
+
+def reading(columns, length):
+    length_sk = torch.tensor(length)
+    return Reading(scores(columns, ("valid", "format")), length_sk, torch.zeros(len(length_sk)).long())
+
+
+def test_the_road_takes_steps_and_counts_votes():
+    scheme = Scheme("bae", LAYOUT, TWO)
+    assert scheme.needs == {"steps"}
+    steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
+    read_ = reading([[1, 0, 0], [None, 1, None]], [[2, 1], [1, 1], [1, 1]])
+    found = credit(read_, Batch([4, 4, 4], steps=steps), scheme)
+    assert found.block_nk[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25])
+    shown = metrics(found, read_, scheme)
+    assert shown["credit/format/reward_absent"] == 0.5  # of two rollouts
+    assert shown["credit/valid/reward_absent"] == 0.0
+    with pytest.raises(RecipeError, match="Objective 'valid' has scope: turn"):
+        credit(read_, Batch([4, 4, 4]), scheme)
+
+
+@pytest.mark.parametrize("per", ["block", "completion", "batch"])
+def test_a_rollout_has_one_say_in_the_loss_however_it_is_cut(per):
+    """The tokens of one row, as one turn and as three: the same advantages."""
+    scheme = Scheme("bae", Layout({"all": []}), [Objective("correct", pays="all", options={"tag": ""})], per=per)
+    whole = reading_of([[1.0, 0.0]], [[6], [3]])
+    one = credit(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
+    cut = reading_of([[None, None, 1.0, 0.0]], [[1], [3], [2], [3]])
+    three = credit(cut, Batch([0] * 4, steps=Steps(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]))), scheme)
+    size = {"batch": one.mean_length_n}.get(per, per)
+    row = spread(one, blocks([6, 3]), per=size, dtype=torch.float64)
+    rows = spread(three, blocks([1, 3, 2, 3]), per={"batch": three.mean_length_n}.get(per, per), dtype=torch.float64)
+    assert [v for line in row.tolist() for v in line if v] == pytest.approx([v for line in rows.tolist() for v in line if v])
+    assert float(row[0].sum()) == pytest.approx({"block": 0.5, "completion": 0.5, "batch": 0.5 * 6 / 4.5}[per])
+    assert torch.equal(three.mean_length_n, torch.full((4,), 4.5).double())
+
+
+def reading_of(columns, length):
+    found = scores(columns, ("correct",))
+    return Reading(found, torch.tensor(length), torch.zeros(len(length)).long())
+
+
+def blocks(lengths):
+    return Spans.of_blocks(["all"], torch.tensor([[0] * n + [-1] * (6 - n) for n in lengths]))
+
+
+def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
+    one = [Objective("correct", pays="all", options={"tag": ""})]
+    scheme = Scheme("reinforce++", Layout({"all": []}), one, per="completion")
+    found = reading_of([[0.0, 1.0, 1.0]], [[2], [1], [2]])
+    spans = Spans.of_blocks(["all"], torch.tensor([[0, 0], [0, -1], [0, 0]]))
+    batch = Batch([0, 0, 0], torch.zeros(3, 2).long(), spans.block_nt >= 0)
+    split = Steps(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
+    with pytest.raises(RecipeError, match=r"rows \[0, 2\] are turns of one.*Merge"):
+        credit(replace(found, spans=spans), replace(batch, steps=split), scheme)
+    apart = Steps(torch.tensor([0, 1, 2]), torch.tensor([5, 0, 1]))
+    alone = credit(replace(found, spans=spans), replace(batch, steps=apart), scheme)
+    assert torch.equal(alone.token_nt, credit(replace(found, spans=spans), batch, scheme).token_nt)
+
+
+def test_one_rollout_in_two_groups_is_refused():
+    with pytest.raises(AlignmentError, match="Trajectory 4 has rows of prompt 1 and of prompt 0"):
+        turns([[1, 0]], [1, 0], [4, 4], [0, 1], [Objective("correct", pays="call")])
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "says"),
+    [
+        ({"scope": "turn", "scale": "std"}, "bae", "scope: turn and scale: std"),
+        ({"scope": "turn", "given": "correct", "baseline": "blended"}, "bae", "scope: turn and baseline: blended"),
+        ({"scope": "turn"}, "dcpo", "does not know whose rows it compares"),
+        ({"scope": "turn"}, "gae", "runs over the tokens of whole rollouts"),
+    ],
+)
+def test_a_scope_that_cannot_be_is_refused(objective, method, says):
+    with pytest.raises(RecipeError, match=says):
+        Scheme(
+            method,
+            Layout({"all": []}),
+            [Objective("correct", pays="all", options={"tag": ""}, **objective)],
+            per="completion",
+        )
+
+
+# Sequences as turns
+
+
+def test_turns_by_id_may_touch_and_hold_tool_tokens():
+    mask_nt = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1]]).bool()
+    turn_nt = torch.tensor([[5, -3, 5, 5, -1], [-1, 2, 2, 8, 8]])
+    turn_nt[0, 1] = 2  # the lower id is the earlier turn, wherever it stands
+    found = split_turns(mask_nt, turn_nt)
+    assert found.place_su.tolist() == [[1, -1, -1], [0, 2, 3], [1, 2, -1], [3, 4, -1]]
+    assert found.row_s.tolist() == [0, 0, 1, 1]
+    assert found.step_s.tolist() == [0, 1, 0, 1]
+    value = torch.arange(10.0).reshape(2, 5)
+    assert torch.equal(found.put(found.take(value), rows=2), torch.where(turn_nt >= 0, value, 0.0))
+    with pytest.raises(AlignmentError, match="Token 1 of sequence 0 was sampled and belongs to no turn"):
+        split_turns(mask_nt, torch.where(turn_nt == 2, -1, turn_nt))
+
+
+def test_rows_without_a_sampled_token_have_no_turn():
+    found = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
+    assert found.row_s.tolist() == [1]
+    assert found.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_order_of_turns_does_not_matter():
+    reward_s, group_s, trajectory_s, step_s = ragged(9)
+    objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="t")]
+    column = [None if r != r else r for r in reward_s.tolist()]
+
+    def run(order, relabel):
+        pick = [column[i] for i in order]
+        return turns(
+            [pick, pick], group_s[order].tolist(), relabel[trajectory_s[order]].tolist(), step_s[order].tolist(), objectives
+        )
+
+    straight = run(torch.arange(len(column)), torch.arange(8))
+    order = torch.randperm(len(column), generator=torch.Generator().manual_seed(1))
+    other = run(order, torch.tensor([3, -9, 100, 0, 7, -2, 55, 8]))
+    assert torch.allclose(other.block_nk, straight.block_nk[order], rtol=0, atol=1e-12)
+
+
+def test_credit_takes_its_shares_along():
+    found = turns([[1, 0]], [0, 0], [0, 1], [0, 0], [Objective("correct", pays="call")])
+    assert isinstance(found, Credit)
+    assert found.take(torch.tensor([1])).length_nk.tolist() == [[2, 1]]

@@ -1,0 +1,38 @@
+"""Rollouts put into a real TransferQueue by verl's own agent loop worker, as V1 trainers find them."""
+
+import uuid
+
+import numpy as np
+import transfer_queue as tq
+from verl_small import Handle, outputs_of
+
+
+def filled(manager, prompts):
+    """Run `_agent_loop_postprocess` of verl's worker on every rollout; the batch of all rows, as the replay buffer gives it.
+
+    prompts: one list of rollouts for each prompt; a rollout is a list of texts (its outputs) or (texts, masks).
+    """
+    from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    kind = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    worker = kind.__new__(kind)
+    worker.reward_loop_worker_handles = [Handle(manager)]
+    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
+    keys = []
+    for rollouts in prompts:
+        uid = str(uuid.uuid4())
+        for session, rollout in enumerate(rollouts):
+            texts, masks = rollout if isinstance(rollout, tuple) else (rollout, None)
+            outputs = outputs_of(manager.tokenizer, texts, masks, min_global_steps=0, max_global_steps=0)
+            row = {
+                "data_source": "small",
+                "reward_model": {"ground_truth": "4"},
+                "extra_info": {},
+                "raw_prompt": np.array(["2+2"], dtype=object),
+            }
+            put = worker._agent_loop_postprocess(outputs, False, uid=uid, session_id=session, global_steps=0, **row)
+            manager.loop.run_until_complete(put)
+            keys += [f"{uid}_{session}_{n}" for n in range(len(outputs))]
+    tags = tq.kv_list("train")["train"]
+    return KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id="train")

@@ -1,0 +1,133 @@
+"""Readings as text and back, and the advantages that come of them; no verl needed."""
+
+import pytest
+import torch
+from tokenizers_small import byte_level
+
+from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Steps, Vocabulary, advantages, credit, read
+from spanwise.engines.verl.carry import Rows, credited, pack, unpack
+from spanwise.pipeline import Reading
+
+TOKENIZER = byte_level()
+VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)
+SCHEME = Scheme.preset(
+    "bae",
+    Layout({"solution": ["answer"], "confidence": ["confidence"]}),
+    objectives=[
+        Objective("correct", pays="solution", if_missing=0.0),
+        Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
+    ],
+)
+TEXTS = [
+    "<answer>4</answer><confidence>0.9</confidence>",
+    "<answer>5</answer><confidence>0.9</confidence>",
+    "<answer>4</answer>",
+    "<answer>4</answer><confidence>high</confidence>",
+    "So",
+]
+
+
+def read_one(text, *, sampled=None):
+    ids = TOKENIZER(text)["input_ids"]
+    flags = None if sampled is None else [sampled]
+    return read(Batch.jagged([ids], [0], sampled=flags, columns={"answer": ["4"]}), SCHEME, VOCABULARY), len(ids)
+
+
+def packed(text, *, sampled=None):
+    reading, length = read_one(text, sampled=sampled)
+    return pack(reading, [length], masked=True)
+
+
+def same(found, expected):
+    return torch.equal(found.nan_to_num(nan=-9.0), expected.nan_to_num(nan=-9.0))
+
+
+def test_what_is_packed_comes_back():
+    back, masked_n = unpack(Rows([packed(text) for text in TEXTS]), SCHEME, 40)
+    whole = Reading.joined([read_one(text)[0] for text in TEXTS])
+    for name in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm"):
+        assert same(getattr(back.scores, name), getattr(whole.scores, name)), name
+    assert torch.equal(back.length_nk, whole.length_nk)
+    assert torch.equal(back.fault_n, whole.fault_n)
+    assert masked_n.all()
+    for row, text in zip(back.spans.block_nt, TEXTS, strict=True):
+        spans = read_one(text)[0].spans
+        width = spans.block_nt.shape[1]
+        assert row[:width].tolist() == spans.block_nt[0].tolist()
+        assert set(row[width:].tolist()) <= {-1}
+
+
+def test_advantages_are_those_of_the_pipeline():
+    ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
+    whole = Batch.jagged(ids, [0] * 5, columns={"answer": ["4"] * 5})
+    reading = read(whole, SCHEME, VOCABULARY)
+    expected_nt = advantages(credit(reading, whole, SCHEME), reading.spans, SCHEME)
+    found_nt, _, shown = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, SCHEME)
+    assert torch.equal(found_nt, expected_nt)
+    assert shown["credit/malformed"] == pytest.approx(2 / 5)
+
+
+def test_padding_joins_nothing():
+    rows = Rows([packed(text) for text in (*TEXTS, TEXTS[0])], padding=[False] * 5 + [True])
+    mask_nt = torch.zeros(6, 40, dtype=torch.long)
+    for n, text in enumerate(TEXTS):
+        mask_nt[n, : read_one(text)[1]] = 1
+    found_nt, reading, _ = credited(rows, [*"aaaaa", "pad0"], mask_nt, SCHEME)
+    alone_nt, _, _ = credited(Rows(rows.packed[:5]), list("aaaaa"), mask_nt[:5], SCHEME)
+    assert torch.equal(found_nt[:5], alone_nt)
+    assert float(found_nt[5].abs().sum()) == 0
+    assert len(reading) == 5
+
+
+def test_outputs_of_a_rollout_are_its_steps():
+    """A rollout of two outputs, packed as one text, is a trajectory of two rows."""
+    parts = ["So", TEXTS[0]]
+    ids = [TOKENIZER(text)["input_ids"] for text in (*parts, TEXTS[1])]
+    both = read(Batch.jagged(ids[:2], [0, 0], columns={"answer": ["4"] * 2}), SCHEME, VOCABULARY)
+    text = pack(both, [len(ids[0]), len(ids[1])], masked=True)
+    rows = Rows([text, packed(TEXTS[1]), text], session=["x", "y", "x"], step=[1, 0, 0])
+    whole = Batch.jagged([ids[1], ids[2], ids[0]], [0, 0, 0], columns={"answer": ["4"] * 3})
+    found_nt, _, _ = credited(rows, ["u"] * 3, whole.mask_nt, SCHEME)
+    batch = Batch(
+        whole.group_n, whole.ids_nt, whole.mask_nt, whole.columns, steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0]))
+    )
+    reading = read(batch, SCHEME, VOCABULARY)
+    assert torch.equal(found_nt, advantages(credit(reading, batch, SCHEME), reading.spans, SCHEME))
+    assert float(found_nt[2].abs().sum()) > 0
+
+
+def test_rejected_tokens_get_nothing_and_change_no_share():
+    ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
+    mask_nt = Batch.jagged(ids, [0] * 5).mask_nt
+    rows = Rows([packed(text) for text in TEXTS])
+    full_nt, _, _ = credited(rows, ["u"] * 5, mask_nt, SCHEME)
+    fewer_nt = mask_nt.clone()
+    fewer_nt[0, 0] = fewer_nt[1] = False
+    found_nt, _, _ = credited(rows, ["u"] * 5, fewer_nt, SCHEME)
+    assert torch.equal(found_nt, torch.where(fewer_nt, full_nt, 0.0))
+
+
+def test_a_token_that_was_not_read_as_the_models():
+    ids = TOKENIZER("So <answer>4</answer>")["input_ids"]
+    rows = Rows([packed("So <answer>4</answer>", sampled=[0] + [1] * (len(ids) - 1))])
+    with pytest.raises(AlignmentError, match=f"Row 0: verl trains {len(ids)} tokens and the reward worker took {len(ids) - 1}"):
+        credited(rows, ["u"], torch.ones(1, len(ids)), SCHEME)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "error", "says"),
+    [
+        (Rows([None]), 9, RecipeError, "Row 0 carries no reading"),
+        (Rows([packed(TEXTS[0])]), 3, AlignmentError, "room for 3"),
+    ],
+)
+def test_what_cannot_be_read(rows, width, error, says):
+    with pytest.raises(error, match=says):
+        unpack(rows, SCHEME, width)
+
+
+def test_another_scheme_is_noticed():
+    other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
+    with pytest.raises(AlignmentError, match="pack and unpack with one scheme"):
+        unpack(Rows([packed(TEXTS[0])]), other, 40)
+

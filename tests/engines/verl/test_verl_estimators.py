@@ -1,0 +1,159 @@
+"""The registered estimators against verl's own, on the same tensors, through verl's own `compute_advantage`."""
+
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from spanwise import RecipeError, dr_grpo
+
+#: Ours, verl's, what verl's is called with, and the shares that differ: none.
+PAIRS = [("spanwise_rloo", "rloo"), ("spanwise_grpo", "grpo"), ("spanwise_dr_grpo", "grpo")]
+REWARDS = torch.tensor([1.0, 0.0, 0.5, -2.0, 1.0, 1.0, 3.0])
+GROUPS = ["a", "b", "a", "b", "a", "c", "c"]
+
+
+def data_of(index=None, width=5, rewards=REWARDS, groups=GROUPS):
+    from verl import DataProto
+
+    generator = torch.Generator().manual_seed(0)
+    length_n = torch.randint(1, width + 1, (len(rewards),), generator=generator)
+    mask_nt = (torch.arange(width) < length_n[:, None]).long()
+    reward_nt = torch.zeros(len(rewards), width)
+    reward_nt[torch.arange(len(rewards)), length_n - 1] = rewards
+    uid = np.array(groups, dtype=object) if index is None else index
+    return DataProto.from_dict({"token_level_rewards": reward_nt, "response_mask": mask_nt}, non_tensors={"uid": uid})
+
+
+def run(name, data, config=None, **kwargs):
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    config = OmegaConf.create({"adv_estimator": name, "gamma": 1.0} if config is None else config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return compute_advantage(data, name, config=config, **kwargs).batch["advantages"]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_as_verls(ours, theirs):
+    plain = {"norm_adv_by_std_in_grpo": False} if ours == "spanwise_dr_grpo" else {}
+    found_nt, expected_nt = run(ours, data_of()), run(theirs, data_of(), **plain)
+    assert torch.allclose(found_nt, expected_nt, atol=1e-6)
+    assert found_nt.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["spanwise_grpo", "spanwise_rloo", "spanwise_maxrl", "spanwise_ha_dw"])
+def test_padding_rows_of_v1_join_nothing(name):
+    """V1 adds rows with a mask of 0, one id of their own and no reward; verl's own grpo gives them 0 too."""
+    from verl import DataProto
+
+    rewards = REWARDS.abs()  # maxrl takes no negative ones
+    data, rows = data_of(rewards=rewards), 3
+    pad = DataProto.from_dict(
+        {"token_level_rewards": torch.zeros(rows, 5), "response_mask": torch.zeros(rows, 5, dtype=torch.long)},
+        non_tensors={"uid": np.array(["padf00d"] * rows, dtype=object)},
+    )
+    padded_nt = run(name, DataProto.concat([data, pad]))
+    assert torch.equal(padded_nt[:7], run(name, data_of(rewards=rewards)))
+    assert float(padded_nt[7:].abs().sum()) == 0
+    assert bool(padded_nt.isfinite().all())
+
+
+def test_a_batch_of_padding_alone_is_zero():
+    data = data_of(rewards=torch.zeros(2), groups=["pad1", "pad1"])
+    data.batch["response_mask"].zero_()
+    assert float(run("spanwise_grpo", data).abs().sum()) == 0
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.array(GROUPS, dtype=object),
+        np.array(GROUPS),
+        np.array([10**12, 7, 10**12, 7, 10**12, -3, -3]),
+        np.array([str(10**12), "7", str(10**12), "7", str(10**12), "-3", "-3"], dtype=object),
+        np.array([(1, 2), (3, 4), (1, 2), (3, 4), (1, 2), (5, 6), (5, 6), None], dtype=object)[:-1],
+    ],
+    ids=["object", "str", "big int", "numeric str", "tuple"],
+)
+def test_any_ids(index):
+    """Ids of 10**12 make verl's own grpo_vectorized ask for terabytes."""
+    assert torch.equal(run("spanwise_grpo", data_of(index)), run("spanwise_grpo", data_of()))
+
+
+def test_index_as_list_or_tensor():
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    data, estimator = data_of().batch, get_adv_estimator_fn("spanwise_rloo")
+    found = [estimator(**dict(data), index=index)[0] for index in (GROUPS, torch.tensor([0, 1, 0, 1, 0, 2, 2]))]
+    assert torch.equal(found[0], run("spanwise_rloo", data_of()))
+    assert torch.equal(found[0], found[1])
+
+
+def test_no_index_is_refused():
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    with pytest.raises(RecipeError, match="no uid"):
+        get_adv_estimator_fn("spanwise_rloo")(**dict(data_of().batch))
+
+
+def test_a_reward_on_tool_output_counts():
+    """A rollout that ends inside a tool response has its outcome on a masked token; verl's gae and remax lose it."""
+    data = data_of(rewards=torch.tensor([1.0, 0.0]), groups=["a", "a"])
+    data.batch["response_mask"] = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
+    data.batch["token_level_rewards"] = torch.tensor([[0.0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
+    assert run("spanwise_rloo", data).tolist() == [[1.0, 1, 0, 0, 0], [-1.0, -1, 0, 0, 0]]
+
+
+def test_options_of_the_method():
+    config = {"spanwise": {"options": {"leave_one_out": True}}}
+    found_nt = run("spanwise_dr_grpo", data_of(rewards=torch.tensor([1.0, 0.0]), groups=["a", "a"]), config)
+    assert found_nt[:, 0].tolist() == [1.0, -1.0]
+    assert dr_grpo(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist() == [0.5, -0.5]  # without the option
+
+
+def test_the_signature_takes_what_verl_may_pass():
+    """An open change of verl passes the batch to any estimator whose signature asks for it."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    for name, function in ADV_ESTIMATOR_REGISTRY.items():
+        if str(name).startswith("spanwise_"):
+            assert {"non_tensor_batch", "batch"} <= set(inspect.signature(function).parameters)
+    data = data_of().batch
+    found = ADV_ESTIMATOR_REGISTRY["spanwise_rloo"](**dict(data), index=GROUPS, non_tensor_batch={}, batch=data, gamma=1.0)
+    assert torch.equal(found[0], run("spanwise_rloo", data_of()))
+
+
+def test_spanwise_itself_says_which_trainer_carries_it():
+    with pytest.raises(RecipeError, match=r"sync, colocate_async or separate_async, or trainer.use_v1=False.*spanwise_grpo"):
+        run("spanwise", data_of())
+
+
+def test_aspo_has_verls_reduction():
+    """verl has no ASPO; ours is reduced by verl's agg_loss, weighted by rollout correction."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig, FSDPActorConfig
+
+    config = FSDPActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0
+    )
+    assert isinstance(config, ActorConfig)
+    ratio_nt, one_nt = torch.tensor([[0.5, 1.1, 1.5, 0.1]]), torch.ones(1, 4)
+    # -1/0.5, -1/1.1, dropped, -min(10, 3); the mean of the four
+    loss, shown = get_policy_loss_fn("spanwise_aspo")(
+        old_log_prob=torch.zeros(1, 4), log_prob=ratio_nt.log(), advantages=one_nt, response_mask=one_nt, config=config
+    )
+    assert float(loss) == pytest.approx(-(2 + 1 / 1.1 + 3) / 4, rel=1e-6)
+    assert "actor/ppo_kl" in shown
+    halved, _ = get_policy_loss_fn("spanwise_aspo")(
+        old_log_prob=torch.zeros(1, 4),
+        log_prob=ratio_nt.log(),
+        advantages=one_nt,
+        response_mask=one_nt,
+        config=config,
+        rollout_is_weights=one_nt / 2,
+    )
+    assert float(halved) == pytest.approx(float(loss) / 2)

@@ -1,0 +1,107 @@
+"""The V0 trainer: verl's own agent loop worker makes the batch, verl's own `compute_advantage` is called as `fit` calls it."""
+
+import asyncio
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from verl_small import TEXT, Handle, config_of, manager_of, outputs_of
+
+from spanwise import Batch, RecipeError, advantages, credit, read
+
+
+def trainer_of(config):
+    """verl's `RayPPOTrainer`, made and not run."""
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return RayPPOTrainer(config, None, {Role.ActorRollout: None}, None, train_dataset=[0] * 8, val_dataset=[0])
+
+
+def batch_of(manager, prompts, width=64):
+    """A batch as V0's rollout returns it, with the arrays that `fit` adds."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    worker.reward_loop_worker_handles, worker.tokenizer = [Handle(manager)], manager.tokenizer
+    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
+    worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
+    made, uids = [], []
+    for uid, texts in prompts:
+        (output,) = outputs_of(manager.tokenizer, [texts])
+        row = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2"}
+        made.append(manager.loop.run_until_complete(worker._agent_loop_postprocess(output, False, **row)))
+        uids.append(uid)
+    batch = worker._postprocess(made)
+    batch.non_tensor_batch["uid"] = np.array(uids, dtype=object)
+    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
+    return batch
+
+
+def credited(config, batch):
+    from verl.trainer.ppo import ray_trainer
+
+    return ray_trainer.compute_advantage(batch, adv_estimator=config.algorithm.adv_estimator, config=config.algorithm)
+
+
+PROMPTS = [("b", TEXT.format(4, 0.9)), ("a", TEXT.format(5, 0.2)), ("b", "<answer>5</answer>"), ("a", TEXT.format(4, 0.3))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loop():
+    """V0's trainer looks for a running loop when it is made."""
+    asyncio.set_event_loop(asyncio.new_event_loop())
+
+
+@pytest.fixture
+def config(tmp_path):
+    return config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+
+
+def test_advantages_are_those_of_the_pipeline(config):
+    from verl.trainer.ppo import ray_trainer
+
+    trainer = trainer_of(config)
+    assert config.reward.reward_manager.name == "SpanRewardManager"
+    manager = manager_of(config)
+    batch = credited(config, batch_of(manager, PROMPTS))
+    ids = [manager.tokenizer(text)["input_ids"] for _, text in PROMPTS]
+    whole = Batch.jagged(ids, ["b", "a", "b", "a"], columns={"answer": ["4"] * 4})
+    reading = read(whole, manager.scheme, manager.vocabulary)
+    expected_nt = advantages(credit(reading, whole, manager.scheme), reading.spans, manager.scheme)
+    found_nt = batch.batch["advantages"]
+    assert found_nt.shape == (4, 64)
+    assert torch.equal(found_nt[:, : expected_nt.shape[1]], expected_nt)
+    assert float(found_nt[:, expected_nt.shape[1] :].abs().sum()) == 0
+    assert torch.equal(batch.batch["returns"], found_nt)
+    batch.meta_info["global_token_num"] = [1]
+    shown = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
+    assert shown["credit/solution/mean_abs"] > 0
+    assert "credit/solution/mean_abs" not in ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
+
+
+def test_another_estimator_is_left_alone(tmp_path, config):
+    trainer_of(config)
+    manager = manager_of(config)
+    plain = config_of(tmp_path, name="rloo")
+    batch = credited(plain, batch_of(manager, [("a", "<answer>4</answer>"), ("a", "<answer>5</answer>")]))
+    assert batch.batch["advantages"][:, 0].tolist() == [1.0, -1.0]
+
+
+def test_without_readings_it_says_which_trainer_carries_them(config):
+    trainer_of(config)
+    batch = batch_of(manager_of(config), PROMPTS)
+    del batch.non_tensor_batch["spanwise"]
+    with pytest.raises(RecipeError, match=r"trainer\.v1\.trainer_mode sync"):
+        credited(config, batch)
+
+
+def test_steps_are_refused(tmp_path):
+    """V0 has one output for each rollout."""
+    recipe = "method: gigpo\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
+    config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
+    with pytest.raises(RecipeError, match=r"steps of trajectories.*not there"):
+        trainer_of(config)

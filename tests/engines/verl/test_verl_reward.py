@@ -1,0 +1,132 @@
+"""The reward manager, loaded and called as verl's reward workers do."""
+
+import math
+
+import numpy as np
+import pytest
+from verl_small import TEXT, config_of, manager_of, outputs_of, scored
+
+from spanwise import DataError, RecipeError, Status
+from spanwise.engines.verl import carry
+from spanwise.engines.verl.settings import prepare, scheme_in
+from spanwise.engines.verl.trainer import PROVIDES
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    found = config_of(tmp_path_factory.mktemp("verl"))
+    prepare(found, provides=PROVIDES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def manager(config):
+    return manager_of(config)
+
+
+def info_of(output):
+    return output.extra_fields["reward_extra_info"]
+
+
+def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
+    (output,) = scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)
+    info = info_of(output)
+    assert info["correct"] == 1.0
+    assert info["brier"] == pytest.approx(-0.01)
+    assert output.reward_score == pytest.approx(0.99)
+    reading, masked_n = carry.unpack(carry.Rows([info[carry.KEY]]), manager.scheme, 80)
+    assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
+    assert masked_n.tolist() == [True]
+    text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, reading.spans.block_nt[0].tolist(), strict=False) if b])
+    assert text == "analysis>x</analysis><confidence>0.9</confidence>"  # "><" is one token, and goes with its first byte
+    assert int(reading.spans.block_nt[0].ge(0).sum()) == len(output.response_ids)
+
+
+def test_absent_and_unreadable_survive_the_way(config, manager):
+    for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
+        (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
+        assert info_of(output)["brier"] == -1.0  # what is logged is what it stands for
+        reading, _ = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, 80)
+        assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
+        assert math.isnan(reading.scores.reward_nm[0, 1])
+
+
+def test_tool_output_is_not_the_models(config, manager):
+    """The agent loop's response mask reaches the reward worker, although verl does not send it."""
+    own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So ", "<answer>5</answer>"))
+    rest = manager.tokenizer(TEXT.format(4, 0.9))["input_ids"]
+    mask = [1] * len(own) + [0] * len(tool) + [1] * len(rest)
+    (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
+    assert info_of(output)["correct"] == 1.0
+    reading, masked_n = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, len(mask))
+    assert (reading.spans.block_nt[0] >= 0).long().tolist() == mask
+    assert masked_n.all()
+    assert set(output.extra_fields) == {"reward_extra_info"}  # the mask does not stay there
+
+
+def test_every_output_of_a_rollout_is_read(config, manager):
+    outputs = scored(config, outputs_of(manager.tokenizer, ["So", TEXT.format(4, 0.9)]), manager)
+    assert info_of(outputs[-1])["correct"] == 1.0  # the number that is logged is the last output's
+    packed = info_of(outputs[-1])[carry.KEY]
+    reading, _ = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80)
+    assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
+    assert reading.scores.status_nm[:, 1].tolist() == [Status.ABSENT, Status.OK]
+    assert reading.length_nk[0].tolist() == [len(outputs[0].response_ids), 0]
+
+
+def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "def seen(blocks, answer, level, turn_scores, prompts, completions, data_source, completion_ids):\n"
+        "    assert (answer, level, turn_scores, data_source) == (['4'], ['hard'], [[0.5]], ['small'])\n"
+        "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
+        "    return [len(completion_ids[0])]\n"
+    )
+    config = config_of(tmp_path, recipe=f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n")
+    manager = manager_of(prepared(config))
+    outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
+    (output,) = scored(config, outputs, manager, extra_info={"level": "hard", "answer": "the whole solution"}, raw_prompt=["2+2"])
+    assert output.reward_score == len(output.response_ids)
+
+
+def prepared(config):
+    prepare(config, provides=PROVIDES)
+    return config
+
+
+def test_a_missing_column_says_so(config, manager):
+    with pytest.raises(DataError, match="answer"):
+        scored(config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager, reward_model={})
+
+
+def test_v0_stacks_what_is_carried(config, manager):
+    """V0 makes an array of each key, over rows of different lengths, and takes the keys of the first row."""
+    texts = [TEXT.format(4, 0.9), "<answer>5</answer>", ""]
+    infos = [info_of(scored(config, outputs_of(manager.tokenizer, [text]), manager)[0]) for text in texts if text]
+    assert len({tuple(info) for info in infos}) == 1
+    arrays = {key: np.array([info[key] for info in infos]) for key in infos[0]}
+    assert all(array.shape == (2,) for array in arrays.values())
+    reading, _ = carry.unpack(carry.Rows(arrays[carry.KEY].tolist()), manager.scheme, 100)
+    assert reading.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]
+
+
+def test_validation_shows_the_objectives(config, manager):
+    """verl's own summary of a validation takes the numbers and leaves out the packed text."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    infos = [info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(a, 0.9)]), manager)[0]) for a in (4, 5)]
+    found = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
+    assert set(found["small"]) == {"correct", "brier"}
+    assert found["small"]["correct"]["mean@2"] == 0.5
+
+
+def test_no_recipe(tmp_path):
+    config = config_of(tmp_path)
+    config.algorithm.spanwise.recipe = None
+    with pytest.raises(RecipeError, match=r"add \+algorithm.spanwise.recipe=recipe.yaml"):
+        scheme_in(config)
+
+
+def test_a_recipe_without_blocks(tmp_path):
+    with pytest.raises(RecipeError, match="layout"):
+        scheme_in(config_of(tmp_path, recipe="method: bae\n"))
+

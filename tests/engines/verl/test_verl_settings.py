@@ -1,0 +1,88 @@
+"""What verl's configuration must be: every refusal names what to write, and what it refuses is verl's own option."""
+
+import pytest
+from verl_small import RECIPE, config_of
+
+from spanwise.engines.verl.settings import prepare
+from spanwise.engines.verl.trainer import PROVIDES
+from spanwise.errors import RecipeError
+
+REFUSED = {
+    "algorithm.use_kl_in_reward=True": "actor.use_kl_loss=True",
+    "critic.enable=True": "leave critic.enable out",
+    "algorithm.use_pf_ppo=True": "under GAE only",
+    "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
+    "algorithm.gamma=0.9": "under options: in the recipe",
+    "algorithm.lam=0.9": "under options: in the recipe",
+    "reward.reward_model.enable=True": "reward function of the recipe",
+    "reward.custom_reward_function.path=mine.py": "name the function there",
+    "reward.reward_manager.name=dapo": "leave it out",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "spans lose their own",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "size of their advantages",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "size of their advantages",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=sapo": "Set actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the longest",
+    "actor_rollout_ref.actor.loss_agg_mode=mean": "no loss_agg_mode",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_refused(tmp_path, override):
+    with pytest.raises(RecipeError, match=REFUSED[override]):
+        prepare(config_of(tmp_path, override), provides=PROVIDES)
+
+
+def test_token_mean_needs_one_mini_batch(tmp_path):
+    mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
+    prepare(config_of(tmp_path, mode), provides=PROVIDES)
+    several = config_of(tmp_path, mode, "data.train_batch_size=8")
+    with pytest.raises(RecipeError, match="train_batch_size=8 prompts makes several of ppo_mini_batch_size=2"):
+        prepare(several, provides=PROVIDES)
+
+
+def test_rejection_inside_the_loss(tmp_path):
+    more = ["+algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=token_k1"]
+    more[0] = more[0].removeprefix("+")
+    prepare(config_of(tmp_path, *more), provides=PROVIDES)
+    with pytest.raises(RecipeError, match="rejects tokens inside the loss"):
+        prepare(
+            config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"), provides=PROVIDES
+        )
+
+
+def test_a_method_that_needs_a_critic_names_others(tmp_path):
+    recipe = "method: gae\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
+    with pytest.raises(RecipeError, match=r"values of a critic.*bae"):
+        prepare(config_of(tmp_path, recipe=recipe), provides=PROVIDES)
+
+
+def test_what_is_set(tmp_path, capsys):
+    config = config_of(tmp_path)
+    settings = prepare(config, provides=PROVIDES)
+    manager = config.reward.reward_manager
+    assert (manager.source, manager.module.path, manager.name) == (
+        "importlib",
+        "pkg://spanwise.engines.verl.reward",
+        "SpanRewardManager",
+    )
+    assert settings.mini_batch == 2 * 4
+    assert settings.scheme.names == ("correct", "brier")
+    assert "spanwise" not in capsys.readouterr().err
+    prepare(config, provides=PROVIDES)  # what it set itself is not refused
+
+
+SAID = {
+    "recipe": ("", {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE}, "sets learning_rate, steps"),
+    "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
+    "filter": ("algorithm.filter_groups.enable=True", {}, "one number per completion"),
+    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh by length"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_said(tmp_path, capsys, case):
+    override, more, sentence = SAID[case]
+    config = config_of(tmp_path, *([override] if override else []), **more)
+    with pytest.warns(UserWarning, match=sentence):
+        prepare(config, provides=PROVIDES)
+    assert sentence in capsys.readouterr().err  # Ray's workers may have their warnings filtered

@@ -1,0 +1,213 @@
+"""V1's `_compute_advantage` on a real TransferQueue that verl's own agent loop worker filled."""
+
+import warnings
+
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from queue_small import filled
+from verl_small import TEXT, WHOLE, config_of, manager_of
+
+from spanwise import Batch, advantages, credit, read
+from spanwise.errors import AlignmentError, RecipeError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def queue():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        tq.init()
+        yield
+        tq.close()
+        ray.shutdown()
+
+
+def trainer_of(config, mode="sync"):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return get_trainer_cls(mode)(config=config)
+
+
+def advantages_of(batch):
+    return list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind())
+
+
+PROMPTS = [
+    [[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)], ["<answer>4</answer>"], [TEXT.format(4, 0.3)]],
+    [[TEXT.format(5, "high")], [TEXT.format(4, 0.7)]],
+]
+
+
+def test_advantages_are_those_of_the_pipeline(tmp_path):
+    config = config_of(tmp_path)
+    trainer = trainer_of(config)
+    manager = manager_of(config)
+    batch, shown = filled(manager, PROMPTS), {}
+    trainer._compute_advantage(batch, shown)
+    ids = [manager.tokenizer(texts[0])["input_ids"] for prompt in PROMPTS for texts in prompt]
+    whole = Batch.jagged(ids, [0, 0, 0, 0, 1, 1], columns={"answer": ["4"] * 6})
+    reading = read(whole, manager.scheme, manager.vocabulary)
+    expected_nt = advantages(credit(reading, whole, manager.scheme), reading.spans, manager.scheme)
+    for row, expected_t, length in zip(advantages_of(batch), expected_nt, map(len, ids), strict=True):
+        assert torch.equal(row, expected_t[:length])
+    assert shown["credit/solution/mean_abs"] > 0
+    assert shown["credit/malformed"] == pytest.approx(1 / 6)
+
+
+def test_padding_of_the_batch_changes_nothing(tmp_path):
+    """verl tops batches up with copies of the first row whose mask is 0, its reading included."""
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    config = config_of(tmp_path)
+    trainer, manager, plain, padded = trainer_of(config), manager_of(config), {}, {}
+    batch = filled(manager, PROMPTS)
+    trainer._compute_advantage(batch, plain)
+    before = advantages_of(batch)
+    with_padding = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
+    assert len(with_padding) == 8
+    trainer._compute_advantage(with_padding, padded)
+    after = advantages_of(with_padding)
+    for row, own in zip(after[:6], before, strict=True):
+        assert torch.allclose(row, own * 8 / 6)  # verl divides by the padded number of rows
+    assert all(float(row.abs().sum()) == 0 for row in after[6:])
+    assert padded == plain
+
+
+def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
+    """Twelve rows of one rollout weigh as one: the others get what they get when it is one row."""
+    config = config_of(tmp_path, recipe=WHOLE)
+    trainer, manager = trainer_of(config), manager_of(config)
+    last, right, wrong = "<answer>4</answer>", ["<answer>4</answer>"], ["<answer>5</answer>"]
+    many = filled(manager, [[["So"] * 11 + [last], right, wrong]])
+    one = filled(manager, [[[last], right, wrong]])
+    for batch in (many, one):
+        trainer._compute_advantage(batch, {})
+    factor = 14 / 3  # rows per rollout: verl divides by rows
+    found, expected = advantages_of(many), advantages_of(one)
+    for row, own in zip(found[-2:], expected[-2:], strict=True):
+        assert torch.allclose(row, own * factor)
+    turns = found[:12]
+    assert all(float(row.abs().min()) > 0 for row in turns)  # every turn's own tokens are paid
+    assert float(sum(row.sum() for row in turns)) == pytest.approx(float(expected[0].sum()) * factor, rel=1e-5)
+
+
+def test_tool_output_gets_nothing(tmp_path):
+    config = config_of(tmp_path, recipe=WHOLE)
+    trainer, manager = trainer_of(config), manager_of(config)
+    own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So <answer>4</answer>", "<answer>5</answer>"))
+    mask = [1] * len(own) + [0] * len(tool)
+    batch = filled(manager, [[([own + tool], [mask]), ["<answer>5</answer>"]]])
+    trainer._compute_advantage(batch, {})
+    row = advantages_of(batch)[0]
+    assert (row != 0).long().tolist() == mask
+
+
+def test_rejected_rows_stay_in_the_comparison(tmp_path):
+    """Rollout correction clears the mask of a row before the estimator sees it; the row trains nothing and is still compared with."""
+    config = config_of(tmp_path, recipe=WHOLE)
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"], ["<answer>5</answer>"]]])
+    from spanwise.engines.verl.estimators import carried_advantages
+    from spanwise.engines.verl.trainer import rows_of
+
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
+    mask_nt = data["response_mask"].to_padded_tensor(0)
+    mask_nt[1] = 0
+    with trainer.spanwise.carrying(rows_of(batch)):
+        found_nt, returns_nt = carried_advantages(torch.zeros(3, 7), mask_nt, index=["a", "a", "a"])
+    assert found_nt[1].tolist() == [0.0] * 7
+    # rloo of rewards 1, 0, 0 is 1, -1/2, -1/2
+    assert found_nt[0].sum() == pytest.approx(1.0)
+    assert found_nt[2].sum() == pytest.approx(-0.5)
+    assert torch.equal(found_nt, returns_nt)
+
+
+def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
+    config = config_of(tmp_path)
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch = filled(manager, [[["<answer>4</answer>"]]])
+    rows = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["extra_fields"])
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
+    assert len(rows) == 1
+    with pytest.raises(RecipeError, match="Row 0 carries no reading.*reward_score empty"):
+        trainer._compute_advantage(batch, {})
+
+
+def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
+    """Were the mask not sent along, tool output would count as the model's: that is refused, not trained."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    actor = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    monkeypatch.setattr(actor, "_compute_score", AgentLoopWorker._compute_score.__wrapped__)
+    config = config_of(tmp_path, recipe=WHOLE)
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
+    with pytest.raises(AlignmentError, match="Row 0: verl trains 5 tokens and the reward worker took 7"):
+        trainer._compute_advantage(batch, {})
+
+
+def test_verls_own_estimators_run_as_before(tmp_path):
+    """A run that does not name spanwise gets verl's own trainer, to the class."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    config = config_of(tmp_path, name="rloo")
+    trainer = trainer_of(config)
+    assert type(trainer) is PPOTrainerSync
+    manager = manager_of(config_of_spanwise(tmp_path))
+    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]]])
+    trainer._compute_advantage(batch, {})
+    # correct + brier where it is left out: 1 - 1 and 0 - 1
+    assert [row.unique().tolist() for row in advantages_of(batch)] == [[1.0], [-1.0]]
+
+
+def config_of_spanwise(tmp_path):
+    from spanwise.engines.verl.settings import prepare
+    from spanwise.engines.verl.trainer import PROVIDES
+
+    config = config_of(tmp_path)
+    prepare(config, provides=PROVIDES)
+    return config
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    more = [
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "data.train_batch_size=8",
+    ]
+    for name in (mode, f"spanwise_{mode}"):
+        config = config_of(tmp_path, f"trainer.v1.trainer_mode={name}", *(more if mode == "separate_async" else []))
+        trainer = trainer_of(config, name)
+        assert type(trainer).__name__.startswith("SpanPPOTrainer")
+        assert trainer.trainer_mode == mode  # verl looks at it, and would sample as asynchronous modes do under another name
+        assert type(trainer).__mro__[1] is get_trainer_cls(mode).__mro__[1]
+        assert config.reward.reward_manager.name == "SpanRewardManager"
+
+
+def test_our_mode_with_another_estimator_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="use trainer.v1.trainer_mode=sync"):
+        trainer_of(config_of(tmp_path, name="grpo"), "spanwise_sync")
+
+
+def test_a_trainer_that_carries_nothing_says_which_does(tmp_path):
+    """verl's own class, made without the registry."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    config = config_of(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = PPOTrainerSync(config=config)
+    batch = filled(manager_of(config_of_spanwise(tmp_path)), [[["<answer>4</answer>"]]])
+    with pytest.raises(RecipeError, match="trainer.v1.trainer_mode sync, colocate_async or separate_async"):
+        trainer._compute_advantage(batch, {})

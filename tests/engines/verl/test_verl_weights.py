@@ -1,0 +1,78 @@
+"""verl's own `agg_loss` on folded advantages is the mean over rollouts of the sum over tokens, however the batch is cut."""
+
+import itertools
+
+import pytest
+import torch
+
+from spanwise.engines.verl.weights import MODES, loss_factor
+
+GENERATOR = torch.Generator().manual_seed(5)
+ROWS, WIDTH = 12, 7
+
+
+def batch(padding):
+    length_n = torch.randint(1, WIDTH + 1, (ROWS,), generator=GENERATOR)
+    if padding:
+        length_n[-padding:] = 0
+    mask_nt = (torch.arange(WIDTH) < length_n[:, None]).long()
+    return torch.randn(ROWS, WIDTH, generator=GENERATOR).double() * mask_nt, mask_nt
+
+
+def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
+    """What FSDP accumulates over an optimiser step, as `ppo_loss` calls verl's function: mean over ranks of sums over micros."""
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    total = 0.0
+    for step in range(0, ROWS, mini_batch):
+        rows = torch.arange(step, step + mini_batch)
+        for rank in range(ranks):
+            for part in rows[rank::ranks].split(micro):
+                longest = int(mask_nt[part].sum(dim=1).max().clamp(min=1))  # a micro-batch is padded to its own longest
+                loss = agg_loss(
+                    loss_mat=-adv_nt[part, :longest],
+                    loss_mask=mask_nt[part, :longest].bool(),
+                    loss_agg_mode=mode,
+                    dp_size=ranks,
+                    batch_num_tokens=int(mask_nt[rows].sum()),
+                    global_batch_size=mini_batch,
+                    loss_scale_factor=9 if mode == "seq-mean-token-sum-norm" else None,
+                )
+                total += float(loss) / ranks
+    return total / (ROWS // mini_batch)  # the mean over optimiser steps
+
+
+@pytest.mark.parametrize(("mode", "padding"), [*itertools.product(MODES, [0, 2])])
+@pytest.mark.parametrize(("mini_batch", "micro", "ranks"), [(12, 12, 1), (12, 5, 2), (4, 1, 2), (6, 2, 1)])
+def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
+    if mode == "token-mean" and mini_batch < ROWS:
+        return  # refused: see test_weights
+    adv_nt, mask_nt = batch(padding)
+    factor = loss_factor(
+        mask_nt, mode=mode, rollouts=ROWS - padding, mini_batch=mini_batch, tokens=int(mask_nt.sum()), horizon=9
+    ).double()
+    objective = -float(adv_nt.sum()) / (ROWS - padding)
+    assert reduced(adv_nt * factor, mask_nt, mode, mini_batch, micro, ranks) == pytest.approx(objective, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_of_verl_are_linear_in_a_positive_factor(mode):
+    """The ground on which advantages may be scaled at all, for every loss that is let through."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig
+
+    adv_nt, mask_nt = batch(0)
+    logp_nt = torch.randn(ROWS, WIDTH, generator=GENERATOR).double() - 2
+    old_nt = logp_nt + 0.3 * torch.randn(ROWS, WIDTH, generator=GENERATOR).double()
+    config = FSDPActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2, clip_ratio_high=0.2, loss_scale_factor=9
+    )
+    for name in ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "spanwise_aspo"):
+
+        def loss(scale, name=name):
+            arguments = {"response_mask": mask_nt.bool(), "loss_agg_mode": mode, "config": config}
+            return float(
+                get_policy_loss_fn(name)(old_log_prob=old_nt, log_prob=logp_nt, advantages=scale * adv_nt, **arguments)[0]
+            )
+
+        assert loss(3.0) == pytest.approx(3 * loss(1.0), rel=1e-6), name

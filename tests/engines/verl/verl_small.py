@@ -1,0 +1,105 @@
+"""Small pieces of a verl run that are verl's own: its configuration, a model folder, rollouts as its agent loop makes them."""
+
+import warnings
+
+import numpy as np
+import torch
+from tokenizers_small import byte_level
+
+RECIPE = """
+layout:
+  solution: [reasoning, answer]
+  confidence: [analysis, confidence]
+objectives:
+  - {reward: correct, pays: [solution], if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
+"""
+WHOLE = "layout: {all: [answer]}\nmethod: rloo\nobjectives: [{reward: correct, pays: [all]}]\nper: completion\n"
+TEXT = "<reasoning>So</reasoning><answer>{}</answer><analysis>x</analysis><confidence>{}</confidence>"
+
+
+def config_of(folder, *overrides, recipe=RECIPE, name="spanwise"):
+    """verl's real configuration, with a recipe and a model folder that holds a tokenizer."""
+    from hydra import compose, initialize_config_module
+
+    path = folder / "recipe.yaml"
+    path.write_text(recipe)
+    if not (folder / "model").is_dir():
+        tokenizer = byte_level()
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.save_pretrained(folder / "model")
+    ours = [
+        f"algorithm.adv_estimator={name}",
+        f"+algorithm.spanwise.recipe={path}",
+        f"actor_rollout_ref.model.path={folder / 'model'}",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "data.max_response_length=64",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "trainer.n_gpus_per_node=1",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer", overrides=[*ours, *overrides])
+
+
+def manager_of(config):
+    """The reward manager as verl's reward workers load it."""
+    from verl.trainer.ppo.reward import load_reward_manager
+    from verl.utils import hf_tokenizer
+
+    return load_reward_manager(config, hf_tokenizer(config.actor_rollout_ref.model.path), reward_router_address=None)
+
+
+class Handle:
+    """A reward worker in this process; Ray's handle is all that is replaced."""
+
+    def __init__(self, manager):
+        self.compute_score = self
+        self.manager = manager
+
+    async def remote(self, data):
+        return await self.manager.run_single(data)
+
+
+def outputs_of(tokenizer, turns, masks=None, **extra):
+    """One `AgentLoopOutput` per text."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    made = []
+    for n, text in enumerate(turns):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
+        mask = [1] * len(ids) if masks is None else masks[n]
+        made.append(
+            AgentLoopOutput(
+                prompt_ids=[1, 2], response_ids=ids, response_mask=mask, num_turns=2, metrics=AgentLoopMetrics(), extra_fields=extra
+            )
+        )
+    return made
+
+
+def scored(config, outputs, manager=None, **row):
+    """verl's own `AgentLoopWorker._compute_score` on the outputs of one rollout."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    manager = manager or manager_of(config)
+    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    worker.reward_loop_worker_handles = [Handle(manager)]
+    worker.processor, worker.mm_processor_kwargs = None, {}
+    fields = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2", **row}
+    kwargs = {name: _one(value) for name, value in fields.items()}
+    manager.loop.run_until_complete(worker._compute_score(outputs, kwargs=kwargs))
+    return outputs
+
+
+def _one(value):
+    """What a dataset's collate gives for one row: conversations are object arrays."""
+    return np.array(value, dtype=object) if isinstance(value, list) else value
+
+
+def right_padded(rows, width):
+    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows])
