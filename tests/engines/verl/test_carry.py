@@ -4,7 +4,19 @@ import pytest
 import torch
 from tokenizers_small import byte_level
 
-from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Steps, Vocabulary, advantages, credit, read
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Layout,
+    Objective,
+    RecipeError,
+    Scheme,
+    Steps,
+    Vocabulary,
+    advantages,
+    credit,
+    read,
+)
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
 from spanwise.pipeline import Reading
 
@@ -89,7 +101,11 @@ def test_outputs_of_a_rollout_are_its_steps():
     whole = Batch.jagged([ids[1], ids[2], ids[0]], [0, 0, 0], columns={"answer": ["4"] * 3})
     found_nt, _, _ = credited(rows, ["u"] * 3, whole.mask_nt, SCHEME)
     batch = Batch(
-        whole.group_n, whole.ids_nt, whole.mask_nt, whole.columns, steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0]))
+        whole.group_n,
+        whole.ids_nt,
+        whole.mask_nt,
+        whole.columns,
+        steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])),
     )
     reading = read(batch, SCHEME, VOCABULARY)
     assert torch.equal(found_nt, advantages(credit(reading, batch, SCHEME), reading.spans, SCHEME))
@@ -110,7 +126,9 @@ def test_rejected_tokens_get_nothing_and_change_no_share():
 def test_a_token_that_was_not_read_as_the_models():
     ids = TOKENIZER("So <answer>4</answer>")["input_ids"]
     rows = Rows([packed("So <answer>4</answer>", sampled=[0] + [1] * (len(ids) - 1))])
-    with pytest.raises(AlignmentError, match=f"Row 0: verl trains {len(ids)} tokens and the reward worker took {len(ids) - 1}"):
+    with pytest.raises(
+        AlignmentError, match=f"Row 0: verl trains {len(ids)} tokens and the reward worker took {len(ids) - 1}"
+    ):
         credited(rows, ["u"], torch.ones(1, len(ids)), SCHEME)
 
 
@@ -130,4 +148,3 @@ def test_another_scheme_is_noticed():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
     with pytest.raises(AlignmentError, match="pack and unpack with one scheme"):
         unpack(Rows([packed(TEXTS[0])]), other, 40)
-

@@ -55,14 +55,18 @@ SCHEME = Scheme(
 )
 #: What differs between the runs. V0's loss divides every completion by its length, which the adapter has to undo.
 RUNS = {
-    "v1": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "colocate_async": {
+        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
+        "trainer__v1__trainer_mode": "colocate_async",
+    },
     "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
 }
 
 
 @dataclass
 class Run:
-    """The folder of a finished run, its name and its log."""
+    """The folder of a finished run, its name (the mode of the trainer) and its log."""
 
     folder: Path
     name: str
@@ -145,9 +149,12 @@ def test_the_weights_moved_and_the_next_rollouts_came_from_them(finished):
     end = load_file(finished.folder / f"checkpoints/global_step_{STEPS}/actor/huggingface/model.safetensors")
     moved = [name for name, weight in start.items() if not torch.equal(weight, end[name].to(weight.dtype))]
     assert set(moved) == set(start)
-    # Sampled with other weights than those that are trained, probabilities would differ by far more than rounding.
-    assert max(line["training/rollout_probs_diff_max"] for line in finished.metrics) < 1e-4
     assert len(finished.metrics) == STEPS
+    # Sampled with other weights than those that are trained, probabilities differ by far more than rounding.
+    late = [line.get("training/off_policy/trajectory_staleness/max", 0) for line in finished.metrics]
+    assert late == ([0, 1, 1, 1, 1] if finished.name == "colocate_async" else [0] * STEPS)
+    gaps = [line["training/rollout_probs_diff_max"] for line in finished.metrics]
+    assert all((gap > 1e-3) if steps else (gap < 1e-4) for gap, steps in zip(gaps, late, strict=True))
 
 
 def test_the_console_and_the_dump_carry_the_blocks(finished):

@@ -138,7 +138,12 @@ def test_aspo_has_verls_reduction():
     from verl.workers.config import ActorConfig, FSDPActorConfig
 
     config = FSDPActorConfig(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.2,
+        clip_ratio_c=3.0,
     )
     assert isinstance(config, ActorConfig)
     ratio_nt, one_nt = torch.tensor([[0.5, 1.1, 1.5, 0.1]]), torch.ones(1, 4)

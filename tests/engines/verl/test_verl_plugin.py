@@ -10,7 +10,11 @@ import pytest
 
 def python(code, **environment):
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=200
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=200,
     )
     assert run.returncode == 0, run.stderr
     return run
@@ -26,7 +30,10 @@ def test_verl_registers_it_by_itself():
 def test_without_entry_points_too():
     """Where plug-ins are switched off, the module may be named, or imported late."""
     off = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
-    assert "'spanwise_grpo'" in python("import verl\n" + NAMES, **off, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin").stdout
+    assert (
+        "'spanwise_grpo'"
+        in python("import verl\n" + NAMES, **off, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin").stdout
+    )
     late = python(f"import verl\n{NAMES}\nimport spanwise.engines.verl.plugin\n{NAMES}", **off).stdout.splitlines()
     assert late[0] == "[]"
     assert "'spanwise_grpo'" in late[1]

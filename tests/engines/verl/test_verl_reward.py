@@ -37,7 +37,9 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     reading, masked_n = carry.unpack(carry.Rows([info[carry.KEY]]), manager.scheme, 80)
     assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
-    text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, reading.spans.block_nt[0].tolist(), strict=False) if b])
+    text = manager.tokenizer.decode(
+        [i for i, b in zip(output.response_ids, reading.spans.block_nt[0].tolist(), strict=False) if b]
+    )
     assert text == "analysis>x</analysis><confidence>0.9</confidence>"  # "><" is one token, and goes with its first byte
     assert int(reading.spans.block_nt[0].ge(0).sum()) == len(output.response_ids)
 
@@ -81,10 +83,14 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
         "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
         "    return [len(completion_ids[0])]\n"
     )
-    config = config_of(tmp_path, recipe=f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n")
+    config = config_of(
+        tmp_path, recipe=f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n"
+    )
     manager = manager_of(prepared(config))
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
-    (output,) = scored(config, outputs, manager, extra_info={"level": "hard", "answer": "the whole solution"}, raw_prompt=["2+2"])
+    (output,) = scored(
+        config, outputs, manager, extra_info={"level": "hard", "answer": "the whole solution"}, raw_prompt=["2+2"]
+    )
     assert output.reward_score == len(output.response_ids)
 
 
@@ -129,4 +135,3 @@ def test_no_recipe(tmp_path):
 def test_a_recipe_without_blocks(tmp_path):
     with pytest.raises(RecipeError, match="layout"):
         scheme_in(config_of(tmp_path, recipe="method: bae\n"))
-

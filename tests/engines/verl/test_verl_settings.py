@@ -45,9 +45,7 @@ def test_rejection_inside_the_loss(tmp_path):
     more[0] = more[0].removeprefix("+")
     prepare(config_of(tmp_path, *more), provides=PROVIDES)
     with pytest.raises(RecipeError, match="rejects tokens inside the loss"):
-        prepare(
-            config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"), provides=PROVIDES
-        )
+        prepare(config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"), provides=PROVIDES)
 
 
 def test_a_method_that_needs_a_critic_names_others(tmp_path):

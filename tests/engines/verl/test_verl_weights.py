@@ -65,7 +65,12 @@ def test_losses_of_verl_are_linear_in_a_positive_factor(mode):
     logp_nt = torch.randn(ROWS, WIDTH, generator=GENERATOR).double() - 2
     old_nt = logp_nt + 0.3 * torch.randn(ROWS, WIDTH, generator=GENERATOR).double()
     config = FSDPActorConfig(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2, clip_ratio_high=0.2, loss_scale_factor=9
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.2,
+        loss_scale_factor=9,
     )
     for name in ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "spanwise_aspo"):
 

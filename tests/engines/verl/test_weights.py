@@ -31,7 +31,9 @@ def test_every_mode_is_known(mode):
     check_mode(mode, horizon=3)
 
 
-@pytest.mark.parametrize(("mode", "horizon", "says"), [("mean", None, "no loss_agg_mode"), (MODES[2], None, "width of each")])
+@pytest.mark.parametrize(
+    ("mode", "horizon", "says"), [("mean", None, "no loss_agg_mode"), (MODES[2], None, "width of each")]
+)
 def test_what_cannot_be_undone(mode, horizon, says):
     with pytest.raises(RecipeError, match=says) as refused:
         check_mode(mode, horizon=horizon)

@@ -76,7 +76,12 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
         mask = [1] * len(ids) if masks is None else masks[n]
         made.append(
             AgentLoopOutput(
-                prompt_ids=[1, 2], response_ids=ids, response_mask=mask, num_turns=2, metrics=AgentLoopMetrics(), extra_fields=extra
+                prompt_ids=[1, 2],
+                response_ids=ids,
+                response_mask=mask,
+                num_turns=2,
+                metrics=AgentLoopMetrics(),
+                extra_fields=extra,
             )
         )
     return made
