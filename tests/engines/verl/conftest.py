@@ -10,6 +10,6 @@ collect_ignore = [] if find_spec("verl") else [p.name for p in Path(__file__).pa
 if find_spec("verl"):
     with warnings.catch_warnings():  # verl and what it imports warn of engines that are not here
         warnings.simplefilter("ignore")
-        import verl.trainer.main_ppo  # noqa: F401
-        import verl.trainer.main_ppo_v0  # noqa: F401
+        import verl.trainer.main_ppo
+        import verl.trainer.main_ppo_v0
         import verl.trainer.ppo.v1  # noqa: F401

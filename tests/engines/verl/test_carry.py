@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tokenizers_small import byte_level
 
 from spanwise import (
     AlignmentError,
@@ -19,6 +18,7 @@ from spanwise import (
 )
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
 from spanwise.pipeline import Reading
+from tokenizers_small import byte_level
 
 TOKENIZER = byte_level()
 VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)
@@ -146,5 +146,5 @@ def test_what_cannot_be_read(rows, width, error, says):
 
 def test_another_scheme_is_noticed():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
-    with pytest.raises(AlignmentError, match="pack and unpack with one scheme"):
+    with pytest.raises(AlignmentError, match=r"pack and unpack with one scheme"):
         unpack(Rows([packed(TEXTS[0])]), other, 40)

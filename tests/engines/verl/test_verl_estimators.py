@@ -96,7 +96,7 @@ def test_index_as_list_or_tensor():
 def test_no_index_is_refused():
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    with pytest.raises(RecipeError, match="no uid"):
+    with pytest.raises(RecipeError, match=r"no uid"):
         get_adv_estimator_fn("spanwise_rloo")(**dict(data_of().batch))
 
 

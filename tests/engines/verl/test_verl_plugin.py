@@ -41,7 +41,7 @@ def test_without_entry_points_too():
 
 def test_it_is_light():
     """Nothing of verl's trainers is imported in processes that do not need them."""
-    told = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.experimental', 'transformers'))])"
+    told = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
     assert python(told).stdout == python(told, VERL_USE_EXTERNAL_PLUGINS="none").stdout
 
 
@@ -78,7 +78,7 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
 
     monkeypatch.setattr(estimators, "attach", broken)
     monkeypatch.setattr(plugin, "FAULTS", {})
-    with pytest.warns(UserWarning, match="could not attach 'estimators' to verl.trainer.ppo.core_algos.*no such thing"):
+    with pytest.warns(UserWarning, match=r"could not attach 'estimators' to verl.trainer.ppo.core_algos.*no such thing"):
         plugin.register()
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}
     assert "no such thing" in capsys.readouterr().err

@@ -100,7 +100,7 @@ def prepared(config):
 
 
 def test_a_missing_column_says_so(config, manager):
-    with pytest.raises(DataError, match="answer"):
+    with pytest.raises(DataError, match=r"answer"):
         scored(config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager, reward_model={})
 
 
@@ -133,5 +133,5 @@ def test_no_recipe(tmp_path):
 
 
 def test_a_recipe_without_blocks(tmp_path):
-    with pytest.raises(RecipeError, match="layout"):
+    with pytest.raises(RecipeError, match=r"layout"):
         scheme_in(config_of(tmp_path, recipe="method: bae\n"))

@@ -36,7 +36,7 @@ def test_token_mean_needs_one_mini_batch(tmp_path):
     mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
     prepare(config_of(tmp_path, mode), provides=PROVIDES)
     several = config_of(tmp_path, mode, "data.train_batch_size=8")
-    with pytest.raises(RecipeError, match="train_batch_size=8 prompts makes several of ppo_mini_batch_size=2"):
+    with pytest.raises(RecipeError, match=r"train_batch_size=8 prompts makes several of ppo_mini_batch_size=2"):
         prepare(several, provides=PROVIDES)
 
 
@@ -44,7 +44,7 @@ def test_rejection_inside_the_loss(tmp_path):
     more = ["+algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=token_k1"]
     more[0] = more[0].removeprefix("+")
     prepare(config_of(tmp_path, *more), provides=PROVIDES)
-    with pytest.raises(RecipeError, match="rejects tokens inside the loss"):
+    with pytest.raises(RecipeError, match=r"rejects tokens inside the loss"):
         prepare(config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"), provides=PROVIDES)
 
 

@@ -107,7 +107,7 @@ def test_tool_output_gets_nothing(tmp_path):
 
 
 def test_rejected_rows_stay_in_the_comparison(tmp_path):
-    """Rollout correction clears the mask of a row before the estimator sees it; the row trains nothing and is still compared with."""
+    """Rollout correction clears the mask of a row before the estimator sees it: others are still compared with that row."""
     config = config_of(tmp_path, recipe=WHOLE)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"], ["<answer>5</answer>"]]])
@@ -135,7 +135,7 @@ def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
 
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
     assert len(rows) == 1
-    with pytest.raises(RecipeError, match="Row 0 carries no reading.*reward_score empty"):
+    with pytest.raises(RecipeError, match=r"Row 0 carries no reading.*reward_score empty"):
         trainer._compute_advantage(batch, {})
 
 
@@ -149,7 +149,7 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
     config = config_of(tmp_path, recipe=WHOLE)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
-    with pytest.raises(AlignmentError, match="Row 0: verl trains 5 tokens and the reward worker took 7"):
+    with pytest.raises(AlignmentError, match=r"Row 0: verl trains 5 tokens and the reward worker took 7"):
         trainer._compute_advantage(batch, {})
 
 
@@ -196,7 +196,7 @@ def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
 
 
 def test_our_mode_with_another_estimator_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="use trainer.v1.trainer_mode=sync"):
+    with pytest.raises(RecipeError, match=r"use trainer.v1.trainer_mode=sync"):
         trainer_of(config_of(tmp_path, name="grpo"), "spanwise_sync")
 
 
@@ -209,5 +209,5 @@ def test_a_trainer_that_carries_nothing_says_which_does(tmp_path):
         warnings.simplefilter("ignore")
         trainer = PPOTrainerSync(config=config)
     batch = filled(manager_of(config_of_spanwise(tmp_path)), [[["<answer>4</answer>"]]])
-    with pytest.raises(RecipeError, match="trainer.v1.trainer_mode sync, colocate_async or separate_async"):
+    with pytest.raises(RecipeError, match=r"trainer.v1.trainer_mode sync, colocate_async or separate_async"):
         trainer._compute_advantage(batch, {})

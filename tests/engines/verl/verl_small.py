@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import torch
+
 from tokenizers_small import byte_level
 
 RECIPE = """

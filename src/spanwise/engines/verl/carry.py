@@ -138,6 +138,6 @@ def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None
     for n in (extra_nt | unknown_nt).any(dim=1).nonzero().flatten().tolist():
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
-            f"model's own. Tool output must not be scored as the model's: let the agent loop pass on AgentLoopOutput.response_mask, "
-            f"as verl's own does, and put nothing between it and AgentLoopWorker._compute_score."
+            f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "
+            f"leave AgentLoopWorker._compute_score to verl."
         )

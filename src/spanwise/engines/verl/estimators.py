@@ -87,9 +87,11 @@ def carried_advantages(
     credited = CARRIED.get()
     if credited is None:
         raise RecipeError(
-            "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use the trainer of "
+            "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use "
             "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. "
-            "With another trainer use an estimator of one reward: " + ", ".join(f"spanwise_{n}" for n in outcome_methods()) + "."
+            "With another trainer use an estimator of one reward: "
+            + ", ".join(f"spanwise_{n}" for n in outcome_methods())
+            + "."
         )
     adv_nt = credited(_plain(index), response_mask).to(token_level_rewards.dtype)
     return adv_nt, adv_nt

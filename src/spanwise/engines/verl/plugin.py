@@ -36,7 +36,9 @@ def register() -> None:
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     first, last = (Version(bound).release for bound in TESTED)
     if version != "unknown" and not first <= Version(version).release < last:
-        _say(f"spanwise is tested with verl >={TESTED[0]},<{TESTED[1]} and this is verl {version}: compare a short run first.")
+        _say(
+            f"spanwise is tested with verl >={TESTED[0]},<{TESTED[1]} and this is verl {version}: compare a short run first."
+        )
     if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Behind())
     for name in PARTS:

@@ -54,7 +54,9 @@ class SpanRewardManager(RewardManagerBase):
         packed = carry.pack(reading, length_n, masked=all(mask is not None for mask in told))
         shown = self._shown(reading)
         weights = [objective.weight for objective in self.scheme.objectives]
-        score = sum(w * shown[name] for w, name in zip(weights, self.scheme.names, strict=True) if shown[name] == shown[name])
+        score = sum(
+            w * shown[name] for w, name in zip(weights, self.scheme.names, strict=True) if shown[name] == shown[name]
+        )
         return {"reward_score": float(score), "reward_extra_info": {**shown, carry.KEY: packed}}
 
     def _shown(self, reading: Reading) -> dict[str, float]:
@@ -80,7 +82,7 @@ class SpanRewardManager(RewardManagerBase):
 
 def _model_size(config: Any, tokenizer: Any) -> int | None:
     """How many ids the model can sample: often it has more embedding rows than its tokenizer has tokens."""
-    from transformers import AutoConfig  # noqa: PLC0415 - verl's reward workers have it; a reader of this module may not
+    from transformers import AutoConfig
 
     path = config.actor_rollout_ref.model.get("path")
     if path is None:

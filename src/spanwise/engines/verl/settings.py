@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import open_dict
+from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from spanwise.engines.verl.carry import Rows, credited
@@ -24,9 +24,7 @@ from spanwise.remarks import remarks
 from spanwise.scheme import Scheme
 
 #: The fields of a recipe that say how credit is given; verl's own configuration says everything else.
-CREDIT = frozenset(
-    ("method", "calibration", "baseline", "layout", "segmenter", "prefilled", "objectives", "per", "options")
-)
+CREDIT = frozenset(("method", "calibration", "baseline", "layout", "segmenter", "prefilled", "objectives", "per", "options"))
 #: Where the reward manager is, as `reward.reward_manager` names it.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: Losses that one advantage per token does not suit.
@@ -162,9 +160,7 @@ def _check(config: Any) -> None:
         ),
         "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
-            correction.get("bypass_mode")
-            and correction.get("rollout_rs")
-            and actor.loss_agg_mode == "seq-mean-token-mean"
+            correction.get("bypass_mode") and correction.get("rollout_rs") and actor.loss_agg_mode == "seq-mean-token-mean"
         ),
         "loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and a batch of train_batch_size="
         f"{config.data.train_batch_size} prompts makes several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. Use "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
-from omegaconf import open_dict
+from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.settings import prepare
@@ -20,7 +20,6 @@ PROVIDES = ("group_n", "mask_nt", "columns", "steps")
 
 def attach(v1: Any) -> None:
     """Register `spanwise_<mode>` for each mode, and let verl's own modes choose it where the estimator is `spanwise`."""
-
     registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
         if mode in registry and f"spanwise_{mode}" not in registry:
@@ -57,7 +56,7 @@ def credited_trainer(stock: Any, mode: str) -> Any:
 def rows_of(batch: Any) -> Rows:
     """What the reward workers packed for the rows of a batch in the TransferQueue."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    extra = list(data["extra_fields"])  # a list, a stack or an array, as the storage has it
+    extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],

@@ -43,7 +43,13 @@ def check_mode(mode: str, *, horizon: int | float | None) -> None:
 
 
 def loss_factor(
-    mask_nt: Shaped[Tensor, "n t"], *, mode: str, rollouts: int, mini_batch: int, tokens: int, horizon: int | float | None = None
+    mask_nt: Shaped[Tensor, "n t"],
+    *,
+    mode: str,
+    rollouts: int,
+    mini_batch: int,
+    tokens: int,
+    horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
 
@@ -88,8 +94,8 @@ def loss_factor(
     if mode == "token-mean":
         if len(mask_nt) > mini_batch:
             raise RecipeError(
-                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows is cut "
-                f"into mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
+                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows "
+                f"makes mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
             )
         return same_n1 / len(mask_nt) * tokens
     return same_n1
