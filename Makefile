@@ -7,13 +7,16 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds easy evidence turns test test-verl test-skyrl check bench mutation clean
+.PHONY: demo demo-seeds demo-verl easy evidence turns test test-verl test-skyrl check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
 
 demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of the README
 	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds --overwrite
+
+demo-verl: .venv/train.stamp .venv-verl/stamp    ## the demo through verl on CPU, about twelve minutes
+	$(BIN)/python benchmarks/verl_digits.py --python $(CURDIR)/.venv-verl/bin/python
 
 easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
 	for seed in 0 1 2; do $(BIN)/spanwise train --seed $$seed --output runs/easy-$$seed --overwrite || exit 1; done
@@ -34,7 +37,7 @@ turns: .venv/train.stamp         ## what credit by turns is worth on the agent t
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2
 
-test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own
+test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
 	.venv-verl/bin/python -m pytest -q tests/engines/verl
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
@@ -79,5 +82,17 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]" --group test --group dev
 	touch $@
 
+# verl 0.9 runs on Python 3.10 to 3.12, and imports three packages that only its GPU extras name.
+.venv-verl/deps.stamp: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check -c constraints-verl.txt ".[verl]" \
+	  cachetools fastapi uvicorn pytest pytest-timeout hypothesis beartype
+	touch $@
+
+# Our own wheel, not an editable install: what registers with verl is the entry point that users get.
+.venv-verl/stamp: .venv-verl/deps.stamp $(shell find src -name __pycache__ -prune -o -type f -print)
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps .
+	touch $@
+
 clean:
-	rm -rf .venv .venv-skyrl runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-verl .venv-skyrl runs .pytest_cache .ruff_cache

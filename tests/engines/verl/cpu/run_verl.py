@@ -1,0 +1,115 @@
+"""Command lines for `python -m verl.trainer.main_ppo` on CPU: the digit chain's model and prompts, and every option it takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def write_task(folder: Path, task: Any) -> None:
+    """The model with a chat template (verl sends prompts as conversations), and the prompts as verl's parquet files."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(task.model, folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder / "model")
+    for name, part in (("train", task.train), ("eval", task.evaluation)):
+        part.map(_row, with_indices=True, remove_columns=part.column_names).to_parquet(folder / f"{name}.parquet")
+
+
+def _row(row: dict[str, Any], index: int) -> dict[str, Any]:
+    return {
+        "data_source": "digits",
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+        "extra_info": {"index": index},
+    }
+
+
+def options(folder: Path, *, prompts: int, group: int, steps: int, **others: Any) -> list[str]:
+    """Overrides for one run; `others` are more of them, with `__` for a dot and a leading `_` for `+`."""
+    ours = {
+        "data.train_files": folder / "train.parquet",
+        "data.val_files": folder / "eval.parquet",
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": 16,
+        "data.max_response_length": 32,
+        "data.dataloader_num_workers": 0,
+        "data.shuffle": False,
+        "actor_rollout_ref.model.path": folder / "model",
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "eager",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.fsdp_config.strategy": "fsdp2",
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision": "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": prompts * group,
+        "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "actor_rollout_ref.actor.optim.weight_decay": 0.0,
+        "actor_rollout_ref.rollout.name": "generate",
+        "actor_rollout_ref.rollout.n": group,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.agent.num_workers": 1,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": prompts * group,
+        "actor_rollout_ref.rollout.dtype": "float32",
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "trainer.device": "cpu",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.logger": "[console,file]",
+        "trainer.project_name": "spanwise",
+        "trainer.experiment_name": folder.name,
+        "trainer.val_before_train": False,
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": 1000,
+        "trainer.default_local_dir": folder / "checkpoints",
+        "trainer.rollout_data_dir": folder / "rollouts",
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "ray_kwargs.ray_init.num_cpus": 16,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "hydra.run.dir": folder / "hydra",
+    }
+    theirs = {("+" if key[0] == "_" else "") + key.lstrip("_").replace("__", "."): value for key, value in others.items()}
+    return [f"{key}={value}" for key, value in {**ours, **theirs}.items()]
+
+
+def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys.executable, **variables: str) -> str:
+    """Run verl in a process of its own, its log in `folder/log.txt`; fails with the end of the log."""
+    (folder / "record").mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # the FSDP engine is registered for cuda and npu only
+        "VERL_ON_CPU_RECORD": str(folder / "record"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "PYTHONPATH": str(HERE),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **variables,
+    }
+    command = [python, "-m", "verl.trainer.main_ppo", *overrides]
+    with (folder / "log.txt").open("w") as log:
+        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            code = verl.wait(timeout)
+        finally:
+            if verl.poll() is None:  # too slow, or given up: Ray takes its own processes down when it may leave in order
+                verl.send_signal(signal.SIGINT)
+                verl.wait(60)
+    text = (folder / "log.txt").read_text()
+    assert code == 0, f"verl ended with code {code}:\n{text[-6000:]}"
+    return text

@@ -1,0 +1,167 @@
+"""Whole runs of `python -m verl.trainer.main_ppo` on CPU with a recipe: what reached verl's loss is what the files say.
+
+Everything is verl's own beside the plug-in of `cpu/verl_on_cpu.py`, and spanwise is the installed wheel: nothing here imports the
+adapter, its entry point registers it. What each token was trained with is recorded where the loss takes it and compared with
+credit computed from the rollouts that verl dumped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
+sys.path.insert(0, str(Path(__file__).parent / "cpu"))
+
+from run_verl import options, run, write_task
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+import spanwise
+from spanwise import pipeline
+from spanwise.batch import Batch
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.rollouts import read_rollouts
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+from spanwise.tasks import digits_task
+
+pytestmark = pytest.mark.timeout(900)
+
+STEPS, PROMPTS, GROUP, LONGEST = 5, 8, 4, 20
+RECIPE = """
+method: bae_paper
+layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
+objectives:
+  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
+"""
+#: The same rule, written out without the recipe.
+SCHEME = Scheme(
+    "bae_paper",
+    Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}),
+    (
+        Objective("correct", pays=("solution",), baseline="group", if_missing=0.0),
+        Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
+    ),
+)
+#: What differs between the runs. V0's loss divides every completion by its length, which the adapter has to undo.
+RUNS = {
+    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "colocate_async": {
+        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
+        "trainer__v1__trainer_mode": "colocate_async",
+    },
+    "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
+}
+
+
+@dataclass
+class Run:
+    """The folder of a finished run, its name (the mode of the trainer) and its log."""
+
+    folder: Path
+    name: str
+    log: str
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line)["data"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.folder / "model")
+
+    def dumped(self, step: int) -> list[dict[str, Any]]:
+        lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def trained(self, step: int) -> list[tuple[str, list[int], list[float]]]:
+        """Prompt, sampled tokens, and what each of them was trained with, as the loss of this step took them."""
+        file = sorted((self.folder / "record").iterdir(), key=lambda file: file.name.split("-")[1])[step - 1]
+        seen = torch.load(file)
+        rows = []
+        for prompt, ids, mask, adv in zip(*seen.values(), strict=True):
+            ids, adv, mask = ids[: len(mask)], adv[: len(mask)], mask.bool()
+            assert (adv[~mask] == 0).all()
+            rows.append((self.tokenizer.decode(prompt, skip_special_tokens=True), ids[mask].tolist(), adv[mask].tolist()))
+        return rows
+
+
+@pytest.fixture(scope="module", params=list(RUNS))
+def finished(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
+    (folder / "recipe.yaml").write_text(RECIPE)
+    overrides = options(
+        folder,
+        prompts=PROMPTS,
+        group=GROUP,
+        steps=STEPS,
+        algorithm__adv_estimator="spanwise",
+        _algorithm__spanwise__recipe=folder / "recipe.yaml",
+        data__max_response_length=LONGEST,
+        actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
+        trainer__save_freq=STEPS,
+        **RUNS[request.param],
+    )
+    return Run(folder, request.param, run(folder, overrides, timeout=600))
+
+
+def test_what_runs_is_the_installed_wheel():
+    assert "site-packages" in spanwise.__file__, "not an editable install; run `make test-verl`"
+
+
+def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
+    vocabulary = Vocabulary.from_tokenizer(finished.tokenizer)
+    seen_blocks = torch.zeros(2)
+    for step in range(1, STEPS + 1):
+        rows, dumped = finished.trained(step), finished.dumped(step)
+        texts = [(prompt, finished.tokenizer.decode(ids, skip_special_tokens=True)) for prompt, ids, _ in rows]
+        assert sorted(texts) == sorted((line["input"], line["output"]) for line in dumped)
+
+        answer = {line["input"]: line["gts"] for line in dumped}
+        prompts = [prompt for prompt, _, _ in rows]
+        batch = Batch.jagged([ids for _, ids, _ in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
+        reading = pipeline.read(batch, SCHEME, vocabulary)
+        found = pipeline.credit(reading, batch, SCHEME)
+        expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
+        for (_, ids, adv), expected_t in zip(rows, expected_nt, strict=True):
+            undone = len(ids) if finished.name == "v0" else 1
+            torch.testing.assert_close(torch.tensor(adv), expected_t[: len(ids)] * undone, atol=1e-6, rtol=1e-6)
+
+        logged, told = finished.metrics[step - 1], pipeline.metrics(found, reading, SCHEME)
+        assert {name: logged[name] for name in told} == pytest.approx(told, abs=1e-9)
+        seen_blocks += (found.block_nk.abs() > 1e-6).float().sum(dim=0)
+    assert (seen_blocks > 0).all(), "both blocks were paid at least once, or this test has compared zeros"
+
+
+def test_the_weights_moved_and_the_next_rollouts_came_from_them(finished):
+    start = load_file(finished.folder / "model" / "model.safetensors")
+    end = load_file(finished.folder / f"checkpoints/global_step_{STEPS}/actor/huggingface/model.safetensors")
+    moved = [name for name, weight in start.items() if not torch.equal(weight, end[name].to(weight.dtype))]
+    assert set(moved) == set(start)
+    assert len(finished.metrics) == STEPS
+    # Sampled with other weights than those that are trained, probabilities differ by far more than rounding.
+    late = [line.get("training/off_policy/trajectory_staleness/max", 0) for line in finished.metrics]
+    assert late == ([0, 1, 1, 1, 1] if finished.name == "colocate_async" else [0] * STEPS)
+    gaps = [line["training/rollout_probs_diff_max"] for line in finished.metrics]
+    assert all((gap > 1e-3) if steps else (gap < 1e-4) for gap, steps in zip(gaps, late, strict=True))
+
+
+def test_the_console_and_the_dump_carry_the_blocks(finished):
+    for name in ("credit/solution/mean_abs", "credit/confidence/mean_abs", "credit/malformed"):
+        assert f"{name}:" in finished.log
+    table = read_rollouts(finished.folder / "rollouts", tokenizer=finished.folder / "model")
+    counts = torch.as_tensor(table.group_n).bincount()
+    assert counts.tolist() == [GROUP] * (STEPS * PROMPTS)
+    weighted = [line["score"] for step in range(1, STEPS + 1) for line in finished.dumped(step)]
+    assert min(weighted) < 0 < max(weighted)  # correctness minus a Brier score, not the answer alone
