@@ -20,6 +20,8 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 #: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
 #: a tag without a complete pair in its block maps to None.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
+#: Rows worked on at a time where a table is wide: a few of them stay in the cache.
+_ROWS = 64
 
 
 def whole_text(blocks: BlockText) -> str:
@@ -85,20 +87,24 @@ class Spans:
             >>> spans.start_nk.tolist(), spans.end_nk.tolist()
             ([[0, 3]], [[3, 4]])
         """
-        places_t = torch.arange(1, block_nt.shape[1] + 1, device=block_nt.device)
-        here_k = [block_nt == k for k in range(len(names))]
-        nothing_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device)
-        end = [(here_nt * places_t).amax(dim=1) if block_nt.shape[1] else nothing_n for here_nt in here_k]
-        start = [here_nt.int().argmax(dim=1) if block_nt.shape[1] else nothing_n for here_nt in here_k]
-        fault_n = nothing_n if fault_n is None else fault_n
-        return Spans(tuple(names), torch.stack(start, dim=1), torch.stack(end, dim=1), block_nt, fault_n)
+        width = block_nt.shape[1]
+        start_nk = torch.zeros((len(block_nt), len(names)), dtype=torch.long, device=block_nt.device)
+        end_nk = torch.zeros_like(start_nk)
+        for first in range(0, len(block_nt) if width else 0, _ROWS):
+            rows = slice(first, first + _ROWS)
+            for k in range(len(names)):
+                here_nt = (block_nt[rows] == k).view(torch.uint8)
+                start_nk[rows, k] = here_nt.argmax(dim=1)
+                end_nk[rows, k] = (width - here_nt.flip(dims=(1,)).argmax(dim=1)) * here_nt.amax(dim=1)
+        fault_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device) if fault_n is None else fault_n
+        return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 
     @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
         """|T_k|: the number of trainable tokens of each block."""
         length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
-        for first in range(0, len(length_nk), 64):  # a few rows at a time stay in the cache
-            rows = slice(first, first + 64)
+        for first in range(0, len(length_nk), _ROWS):
+            rows = slice(first, first + _ROWS)
             for k in range(len(self.names)):
                 length_nk[rows, k] = (self.block_nt[rows] == k).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()
         return length_nk
