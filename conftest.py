@@ -2,6 +2,8 @@
 
 from importlib.util import find_spec
 
-collect_ignore = (
-    [] if find_spec("verl") else [f"src/spanwise/engines/verl/{n}.py" for n in ("legacy", "reward", "settings", "trainer")]
-)
+_VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "reward", "settings", "trainer")]
+collect_ignore_glob = [
+    *([] if find_spec("verl") else _VERL),
+    *([] if find_spec("skyrl") else ["src/spanwise/engines/skyrl/[!_]*.py"]),
+]

@@ -14,6 +14,7 @@ from spanwise.credit import METHODS
 from spanwise.credit.trajectories.stepwise import outcome_methods
 from spanwise.engines.skyrl.estimators import register
 from spanwise.errors import RecipeError
+from spanwise.registry import register as plug_in
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,22 @@ def test_flat_and_stepwise_arguments_by_hand(name):
     assert torch.equal(rows[0][:, 0], rows[0][:, 2])
 
 
-@pytest.mark.parametrize("name", outcome_methods())
+@pytest.fixture
+def batch_mean():
+    """A method of a plug-in whose baseline is the mean of the batch."""
+
+    @plug_in("batch_mean", kind="completion", paper="none")
+    def batch_mean(reward_n, group_n):
+        """Subtract the mean of the batch."""
+        return reward_n - reward_n.mean()
+
+    register()
+    yield
+    del METHODS["batch_mean"], AdvantageEstimatorRegistry._functions["spanwise_batch_mean"]
+
+
+@pytest.mark.usefixtures("batch_mean")
+@pytest.mark.parametrize("name", [*outcome_methods(), "batch_mean"])
 def test_padding_changes_nobody(name):
     padded = torch.cat([REWARD, REWARD[:1], REWARD[:1]])
     index = np.array([*UIDS, "pad0", "pad1"])

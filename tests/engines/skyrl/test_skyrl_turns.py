@@ -171,6 +171,18 @@ def test_what_merging_changes_in_skyrl_itself():
     assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0]}
 
 
+def test_a_turn_said_twice_is_two_turns():
+    """A retry from the same context with the same words: SkyRL merges what comes after it with the second one."""
+    again = {
+        "prompt_token_ids": [[2], [2], [2, 8, 3]], "response_ids": [[8], [8], [9]], "rewards": [0.0, 0.0, 1.0],
+        "loss_masks": [[1]] * 3, "trajectory_ids": [TrajectoryID("0", 0)] * 3, "is_last_step": [False, False, True],
+        "stop_reasons": None, "rollout_logprobs": None, "rollout_metrics": None,
+    }  # fmt: skip
+    merged = merge_stepwise_output(dict(again))
+    assert merged["response_ids"] == [[8], [8, 3, 9]]
+    assert Rows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
+
+
 def test_a_temporal_estimator_of_any_name_lands_on_unrelated_tokens():
     """Why per-token credit needs the entrypoint: SkyRL copies the last row's values to the others column by column."""
     rewards = torch.tensor([[0.0, 0.0, 1.0]])
