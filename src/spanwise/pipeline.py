@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit import assign, assign_turns, group_index, restrict, spread, spread_tokens
+from spanwise.credit import assign, assign_turns, group_index, keep_for_rollouts, restrict, spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
@@ -140,6 +140,15 @@ def read(
         located = locate(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary)
     spans, text = located
     scores = score(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
+    if batch.steps is not None:
+        scores = keep_for_rollouts(
+            scores,
+            spans.length_nk > 0,
+            batch.steps.trajectory_s,
+            objectives=scheme.objectives,
+            block_names=scheme.layout.names,
+            scope="turn" if scheme.entry.kind == "step" else "rollout",
+        )
     return Reading(scores, spans.length_nk, spans.fault_n, spans, text)
 
 

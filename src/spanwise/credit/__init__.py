@@ -45,6 +45,7 @@ from spanwise.credit.trajectories.stepwise import (
     stepwise,
 )
 from spanwise.credit.trajectories.turns import Turns, split_turns
+from spanwise.credit.trajectories.unused import keep_for_rollouts
 
 __all__ = [
     "COMPAT",
@@ -87,6 +88,7 @@ __all__ = [
     "grpo_verif",
     "ha_dw",
     "history_weighted",
+    "keep_for_rollouts",
     "ktae",
     "length_adaptive_lambda",
     "maxrl",

@@ -1,0 +1,69 @@
+"""An outcome that stands at a turn without the block it pays: the rollout has the block, so it has the reward."""
+
+import pytest
+import torch
+
+from spanwise import Layout, Objective, Scheme, credit, read
+from spanwise.credit import Trajectory, Turn, keep_for_rollouts
+from spanwise.segment import Vocabulary
+from spanwise.trajectories import turn_batch
+from spanwise.types import Scores, Status
+
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>", b"</confidence>", b"x"))
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+SAYS, BYE = [0, 1, 2, 3, 1, 4], [5, 5]  # both blocks; no tag at all
+
+
+def paid(**columns):
+    raise AssertionError("it is recorded")
+
+
+def talk(name, reward, *, turns=(SAYS, BYE)):
+    made, context = [], [5]
+    for ids in turns:
+        made.append(Turn(context, ids, [1] * len(ids)))
+        context = [*context, *ids, 5]
+    return Trajectory(name, 0, tuple(made), rewards={"paid": reward})
+
+
+def block_credit(found, *, scope=None, method="bae"):
+    scheme = Scheme(method, LAYOUT, (Objective(paid, pays="confidence", scope=scope),), "completion")
+    batch, recorded = turn_batch(found)
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    return reading.scores, credit(reading, batch, scheme).block_nk
+
+
+@pytest.mark.parametrize("method", ["bae", "dr_grpo"])
+@pytest.mark.parametrize("scope", [None, "rollout"])
+def test_an_outcome_pays_the_block_of_an_earlier_turn(scope, method):
+    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
+    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK, Status.UNSCORED, Status.OK]
+    assert scores.unused_nm.isnan().all()
+    assert found[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
+
+
+def test_a_rollout_without_the_block_has_no_reward():
+    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))])
+    assert scores.status_nm.flatten().tolist()[4:] == [Status.ABSENT, Status.ABSENT]
+    assert scores.unused_nm.flatten().tolist()[5] == 1.0
+    assert found[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
+
+
+def test_a_reward_of_turns_keeps_to_its_turn():
+    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0)], scope="turn")
+    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
+    assert found.abs().sum() == 0
+
+
+def test_numbers_that_were_never_set_aside_stay_as_they_are():
+    nan = torch.nan
+    present_sk, trajectory_s = torch.tensor([[True], [False]]), torch.tensor([0, 0])
+    given = {"objectives": [Objective(paid, pays="a")], "block_names": ["a"]}
+    plain = Scores(("paid",), torch.tensor([[1.0], [nan]]), torch.tensor([[0], [1]]), torch.zeros(2, 1, 2))
+    assert keep_for_rollouts(plain, present_sk, trajectory_s, **given) is plain
+    held = keep_for_rollouts(
+        Scores(plain.names, plain.reward_nm, plain.status_nm, plain.by_outcome_nmo, unused_nm=torch.full((2, 1), nan)),
+        present_sk, trajectory_s, **given,
+    )  # fmt: skip
+    torch.testing.assert_close(held.reward_nm, plain.reward_nm, equal_nan=True)
+    assert held.status_nm.tolist() == [[0], [1]]
