@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl_small import TEXT, Handle, config_of, manager_of, outputs_of
 
-from spanwise import Batch, RecipeError, advantages, credit, read
+from spanwise import Batch, DataError, RecipeError, advantages, credit, read
 
 
 def trainer_of(config):
@@ -31,7 +31,8 @@ def batch_of(manager, prompts, width=64):
     worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
     made, uids = [], []
     for uid, texts in prompts:
-        (output,) = outputs_of(manager.tokenizer, [texts])
+        ids, mask = texts if isinstance(texts, tuple) else (texts, None)
+        (output,) = outputs_of(manager.tokenizer, [ids], None if mask is None else [mask])
         row = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2"}
         made.append(manager.loop.run_until_complete(worker._agent_loop_postprocess(output, False, **row)))
         uids.append(uid)
@@ -99,9 +100,24 @@ def test_without_readings_it_says_which_trainer_carries_them(config):
         credited(config, batch)
 
 
-def test_steps_are_refused(tmp_path):
-    """V0 has one output for each rollout."""
+def test_a_conversation_is_credited_turn_by_turn(tmp_path):
+    """V0 has one output for each rollout; its turns are the runs of tokens that the model sampled."""
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
+    config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
+    trainer_of(config)
+    manager = manager_of(config)
+    right, wrong = (manager.tokenizer(f"<answer>{digit}</answer>")["input_ids"] for digit in (4, 5))
+    talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
+    found_nt = credited(config, batch_of(manager, [("a", talk), ("a", (wrong, [1] * len(wrong)))])).batch["advantages"]
+    size = len(right) + len(wrong)  # votes 1/2 and 0: the mean is 1/4, shared over the tokens of a rollout
+    expected = [*[0.75 / size] * len(right), 0.0, 0.0, *[-0.25 / size] * len(wrong)]
+    assert found_nt[0, : len(expected)].tolist() == pytest.approx(expected)
+    assert found_nt[1, : len(wrong)].tolist() == pytest.approx([-0.25 / len(wrong)] * len(wrong))
+
+
+def test_turns_that_do_not_say_their_state_are_refused(tmp_path):
     recipe = "method: gigpo\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
     config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
-    with pytest.raises(RecipeError, match=r"steps of trajectories.*not there"):
-        trainer_of(config)
+    trainer_of(config)
+    with pytest.raises(DataError, match="no turn says its own"):
+        batch_of(manager_of(config), PROMPTS)

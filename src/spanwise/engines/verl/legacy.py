@@ -8,7 +8,7 @@ from typing import Any
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.settings import Settings, prepare
 
-#: The fields of `Batch` that this trainer's rows can fill in: an agent loop has one output for each rollout, in which the turns lie.
+#: The fields of `Batch` that this trainer's rows can fill in: a rollout is one output, in which its turns lie.
 PROVIDES = ("group_n", "mask_nt", "columns", "steps")
 
 
