@@ -71,3 +71,43 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
         found = made.last_advantages[row, start : start + len(rows[n]["ids"])].tolist()
         expected = CASES["advantages"][name][n]
         assert found == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+def flat(data, name, rows, dtype):
+    """One prompt in SkyRL's flat layout, whose prompts all have equally many rollouts: each row a whole conversation."""
+    dataset = Prompts(rows)
+    cfg = small.config(data, recipe=CASES["recipes"][name], prompts=1, samples=len(rows))
+    made = small.trainer(cfg)
+    made.train_dataset, made.advantage_dtype = dataset, dtype
+    made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
+    each = {key: [[turn[key] for turn in row["turns"]] for row in rows] for key in ("paid", "anchor") if "turns" in rows[0]}
+    output = {
+        "prompt_token_ids": [row["prompt"] for row in rows],
+        "response_ids": [row["ids"] for row in rows],
+        "rewards": [0.0] * len(rows),
+        "loss_masks": [row["sampled"] for row in rows],
+        "stop_reasons": None,
+        "rollout_logprobs": None,
+        **({"paid": each["paid"], "anchors": each["anchor"]} if each else {}),
+    }
+    batch = made.convert_to_training_input(
+        *made.postprocess_generator_output(output, [dataset.uid[rows[0]["group"]]] * len(rows))
+    )
+    batch["values"] = None
+    made.compute_advantages_and_returns(batch)
+    width = made.last_advantages.shape[1]
+    return [values[width - len(row["ids"]) :].tolist() for values, row in zip(made.last_advantages, rows, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["blocks", "turns", "gigpo"])
+def test_whole_conversations(data, name, dtype):
+    rows, expected = CASES["rollouts"]["flat" if name == "blocks" else "turns"], CASES["advantages"][name]
+    if name != "blocks":
+        rows, expected = conformance.sequences(rows), conformance.of_sequences(rows, expected)
+    for group in dict.fromkeys(row["group"] for row in rows):
+        pairs = [(row, values) for row, values in zip(rows, expected, strict=True) if row["group"] == group]
+        found = flat(data, name, [row for row, _ in pairs], dtype)
+        for row, (_, values) in zip(found, pairs, strict=True):
+            assert row == pytest.approx(values, abs=1e-12 if dtype == torch.float64 else 1e-6)
