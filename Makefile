@@ -1,6 +1,9 @@
 # Targets create .venv and install by themselves. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 BIN := .venv/bin
+# Any Python >= 3.12: one on the path, or the oldest that pyenv has.
+PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)), \
+  $(shell $(one) -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(one))))
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
@@ -35,7 +38,7 @@ test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an 
 	.venv-verl/bin/python -m pytest -q tests/engines/verl
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
-	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl
+	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .
@@ -53,6 +56,16 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
 	nice $(BIN)/python .ci/mutation.py
 
+.venv-skyrl/deps.stamp: constraints-skyrl.txt
+	@test -n "$(PYTHON_SKYRL)" || { echo "SkyRL needs a Python >= 3.12 and none was found; give one: make test-skyrl PYTHON_SKYRL=/path/to/python3.12"; exit 1; }
+	$(PYTHON_SKYRL) -m venv .venv-skyrl
+	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -r constraints-skyrl.txt
+	touch $@
+
+.venv-skyrl/stamp: .venv-skyrl/deps.stamp pyproject.toml
+	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	touch $@
+
 .venv/pip.stamp:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
@@ -67,4 +80,4 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-skyrl runs .pytest_cache .ruff_cache

@@ -8,7 +8,8 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("public_signatures.txt")
 ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.losses", "spanwise.measure",
-         "spanwise.rollouts", "spanwise.engines.trl", "spanwise.report", "spanwise.tasks", "spanwise.testing")  # fmt: skip
+         "spanwise.rollouts", "spanwise.trajectories", "spanwise.engines.tinker", "spanwise.engines.trl", "spanwise.report",
+         "spanwise.tasks", "spanwise.testing")  # fmt: skip
 
 
 def lines():

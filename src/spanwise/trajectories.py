@@ -16,6 +16,8 @@ from spanwise.errors import AlignmentError
 from spanwise.score import Reward
 from spanwise.types import Status
 
+__all__ = ["onto_turns", "turn_batch"]
+
 
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
@@ -23,7 +25,7 @@ def turn_batch(
     """The turns of trajectories as the rows of a batch, and the rewards they came with.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
-    branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn.
+    branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
 
     Args:
         trajectories: in any layout (rows, merged, a graph): the responses of the turns are the same.
@@ -77,11 +79,13 @@ def turn_batch(
 
 
 def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
-    """The rewards of outcomes, each at a last turn, and those of turns, by objective."""
+    """The rewards of turns, and those of outcomes at a last turn, by objective; one without a token could hold none."""
     held: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
-        own = [turn.rewards for turn in trajectory.turns]
-        held += [*own[:-1], *({**last, **trajectory.rewards} for last in own[-1:])]
+        last = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
+        held += [
+            {**turn.rewards, **trajectory.rewards} if t == last else turn.rewards for t, turn in enumerate(trajectory.turns)
+        ]
     found = {}
     for name in dict.fromkeys(name for row in held for name in row):
         values = [row.get(name, Status.UNSCORED) for row in held]

@@ -92,7 +92,16 @@ SENTENCES = {
     "nodes": (trace_with(nodes={"a": 1}), LINE + "{{'a': 1}} as 'nodes', which must be a list of objects."),
     "parent": (node_with(parent="0"), LINE + "'0' as 'parent', which must be a whole number."),
     "ids": (node_with(parent=0, token_ids=["a"], mask=[True]), LINE + "'a' in 'token_ids', which must be a list of ids."),
-    "mask": (node_with(parent=0, token_ids=[1, 2], mask=[1]), LINE + "2 tokens and 1 values of 'mask' in one node"),
+    "mask": (node_with(parent=0, token_ids=[1, 2], mask=[1]), LINE + "2 tokens and 1 values of 'mask' in node 1;"),
+    "stream": (
+        node_with(parent=0, sampled=True, token_ids=[1, 2], mask=[0, 1], advantages=[0.5, 0.5]),
+        LINE + "1 sampled tokens and 2 values of 'advantages' in node 1; there must be one for each of them.",
+    ),
+    "weights": (
+        node_with(parent=0, sampled=True, token_ids=[1, 2], mask=[0, 1], loss_weights={"rl": [1.0]}),
+        LINE + "2 tokens and 1 values of 'loss_weights' 'rl' in node 1; there must be one for each token.",
+    ),
+    "later parent": (node_with(parent=1), LINE + "node 1 go on from node 1, which does not come before it."),
     "logprobs": (
         node_with(parent=0, token_ids=[1], mask=[1], logprobs=[None]),
         LINE + "null in 'logprobs', which must be a list of numbers.",

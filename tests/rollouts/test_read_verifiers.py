@@ -31,12 +31,47 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
         read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
 
 
-def test_the_last_branch_of_a_trace_is_shown(tmp_path):
+def texts(table):
+    return [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))]
+
+
+def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
     other = node("assistant", said("9", "0.1"), parent=0, sampled=True)
-    one = trace(said("4", "0.9"), "4", {}, extra=[other])
+    one = trace(said("4", "0.9"), "4", {"right": 1.0}, extra=[other])
+    table = read_rollouts(
+        write_lines(tmp_path / "traces.jsonl", [episode(one), episode(trace(said("5", "0.9"), "4", {"right": 0}))])
+    )
+    assert texts(table) == [said("4", "0.9"), said("9", "0.1"), said("5", "0.9")]
+    assert (table.rollout_n.tolist(), table.group_n.tolist()) == ([0, 0, 1], [0, 0, 0])
+    assert table.rewards["right"].value_n.tolist() == [1.0, 1.0, 0.0]
+    assert "1 of 2 traces have several branches" in table.note
+
+
+def test_a_message_that_branches_share_is_trained_in_the_first_and_the_prompt_of_the_others(tmp_path):
+    nodes = [
+        node("user", "2+2=", parent=None),
+        node("assistant", "hm", parent=0, sampled=True),
+        node("tool", "go", parent=1),
+        node("assistant", "four", parent=2, sampled=True),
+        node("tool", "stop", parent=1),
+        node("assistant", "five", parent=4, sampled=True),
+        node("tool", "bye", parent=1),  # an end that no model spoke at
+    ]
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(trace("", "4", {}) | {"nodes": nodes})]))
+    assert texts(table) == ["hmgofour", "five"]
+    assert table.trainable.tolist() == [True, False, True, True]
+    assert table.prompts == ["[user] 2+2=", "[user] 2+2=\n[assistant] hm\n[tool] stop"]
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_attempt_to_shorten_the_history_trains_if_the_agent_went_on_from_it(tmp_path, accepted):
+    attempt = node("assistant", "short", parent=0, sampled=True)
+    attempt["semantic_parents"] = [{"node": 1, "type": "compaction_attempt"}]
+    after = node("assistant", "done", parent=None, sampled=True)
+    after["semantic_parents"] = [{"node": 2, "type": "compaction"}] if accepted else []
+    one = trace("long", "4", {}, extra=[attempt, after])
     table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
-    assert b"<answer>9</answer>" in table.vocabulary.join(table.tokens.slice(0, 1).astype(np.int64))[0]
-    assert "1 of 1 traces have several branches" in table.note
+    assert texts(table) == (["long", "short", "done"] if accepted else ["long", "done"])
 
 
 def test_results_of_verifiers_before_1_0(tmp_path):
@@ -82,3 +117,24 @@ def test_failed_rollouts_beside_others_are_counted(tmp_path):
     none = [{"prompt": "2+2=", "completion": [], "reward": 0.0, "error": "RateLimit"}] * 2
     note = read_rollouts(write_lines(tmp_path / "results.jsonl", none)).note
     assert "2 of 2 episodes hold no message that a trained model sampled. 2 of them failed with RateLimit." in note
+
+
+def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_path):
+    """Two traces of verifiers 0.4.0: a turn that both branches share, then an answer in each; and one attempt that was given up."""
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    table = read_rollouts(WRITTEN / "verifiers_branches", tokenizer=tmp_path / "model")
+    assert texts(table)[:2] == [
+        "a<eos>+1=<answer>5</answer><confidence>0.9</confidence><eos>",
+        "<answer>4</answer><confidence>0.7</confidence><eos>",
+    ]
+    assert table.rollout_n.tolist() == [0, 0, 1, 1]
+    assert table.trainable.sum() == 2 * (2 + 9 + 9)
+    assert table.as_recorded.says == "the file's 'advantages'"
+    expected = [*[0.5] * 2, *[0.0] * 3, *[0.5] * 18]
+    assert table.as_recorded.number.tolist() == [*expected, *(-value for value in expected)]
+    np.testing.assert_array_equal(
+        table.token_values["logp"][: len(expected)], [-0.5 if value else np.nan for value in expected]
+    )
+    as_words = read_rollouts(WRITTEN / "verifiers_branches")
+    assert as_words.as_recorded.says == "the mean over tokens of the file's 'advantages'"
+    assert sorted(set(as_words.as_recorded.number.tolist())) == [-0.5, 0.5]

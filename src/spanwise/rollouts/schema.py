@@ -8,6 +8,7 @@ under the name of the method that made it. A run has one method, an export has t
 |---|---|---|
 | `step` | int64 | the training step that the completion was generated in |
 | `group` | int64 | completions of one step with the same number are compared with each other |
+| `rollout` | int64 | completions of one group with the same number are parts of one rollout (branches), which has one vote |
 | `prompt` | string | its text; a conversation as JSON |
 | `completion_ids` | list<int32> | the ids that were sampled, and those of tools in between |
 | `tokens` | list<string> | instead of ids, where none are known: the texts; list<binary> where they cut characters |
@@ -36,7 +37,7 @@ import pyarrow as pa
 
 from spanwise.errors import DataError, SpanwiseError
 
-STEP, GROUP, PROMPT, IDS, TOKENS = "step", "group", "prompt", "completion_ids", "tokens"
+STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
 TRAINABLE, TEXT, FAULT, STOP = "trainable", "text", "fault", "stop"
 #: What may be known of each token, and its column.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
@@ -49,7 +50,8 @@ VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 _NUMBERS = pa.list_(pa.float32())
 _TYPES = {
-    STEP: pa.int64(), GROUP: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()), TOKENS: pa.list_(pa.string()),
+    STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
+    TOKENS: pa.list_(pa.string()),
     TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
 _FAMILIES = {

@@ -141,6 +141,7 @@ class RolloutTable:
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
+        rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
     """
 
     source: str
@@ -160,6 +161,7 @@ class RolloutTable:
     learned_n: Bool[Tensor, " n"] | None = None
     folder: Path | None = None
     as_recorded: AsRecorded | None = None
+    rollout_n: Int[Tensor, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -51,6 +51,7 @@ class Completions:
         credit: method -> what it credits.
         text: N texts; None where the tokens say it.
         token_values: "value", "logp" of each token, flat; NaN where it is not known.
+        rollout_n: see `RolloutTable`.
 
     Raises:
         AlignmentError: something flat that does not have one entry per token.
@@ -69,6 +70,7 @@ class Completions:
     credit: Mapping[str, Credited]
     text: Sequence[str] | None = None
     token_values: Mapping[str, Shaped[np.ndarray, " v"]] = field(default_factory=dict)
+    rollout_n: Int[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         flat = {"trainable flags": self.trainable, **self.token_values}
@@ -134,6 +136,7 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
     columns = {
         schema.STEP: _array(schema.STEP, part.step_n.numpy()),
         schema.GROUP: _array(schema.GROUP, part.group_n.numpy()),
+        **({} if part.rollout_n is None else {schema.ROLLOUT: _array(schema.ROLLOUT, part.rollout_n.numpy())}),
         schema.PROMPT: _array(schema.PROMPT, [clean(prompt) for prompt in part.prompts]),
         **({} if part.text is None else {schema.TEXT: _array(schema.TEXT, part.text)}),
         schema.FAULT: _array(schema.FAULT, part.fault_n.numpy()),

@@ -10,11 +10,10 @@ collect_ignore_glob = [] if find_spec("skyrl") else ["*.py"]
 if not collect_ignore_glob:
     with warnings.catch_warnings():  # SkyRL and what it imports warn of engines that are not here
         warnings.simplefilter("ignore")
-        import skyrl.train.entrypoints.main_base  # noqa: F401
+        import skyrl.train.entrypoints.main_base
         import skyrl.train.fully_async_trainer  # noqa: F401
-    from loguru import logger
-
     import skyrl_small as small
+    from loguru import logger
 
     @pytest.fixture(scope="session")
     def data(tmp_path_factory):

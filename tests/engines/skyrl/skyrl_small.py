@@ -15,12 +15,12 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface
 from skyrl.train.trainer import RayPPOTrainer
+from stub_dispatch import StubDispatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from spanwise.engines.skyrl.config import SpanwiseTrainConfig
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
-from stub_dispatch import StubDispatch
 
 SIGNS = 6
 WORDS = ["<pad>", "<eos>", *(f"q{n}" for n in range(SIGNS)), *(f"a{n}" for n in range(SIGNS))]
@@ -30,9 +30,10 @@ FIELDS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks")
 #: One number for a rollout, at every token of every turn.
 BROADCAST = "layout: {turn: []}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
 #: Every turn is compared with the turns of its group.
-BY_TURN = "layout: {turn: []}\nmethod: bae\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+_RIGHT = "objectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+BY_TURN = f"layout: {{turn: []}}\nmethod: bae\n{_RIGHT}"
 #: And with the turns that were asked the same.
-GIGPO = "layout: {turn: []}\nmethod: gigpo\nobjectives: [{reward: environment, pays: turn, scope: turn, options: {column: right}}]\n"
+GIGPO = f"layout: {{turn: []}}\nmethod: gigpo\n{_RIGHT}"
 
 
 def right(sign):
@@ -95,7 +96,8 @@ class SignsGenerator(GeneratorInterface):
         self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
         output = {
-            key: [] for key in (*FIELDS, "right", "anchors", *(["trajectory_ids", "is_last_step"] if stepwise else []))
+            key: []
+            for key in (*FIELDS, "right", "anchors", "solved", *(["trajectory_ids", "is_last_step"] if stepwise else []))
         }
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
@@ -121,17 +123,9 @@ class SignsGenerator(GeneratorInterface):
         for turn, (answer, paid, fits) in enumerate(
             zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
         ):
-            reward = [paid] if self.token_level else paid
-            row = (
-                context(plan, answers[:turn]),
-                [answer],
-                reward,
-                [1],
-                fits,
-                plan[turn],
-                trajectory,
-                turn == len(answers) - 1,
-            )
+            reward, last = [paid] if self.token_level else paid, turn == len(answers) - 1
+            told = fits, plan[turn], float(all(checked(plan, answers))) if last else None
+            row = context(plan, answers[:turn]), [answer], reward, [1], *told, trajectory, last
             for key, value in zip(output, row, strict=True):
                 output[key].append(value)
 
@@ -140,7 +134,9 @@ class SignsGenerator(GeneratorInterface):
         paid = self.paid(plan, answers)
         values = [value for reward in paid for value in (reward, 0.0)][:-1]
         mask = [1 - n % 2 for n in range(len(tokens))]
-        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, checked(plan, answers), plan
+        fits = checked(plan, answers)
+        told = fits, plan, float(all(fits))
+        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, *told
         for key, value in zip(output, row, strict=True):
             output[key].append(value)
 

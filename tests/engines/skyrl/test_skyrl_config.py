@@ -4,9 +4,9 @@ import sys
 
 import cloudpickle
 import pytest
+import skyrl_small as small
 from skyrl.train.entrypoints import main_base
 
-import skyrl_small as small
 from spanwise.engines.skyrl import main
 from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, check_version
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
@@ -63,8 +63,8 @@ def test_a_critic_is_there_where_it_is_asked(data):
 
 def test_old_log_probabilities_stay_in_place(data):
     several = {"trainer.policy_mini_batch_size": 2}
+    cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
     with pytest.warns(UserWarning, match="is set to false"):
-        cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
         check(cfg)
     assert cfg.trainer.recompute_old_logprobs_per_minibatch is False
     for layout, changes in (("flat", several), ("stepwise", {})):
@@ -135,4 +135,5 @@ def test_the_experiment_makes_our_trainer(data):
         "cfg", "tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg",
     )  # fmt: skip
     exp = object.__new__(main.SpanPPOExp)
+    exp.cfg = made.cfg
     assert isinstance(exp.get_trainer(**dict(zip(names, parts, strict=True))), SpanRayPPOTrainer)

@@ -4,12 +4,12 @@ import cloudpickle
 import numpy as np
 import pytest
 import ray
+import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
 from skyrl.train.utils import validate_cfg
 
-import skyrl_small as small
 from spanwise.credit import METHODS
 from spanwise.credit.trajectories.stepwise import outcome_methods
 from spanwise.engines.skyrl.estimators import register
@@ -85,7 +85,7 @@ def test_what_the_registry_cannot_carry_is_refused_where_skyrl_does_not(data, na
     with pytest.raises(RecipeError, match=r"override_entrypoint=spanwise\.engines\.skyrl\.main"):
         made.compute_advantages_and_returns(batch)
     cfg.trainer.algorithm.advantage_estimator = "gae"
-    cfg.trainer.critic.model.path = "some"
+    cfg.trainer.critic.model.path, cfg.trainer.critic_mini_batch_size = "some", 6
     with pytest.raises(ValueError, match="step_wise_trajectories"):
         validated(cfg)
 
@@ -97,7 +97,7 @@ def validated(cfg):
 
 def test_a_recipe_is_nothing_the_registry_knows(data):
     made = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
-    with pytest.raises(RecipeError, match="the registry does not know; use trainer.override_entrypoint="):
+    with pytest.raises(RecipeError, match=r"the registry does not know; use trainer\.override_entrypoint="):
         made.compute_advantages_and_returns(small.batch_of(made))
 
 

@@ -1,11 +1,11 @@
 """The factor against SkyRL's own `_normalize_advantages`: under every loss reduction the same mean over rollouts of sums."""
 
 import pytest
+import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.train.dataset.preprocess import compute_prompt_boundaries, compute_prompt_mini_batch_boundaries
 
-import skyrl_small as small
 from spanwise.engines.skyrl.config import _REDUCTIONS
 from spanwise.engines.skyrl.fold import fold_factor
 

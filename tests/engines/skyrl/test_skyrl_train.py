@@ -1,9 +1,8 @@
 """SkyRL's real `RayPPOTrainer.train()` on the CPU, with the recipe's credit: flat, step-wise and merged."""
 
 import pytest
-import torch
-
 import skyrl_small as small
+import torch
 
 LAYOUTS = ("flat", "stepwise", "merged")
 

@@ -55,7 +55,8 @@ def same(found, expected):
 
 
 def test_what_is_packed_comes_back():
-    back, masked_n = unpack(Rows([packed(text) for text in TEXTS]), SCHEME, 40)
+    carried = unpack(Rows([packed(text) for text in TEXTS]), SCHEME, 40)
+    back, masked_n = carried.reading, carried.masked_n
     whole = Reading.joined([read_one(text)[0] for text in TEXTS])
     for name in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm"):
         assert same(getattr(back.scores, name), getattr(whole.scores, name)), name

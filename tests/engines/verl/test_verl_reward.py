@@ -34,7 +34,8 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
-    reading, masked_n = carry.unpack(carry.Rows([info[carry.KEY]]), manager.scheme, 80)
+    carried = carry.unpack(carry.Rows([info[carry.KEY]]), manager.scheme, 80)
+    reading, masked_n = carried.reading, carried.masked_n
     assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
     text = manager.tokenizer.decode(
@@ -48,7 +49,7 @@ def test_absent_and_unreadable_survive_the_way(config, manager):
     for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
         (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
         assert info_of(output)["brier"] == -1.0  # what is logged is what it stands for
-        reading, _ = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, 80)
+        reading = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, 80).reading
         assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
         assert math.isnan(reading.scores.reward_nm[0, 1])
 
@@ -60,7 +61,8 @@ def test_tool_output_is_not_the_models(config, manager):
     mask = [1] * len(own) + [0] * len(tool) + [1] * len(rest)
     (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
     assert info_of(output)["correct"] == 1.0
-    reading, masked_n = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, len(mask))
+    carried = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, len(mask))
+    reading, masked_n = carried.reading, carried.masked_n
     assert (reading.spans.block_nt[0] >= 0).long().tolist() == mask
     assert masked_n.all()
     assert set(output.extra_fields) == {"reward_extra_info"}  # the mask does not stay there
@@ -70,7 +72,7 @@ def test_every_output_of_a_rollout_is_read(config, manager):
     outputs = scored(config, outputs_of(manager.tokenizer, ["So", TEXT.format(4, 0.9)]), manager)
     assert info_of(outputs[-1])["correct"] == 1.0  # the number that is logged is the last output's
     packed = info_of(outputs[-1])[carry.KEY]
-    reading, _ = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80)
+    reading = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80).reading
     assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
     assert reading.scores.status_nm[:, 1].tolist() == [Status.ABSENT, Status.OK]
     assert reading.length_nk[0].tolist() == [len(outputs[0].response_ids), 0]
@@ -111,7 +113,7 @@ def test_v0_stacks_what_is_carried(config, manager):
     assert len({tuple(info) for info in infos}) == 1
     arrays = {key: np.array([info[key] for info in infos]) for key in infos[0]}
     assert all(array.shape == (2,) for array in arrays.values())
-    reading, _ = carry.unpack(carry.Rows(arrays[carry.KEY].tolist()), manager.scheme, 100)
+    reading = carry.unpack(carry.Rows(arrays[carry.KEY].tolist()), manager.scheme, 100).reading
     assert reading.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]
 
 

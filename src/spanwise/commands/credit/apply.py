@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.batch import Batch
+from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
@@ -77,8 +77,14 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
     adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
     strata, dead = Counter[str](), Counter[str]()
+    length_nk = marked.length_nk.clone()
+    mean_length_n = torch.zeros(len(table), dtype=torch.float64)
     for rows in steps(table.step_n):
-        found = credit(reading.take(rows), Batch(group_n[rows]), arm.scheme)
+        found = credit(reading.take(rows), Batch(group_n[rows], steps=_steps(table, rows)), arm.scheme)
+        if found.length_nk is not None:
+            length_nk[rows] = found.length_nk
+        if found.mean_length_n is not None:
+            mean_length_n[rows] = found.mean_length_n
         held_n = (marked.length_nk[rows] > 0).any(dim=1)  # without any token, nothing carries what stopping costs
         block_nk[rows], stop_n[rows] = found.block_nk, found.stop_n.masked_fill(~held_n, 0.0)
         if found.adv_nm is not None:
@@ -88,7 +94,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
             strata[name] += total
             dead[name] += silent
     absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
-    whole = Credit(block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=_mean_lengths(table, marked))
+    whole = Credit(block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk)
     silent = {name: dead[name] / total for name, total in strata.items() if total}
     return Applied(arm.name, marked, whole, arm.scheme, silent, reading)
 
@@ -102,6 +108,11 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     order = torch.argsort(step_n, stable=True)
     sizes = torch.unique_consecutive(step_n[order], return_counts=True)[1]
     yield from torch.split(order, sizes.tolist())
+
+
+def _steps(table: RolloutTable, rows: Tensor) -> Steps | None:
+    """Whose parts some completions are, where a rollout is several."""
+    return None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
 
 
 def _mean_lengths(table: RolloutTable, marked: Marked) -> Float[Tensor, " n"]:

@@ -205,6 +205,7 @@ def _presets(asked: _Asked) -> Iterator[tuple[str, Scheme]]:
 
 def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:
     if isinstance(own, Arm) and name in ("recipe", own.name):
+        _check_rows(own.scheme.entry, table)
         return own
     if isinstance(own, SpanwiseError) and name == "recipe":
         raise own
@@ -214,6 +215,7 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
     chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
+    _check_rows(chosen, table)
     lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *_PER_TOKEN)]
     if lacking:
         raise RecipeError(
@@ -229,6 +231,14 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
             f"{there}. Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns values and logprobs."
         )
     return Arm(name, _named(name, asked))
+
+
+def _check_rows(chosen: Method, table: RolloutTable) -> None:
+    if chosen.kind == "token" and table.rollout_n is not None:
+        raise RecipeError(
+            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
+            f"rows (branches). Use a method that needs rewards only (grpo, rlcr, bae)."
+        )
 
 
 def _named(name: str, asked: _Asked) -> Scheme:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.credit import group_index
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts import RolloutTable
 
@@ -29,15 +31,27 @@ def compared_groups(
         own: the recipe of the run that the file lies in.
         overrides: what the user has set; a group size there wins over the run's.
     """
+    if table.rollout_n is None:
+        return _compared(table.group_n, table.step_n, recipe, own, overrides, keyed=table.keyed)
+    first_j = torch.from_numpy(
+        np.unique(table.rollout_n.numpy(), return_index=True)[1]
+    )  # a rollout of several rows is one member
+    group_j, told = _compared(table.group_n[first_j], table.step_n[first_j], recipe, own, overrides, keyed=table.keyed)
+    return group_j[group_index(table.rollout_n)], told
+
+
+def _compared(
+    group_n: Tensor, step_n: Tensor, recipe: Recipe, own: Path | None, overrides: Mapping[str, Any], *, keyed: bool
+) -> tuple[Int[Tensor, " n"], list[str]]:
     if own is not None:
         sizes = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         run = load(own, sizes)
-        group_n = split_groups(table.group_n, run.group_size)
-        return group_n, [*_small(group_n, run.group_size), *_batches(table, run)]
+        group_n = split_groups(group_n, run.group_size)
+        return group_n, [*_small(group_n, run.group_size), *_batches(step_n, run)]
     if "group_size" in recipe.model_fields_set:
-        group_n = split_groups(table.group_n, recipe.group_size)
+        group_n = split_groups(group_n, recipe.group_size)
         return group_n, _small(group_n, recipe.group_size)
-    return table.group_n, [] if table.keyed else _uneven(table)
+    return group_n, [] if keyed else _uneven(step_n, group_n)
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
@@ -62,10 +76,10 @@ def _small(group_n: Tensor, size: int) -> list[str]:
     )
 
 
-def _batches(table: RolloutTable, run: Recipe) -> list[str]:
+def _batches(step_n: Tensor, run: Recipe) -> list[str]:
     """Where the steps of a run of ours are not whole."""
     batch = run.prompts * run.group_size
-    sizes = torch.unique(table.step_n, return_counts=True)[1]
+    sizes = torch.unique(step_n, return_counts=True)[1]
     if not bool((sizes != batch).any()):
         return []
     return [
@@ -74,9 +88,9 @@ def _batches(table: RolloutTable, run: Recipe) -> list[str]:
     ]
 
 
-def _uneven(table: RolloutTable) -> list[str]:
+def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
     """Where the groups of one step differ in size, so that a prompt may have been drawn twice."""
-    sizes = Counter(zip(table.step_n.tolist(), table.group_n.tolist(), strict=True))
+    sizes = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     by_step: dict[int, set[int]] = {}
     for (step, _), size in sizes.items():
         by_step.setdefault(step, set()).add(size)

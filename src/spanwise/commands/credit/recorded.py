@@ -19,8 +19,8 @@ from spanwise.types import Credit
 def apply_recorded(table: RolloutTable, marked: Marked) -> Applied:
     """What the trainer that wrote the file says of its completions, as it stands there: nothing is compared.
 
-    A number is shared out evenly over the tokens that the model sampled, as a trainer does, one of a block over those of the block;
-    one per token keeps its place.
+    A number is shared out evenly over the tokens that the model sampled in the rollout, as a trainer does, one of a block over
+    those of the block; one per token keeps its place.
 
     Raises:
         RecipeError: the file says nothing of the kind, or it is of other blocks.
@@ -41,7 +41,8 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> Applied:
         flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[np.unique(rows)]  # the last sampled token of each
     else:
         number = held.number[inside]
-        flat[inside] = number if held.shares else number / np.bincount(rows, minlength=len(table))[rows]
+        rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
+        flat[inside] = number if held.shares else number / np.bincount(rollout_n[rows])[rollout_n[rows]]
         place = rows * len(marked.names) + blocks
         total_nk = np.bincount(place, weights=number, minlength=length_nk.size).reshape(length_nk.shape)
         block_nk = total_nk / (1 if held.shares else np.maximum(length_nk, 1))

@@ -6,6 +6,7 @@ from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
 from skyrl.train.entrypoints.main_base import BasePPOExp  # pyright: ignore[reportMissingImports]
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer  # pyright: ignore[reportMissingImports]
 from skyrl.train.utils import validate_cfg  # pyright: ignore[reportMissingImports]
 from skyrl.train.utils.utils import initialize_ray  # pyright: ignore[reportMissingImports]
 
@@ -14,12 +15,21 @@ from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 
 
+class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
+    """SkyRL's asynchronous trainer with the same credit."""
+
+
+def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
+    """The trainer that a configuration asks for."""
+    return SpanFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else SpanRayPPOTrainer
+
+
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's experiment with `SpanRayPPOTrainer`."""
+    """SkyRL's experiment with a trainer that reads a recipe."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
         """The trainer that reads the recipe."""
-        return SpanRayPPOTrainer(*args, **kwargs)
+        return trainer_class(self.cfg)(*args, **kwargs)
 
 
 @ray.remote(num_cpus=1)
@@ -48,7 +58,8 @@ def main() -> None:
     """Train as `sys.argv` says, in SkyRL's words."""
     cfg = configured(sys.argv[1:])
     initialize_ray(cfg)
-    ray.get(_run.remote(cfg))
+    task: Any = _run
+    ray.get(task.remote(cfg))
 
 
 if __name__ == "__main__":

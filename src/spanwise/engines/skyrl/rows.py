@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class Rows:
 
     def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
         """The rows that SkyRL trains on, right-aligned as they are; a reward is that of their last turn."""
-        last_n = dict((n, s) for s, (n, _) in enumerate(self.place_s))
+        last_n = {n: s for s, (n, _) in enumerate(self.place_s)}
         taken = [last_n[n] for n in range(len(self.length_n))]
         told = {**self.extra, "environment": self.environment_s}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
@@ -102,7 +102,9 @@ class Rows:
         The generator may say the state that each turn starts from as `anchors`; else it is all that the model saw. What the
         generator left out of the loss altogether is read and compared all the same.
         """
-        ids, sampled, place, row, context = [], [], [], [], []
+        ids: list[Any] = []
+        row: list[int] = []
+        sampled, place, context = [], [], []
         told: dict[str, list[Any]] = {name: [] for name in (*self.extra, "environment")}
         output = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         for s, (prompt, response, mask) in enumerate(zip(*output, strict=True)):
@@ -124,7 +126,7 @@ class Rows:
         batch = Batch.jagged(ids, uids, sampled=sampled, columns={**columns(uids), **told}, steps=steps)
         inside_u = torch.arange(max(map(len, ids)))
         place_su = torch.tensor([start for _, start in place])[:, None] + inside_u
-        place_su[inside_u >= torch.tensor([len(turn) for turn in ids])[:, None]] = -1
+        place_su[inside_u >= torch.tensor(list(map(len, ids)))[:, None]] = -1
         return batch, Turns(torch.tensor([n for n, _ in place]), step_s, place_su, width)
 
     def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
@@ -138,5 +140,5 @@ class Rows:
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     """Where the model's own tokens begin and end; one empty run where there are none."""
     ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(kept) for kept in mask))]
-    runs = [(start, end) for start, end in zip(ends, ends[1:], strict=False) if mask[start]]
+    runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
     return runs or [(0, 0)]

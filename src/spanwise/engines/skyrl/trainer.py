@@ -32,11 +32,15 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     Attributes:
         scheme: the rule of credit.
+        advantage_dtype: of the advantages; SkyRL trains in float32.
         last_advantages: of the last batch, before they are multiplied for the loss reduction.
+        last_rows: the rows of the generator that they belong to.
 
     Raises:
         RecipeError: see `spanwise.engines.skyrl.config.check`.
     """
+
+    advantage_dtype = torch.float32
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         self.scheme = check(cfg)
@@ -46,21 +50,21 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         size = getattr(model.get_text_config(), "vocab_size", None)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
         self.last_advantages: Tensor | None = None
-        self._rows: Rows | None = None
+        self.last_rows: Rows | None = None
         self._said: set[str] = set()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
         before, prompts = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
-        self._rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+        self.last_rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         return trained, uids
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """The advantages of the recipe in the place of those of an estimator."""
         data = super().compute_advantages_and_returns(data)
-        rows, self._rows = self._rows, None
+        rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses what it trains on"
         by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
         mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
@@ -70,7 +74,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
         found = credit(reading, batch, self.scheme)
-        adv_nt = advantages(found, reading.spans, self.scheme)
+        adv_nt = advantages(found, reading.spans, self.scheme, dtype=self.advantage_dtype)
         adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
         data["advantages"] = adv_nt * self._factor(data, rows)
@@ -83,15 +87,19 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`."""
-        known = {uid: _flat(self.train_dataset[int(uid)][2]) for uid in dict.fromkeys(uids)}
+        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.
+
+        A prompt's id is the number of its row (`PromptDataset`); of a dataset with ids of its own nothing is known here.
+        """
+        dataset: Any = self.train_dataset
+        known = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         names = dict.fromkeys(name for row in known.values() for name in row)
         return {name: [known[uid].get(name) for uid in uids] for name in names}
 
     def _factor(self, data: Any, rows: Rows) -> Tensor:
         """Of each row; rows of padding have no token in the loss."""
         spare = len(data["loss_mask"]) - len(rows.length_n)
-        rollout_s = dict((n, rows.trajectory_s[s]) for s, (n, _) in enumerate(rows.place_s))
+        rollout_s = {n: rows.trajectory_s[s] for s, (n, _) in enumerate(rows.place_s)}
         rollouts = [*(rollout_s[n] for n in range(len(rows.length_n))), *([-1] * spare)]
         algorithm = self.cfg.trainer.algorithm
         return fold_factor(

@@ -25,7 +25,8 @@ from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
-from spanwise.engines.trl.turns import gathered_turns, has_turns, mean_credit, of_completions, put, restrict_turns, turn_rows
+from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
+from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks
 from spanwise.rollouts import Rollouts

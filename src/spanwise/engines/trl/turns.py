@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,17 +11,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spanwise.batch import Batch, Steps, by_turn
+from spanwise.batch import Batch, Steps
 from spanwise.credit import restrict
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.play import Environment, play
-from spanwise.errors import AlignmentError, DataError
+from spanwise.engines.turns import TURNS
+from spanwise.errors import AlignmentError
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.types import Credit, Spans
-
-#: The field of a rollout function's result that says what each turn is: for each completion a list with one mapping per turn.
-TURNS = "turns"
 
 
 @runtime_checkable
@@ -62,49 +59,6 @@ def conversations(
         }
 
     return rollout
-
-
-def has_turns(batch: Batch, scheme: Scheme) -> bool:
-    """Whether a batch of completions is read turn by turn: the scheme needs it, or the rollouts say what each turn is.
-
-    A method that runs over tokens takes a conversation as the one sequence that it is.
-    """
-    told = batch.columns.get(TURNS)
-    says = told is not None and all(_is_told(turns) for turns in told)
-    return "steps" in scheme.needs or (says and scheme.entry.kind != "token")
-
-
-def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
-    """Each turn of a batch of completions as a row, with what the rollouts say of it.
-
-    A turn is a run of tokens that the model wrote. Where the completions have a column `turns`, its mappings become columns of the
-    rows (None where a turn does not have one), and their `anchor` is the state that the turn started from.
-
-    Args:
-        batch: of completions; the group of each row is that of its completion.
-        scheme: says whether anchors are needed.
-
-    Raises:
-        DataError: the column says more or fewer turns than a completion holds, or no anchors where the method needs them.
-    """
-    told = batch.columns.get(TURNS)
-    bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
-    rows, turns = by_turn(bare)
-    if told is None:
-        flat: list[Mapping[str, Any]] = [{} for _ in turns.row_s]
-    else:
-        _check_told(told, turns)
-        flat = [one for of_completion in told for one in of_completion]
-    names = dict.fromkeys(name for one in flat for name in one)
-    columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
-    anchors = [one.get("anchor") for one in flat]
-    if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
-        raise DataError(
-            f"Method '{scheme.method}' compares turns that start from the same state, and no turn says its own. Let the rollout "
-            f"function return '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
-        )
-    steps = Steps(turns.row_s, turns.step_s, anchors if "anchor" in names else None)
-    return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns
 
 
 def gathered_turns(rows: Batch, reading: Reading, scheme: Scheme, *, completions: int, size: int, rank: int) -> Any:
@@ -188,21 +142,3 @@ def mean_credit(found: Credit, reading: Reading, row_s: Int[Tensor, " s"], *, co
     total_nk = torch.zeros_like(count_nk).index_add(0, row_s, found.block_nk * present_sk)
     stop_n = found.stop_n.new_zeros(completions).index_add(0, row_s, found.stop_n)
     return Credit(total_nk / count_nk.clamp(min=1), stop_n, found.singleton_m, found.absent_m), count_nk > 0
-
-
-def _is_told(turns: Any) -> bool:
-    return isinstance(turns, list | tuple) and all(isinstance(one, Mapping) for one in turns)
-
-
-def _check_told(told: Sequence[Any], turns: Turns) -> None:
-    count_n = turns.row_s.bincount(minlength=len(told)).tolist()
-    for n, (one, count) in enumerate(zip(told, count_n, strict=True)):
-        if not _is_told(one):
-            raise DataError(
-                f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
-            )
-        if len(one) != count:
-            raise AlignmentError(
-                f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model wrote; "
-                f"give one entry to each turn, and end a turn with a token of the environment (env_mask 0)."
-            )

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
+from spanwise.credit import Turns, group_index, split_turns
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.pipeline import Reading, advantages, credit, metrics
 from spanwise.scheme import Scheme
@@ -32,42 +34,69 @@ class Rows:
         session: the rollout that each row belongs to; None: every row is one of its own.
         step: where each row stands among the outputs of its rollout.
         padding: rows that V1 trainers fill up with.
-        anchor: what each row starts from, for methods that compare steps; None where it is not known.
     """
 
     packed: Sequence[Any]
     session: Sequence[Any] | None = None
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
-    anchor: Sequence[Any] | None = None
 
 
-def pack(reading: Reading, length_n: Sequence[int], *, masked: bool) -> str:
+def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
 
     Args:
-        reading: with spans.
+        reading: with spans; of the outputs, or of their turns.
         length_n: tokens of each output, tool output included.
         masked: whether the reader knew which tokens the model sampled.
+        turns: where the turns that were read lie in the outputs; None: each output was read as one.
+        anchor: the state that each row of the reading starts from, if it is known.
     """
     assert reading.spans is not None, "what was read here has spans"
-    runs = []
-    for block_t, length in zip(reading.spans.block_nt, length_n, strict=True):
+    block_nt = reading.spans.block_nt
+    held: dict[str, Any] = {"masked": masked}
+    if turns is not None:
+        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
+        held["turns"] = turns.row_s.bincount(minlength=len(length_n)).tolist()
+    if anchor is not None:
+        held["anchor"] = list(anchor)
+    held["runs"] = []
+    for block_t, length in zip(block_nt, length_n, strict=True):
         block_r, count_r = block_t[:length].unique_consecutive(return_counts=True)
-        runs.append([*zip(block_r.tolist(), count_r.tolist(), strict=True)])
-    table = base64.b64encode(reading.pack().numpy().tobytes()).decode()
-    return json.dumps({"table": table, "runs": runs, "masked": masked}, separators=(",", ":"))
+        held["runs"].append([*zip(block_r.tolist(), count_r.tolist(), strict=True)])
+    held["table"] = base64.b64encode(reading.pack().numpy().tobytes()).decode()
+    return json.dumps(held, separators=(",", ":"), default=str)
 
 
-def unpack(rows: Rows, scheme: Scheme, width: int) -> tuple[Reading, Bool[Tensor, " n"]]:
-    """The readings of all rows, right-padded to a width, and whether their readers knew which tokens the model sampled.
+@dataclass(frozen=True)
+class Carried:
+    """What the rows of a batch carry.
+
+    Attributes:
+        reading: of the rows, or of their turns where any row was read turn by turn.
+        sampled_nt: the tokens that the model sampled.
+        masked_n: whether the reader of each row knew which these are.
+        turns: where the turns lie.
+        anchor: the state that each row of the reading starts from; None: nobody said any.
+    """
+
+    reading: Reading
+    sampled_nt: Bool[Tensor, "n t"]
+    masked_n: Bool[Tensor, " n"]
+    turns: Turns | None
+    anchor: list[Any] | None
+
+
+def unpack(rows: Rows, scheme: Scheme, width: int) -> Carried:
+    """What all rows carry, right-padded to a width.
 
     Raises:
         RecipeError: a row carries nothing.
         AlignmentError: a row is longer than the width, or was packed under another scheme.
     """
     seen: dict[str, dict[str, Any]] = {}
-    tables, block_nt, masked = [], torch.full((len(rows.packed), width), -1, dtype=torch.int16), []
+    block_nt = torch.full((len(rows.packed), width), -1, dtype=torch.int8 if len(scheme.layout.names) < 128 else torch.int16)
+    tables, masked, anchor, split = [], [], [], []
     for n, text in enumerate(rows.packed):
         if not isinstance(text, str):
             raise RecipeError(
@@ -75,23 +104,52 @@ def unpack(rows: Rows, scheme: Scheme, width: int) -> tuple[Reading, Bool[Tensor
                 f"itself. Let it leave reward_score empty, and give what it knows in extra_fields, which rewards read as columns."
             )
         if text not in seen:
-            seen[text] = json.loads(text)
-            table = np.frombuffer(base64.b64decode(seen[text]["table"])).reshape(len(seen[text]["runs"]), -1)
-            seen[text]["table"] = torch.from_numpy(table.copy())
+            seen[text] = _loaded(text)
         held, step = seen[text], 0 if rows.step is None else rows.step[n]
-        tables.append(held["table"][step])
+        here = slice(held["first"][step], held["first"][step + 1])
+        tables.append(held["table"][here])
+        anchor += held["anchor"][here] if "anchor" in held else [None] * (here.stop - here.start)
+        split.append("turns" in held)
+        masked.append(bool(held["masked"]))
         blocks, counts = zip(*held["runs"][step], strict=True) if held["runs"][step] else ((), ())
         if sum(counts) > width:
             raise AlignmentError(f"Row {n} was read with {sum(counts)} tokens and the trainer has room for {width}.")
-        block_nt[n, : sum(counts)] = torch.tensor(blocks, dtype=torch.int16).repeat_interleave(torch.tensor(counts))
-        masked.append(bool(held["masked"]))
-    reading = Reading.unpack(torch.stack(tables), scheme)
+        row_t, at = block_nt[n], 0
+        for block, count in zip(blocks, counts, strict=True):
+            row_t[at : at + count] = block
+            at += count
+    sampled_nt = block_nt >= 0
+    turns = _turns(sampled_nt, torch.tensor(split)) if any(split) else None
+    if turns is not None:  # a row that was read as one, and holds no token, is no turn
+        tables = [part for part, one, some in zip(tables, split, sampled_nt.any(dim=1).tolist(), strict=True) if one or some]
+        block_nt = turns.take(block_nt, fill=-1)
+    reading = Reading.unpack(torch.cat(tables), scheme)
     spans = Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)
-    return replace(reading, spans=spans), torch.tensor(masked)
+    known = any(state is not None for state in anchor)
+    return Carried(replace(reading, spans=spans), sampled_nt, torch.tensor(masked), turns, anchor if known else None)
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """What one rollout carries, with the first row of its table that each output has."""
+    held = json.loads(text)
+    count = held.get("turns") or [1] * len(held["runs"])
+    held["first"] = [0, *accumulate(count)]
+    table = np.frombuffer(base64.b64decode(held["table"])).reshape(max(held["first"][-1], 1), -1)
+    held["table"] = torch.from_numpy(table.copy())
+    if "anchor" in held:
+        held["anchor"] = [tuple(state) if isinstance(state, list) else state for state in held["anchor"]]
+    return held
+
+
+def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
+    """The turns of rows: runs of sampled tokens, or the whole of a row that was read as one."""
+    before_nt = torch.nn.functional.pad(sampled_nt, (1, 0))[:, :-1]
+    run_nt = (sampled_nt & ~before_nt).cumsum(dim=1) - 1
+    return split_turns(sampled_nt, torch.where(sampled_nt, run_nt * split_n[:, None], -1))
 
 
 def credited(
-    rows: Rows, uids: Sequence[Any], mask_nt: Shaped[Tensor, "n t"], scheme: Scheme
+    rows: Rows, uids: Sequence[Any], mask_nt: Shaped[Tensor, "n t"], scheme: Scheme, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Float[Tensor, "n t"], Reading, dict[str, float]]:
     """Advantages of the rows of a batch, 0 at masked tokens and at padding; what they come of; block metrics.
 
@@ -100,6 +158,7 @@ def credited(
         uids: the prompt of each row.
         mask_nt: verl's response mask: trained tokens, perhaps fewer than were sampled (rejection).
         scheme: the rule.
+        dtype: of the advantages.
 
     Raises:
         RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own.
@@ -110,26 +169,33 @@ def credited(
     def taken(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else [values[n] for n in real]
 
-    own = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step), (), taken(rows.anchor))
-    reading, masked_n = unpack(own, scheme, mask_nt.shape[1])
+    own = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step))
+    carried = unpack(own, scheme, mask_nt.shape[1])
+    reading, turns = carried.reading, carried.turns
     assert reading.spans is not None, "unpack gives spans"
-    sampled_nt = reading.spans.block_nt >= 0
-    _check_tokens(mask_nt[real], sampled_nt, masked_n)
-    batch = Batch(taken(uids), mask_nt=sampled_nt, steps=_steps(own, scheme))
+    _check_tokens(mask_nt[real], carried.sampled_nt, carried.masked_n)
+    group_n = group_index(taken(uids) or [])
+    group_s = group_n if turns is None else group_n[turns.row_s]
+    batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=_steps(own, carried, scheme))
     found = credit(reading, batch, scheme)
-    adv_nt = torch.zeros(mask_nt.shape)
-    adv_nt[real] = advantages(found, reading.spans, scheme)
-    return torch.where(mask_nt, adv_nt, 0.0), reading, metrics(found, reading, scheme)
+    own_nt = advantages(found, reading.spans, scheme, dtype=dtype)
+    own_nt = own_nt if turns is None else turns.put(own_nt, rows=len(real))
+    adv_nt = own_nt
+    if len(real) < len(mask_nt):
+        adv_nt = torch.zeros(mask_nt.shape, dtype=dtype).index_copy(0, torch.tensor(real), own_nt)
+    return adv_nt.masked_fill_(~mask_nt, 0.0), reading, metrics(found, reading, scheme)
 
 
-def _steps(rows: Rows, scheme: Scheme) -> Steps | None:
-    """Where rows stand in their rollouts, if any rollout has several or the method compares steps."""
-    if rows.session is None or rows.step is None:
+def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:
+    """Where what was read stands in its rollouts, if any rollout has several turns or the scheme asks."""
+    row_s = torch.arange(len(rows.packed)) if carried.turns is None else carried.turns.row_s
+    session_n = row_s.new_tensor(range(len(rows.packed))) if rows.session is None else group_index(list(rows.session))
+    rollout_s = session_n[row_s]
+    if carried.turns is None and len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
         return None
-    dense = {name: i for i, name in enumerate(dict.fromkeys(rows.session))}
-    if len(dense) == len(rows.session) and "steps" not in scheme.needs:
-        return None
-    return Steps(torch.tensor([dense[name] for name in rows.session]), torch.tensor(list(rows.step)), rows.anchor)
+    output_n = torch.zeros_like(session_n) if rows.step is None else torch.tensor(list(rows.step))
+    step_s = output_n[row_s] * len(row_s) + (0 if carried.turns is None else carried.turns.step_s)
+    return Steps(rollout_s, step_s, carried.anchor)
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:
@@ -138,6 +204,6 @@ def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None
     for n in (extra_nt | unknown_nt).any(dim=1).nonzero().flatten().tolist():
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
-            f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and leave "
-            f"AgentLoopWorker._compute_score to verl."
+            f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "
+            f"leave AgentLoopWorker._compute_score to verl."
         )

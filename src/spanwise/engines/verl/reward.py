@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,7 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 
 from spanwise.batch import Batch
 from spanwise.credit.assign import completed
+from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.settings import scheme_in
 from spanwise.pipeline import Reading, read
@@ -50,8 +52,13 @@ class SpanRewardManager(RewardManagerBase):
         sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, told, strict=True)]
         columns = self._columns(fields, ids)
         batch = Batch.jagged(ids, torch.zeros(len(ids), dtype=torch.long), sampled=sampled, columns=columns)
+        turns, anchor = None, columns.get("anchor")
+        if has_turns(batch, self.scheme):
+            batch, turns = turn_rows(batch, self.scheme)
+            anchor = batch.steps.anchor_s if batch.steps is not None else None
         reading = read(batch, self.scheme, self.vocabulary)
-        packed = carry.pack(reading, length_n, masked=all(mask is not None for mask in told))
+        known = all(mask is not None for mask in told)
+        packed = carry.pack(reading, length_n, masked=known, turns=turns, anchor=anchor)
         shown = self._shown(reading)
         weights = [objective.weight for objective in self.scheme.objectives]
         score = sum(
@@ -60,9 +67,10 @@ class SpanRewardManager(RewardManagerBase):
         return {"reward_score": float(score), "reward_extra_info": {**shown, carry.KEY: packed}}
 
     def _shown(self, reading: Reading) -> dict[str, float]:
-        """One number per objective of the last output: what is left out counts as what it stands for."""
+        """One number per objective of the last turn: what is left out counts as what it stands for."""
         value_nm = completed(reading.scores, self.scheme.objectives)
-        return dict(zip(self.scheme.names, value_nm[-1].tolist(), strict=True))
+        last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(self.scheme.names)
+        return dict(zip(self.scheme.names, last, strict=True))
 
     def _columns(self, fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         rows = []

@@ -63,7 +63,6 @@ def rows_of(batch: Any) -> Rows:
         session=[(uid, session) for uid, session, _ in names],
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
-        anchor=[fields.get("anchor") for fields in extra],
     )
 
 

@@ -94,8 +94,8 @@ def loss_factor(
     if mode == "token-mean":
         if len(mask_nt) > mini_batch:
             raise RecipeError(
-                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows makes "
-                f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
+                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows "
+                f"makes mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
             )
         return same_n1 / len(mask_nt) * tokens
     return same_n1

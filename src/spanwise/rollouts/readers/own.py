@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.parquet import flat, joined, offsets, steps_of
@@ -64,7 +65,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         cut,
         prompts=table[schema.PROMPT].to_pylist(),
         steps=steps_of(path, table),
-        keys=_groups(path, table),
+        keys=_whole(path, table, schema.GROUP),
         rewards=_rewards(path, table),
         tokenizer=None if place is None else Path(place),
         columns={
@@ -79,6 +80,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         as_recorded=AsRecorded(f"the file's '{name}'", flat(table[name], np.float64), shares=True)
         if same and (name := next(iter(trained), None))
         else None,
+        rollout_n=None if (rollouts := _whole(path, table, schema.ROLLOUT)) is None else group_index(rollouts),
     )
 
 
@@ -144,13 +146,13 @@ def _texts(column: pa.ChunkedArray, trainable: np.ndarray) -> Cut:
     return Cut(Ragged(ids, offsets(column)), trainable, Vocabulary(tuple(pieces) or (b"",)), AS_TEXT)
 
 
-def _groups(path: Path, table: pa.Table) -> list[int] | None:
-    """What the file says of groups."""
-    if schema.GROUP not in table.column_names:
+def _whole(path: Path, table: pa.Table, name: str) -> list[int] | None:
+    """What the file says of groups, or of rollouts."""
+    if name not in table.column_names:
         return None
-    column = table[schema.GROUP]
+    column = table[name]
     if column.null_count:
-        lack = f"{column.null_count} of {len(column)} completions of '{path}' have no '{schema.GROUP}'"
+        lack = f"{column.null_count} of {len(column)} completions of '{path}' have no '{name}'"
         raise DataError(f"{lack}; say it of all of them, or leave the column out.")
     return column.to_pylist()
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from spanwise.rollouts.fields import FieldError, listed, mapping, whole
+from spanwise.rollouts.fields import listed, mapping
 from spanwise.rollouts.lines import lacks, parsed, records
 from spanwise.rollouts.messages import Parts, completion_parts, prompt_text, said
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_recorded, finite, gaps, recorded
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_recorded, gaps, recorded
 from spanwise.rollouts.text import cut_text, load_tokenizer
+from spanwise.rollouts.traces import TracePath, node_tokens, trace_paths, trace_rewards, trained_traces
 
 _LEGACY_FIELDS = (
     "prompt",
@@ -31,7 +33,7 @@ _LEGACY_FIELDS = (
 
 
 class _Row(NamedTuple):
-    """One completion: the last branch of one trace."""
+    """One completion: what one branch of a trace samples that no earlier branch does."""
 
     key: str
     step: int
@@ -39,30 +41,34 @@ class _Row(NamedTuple):
     parts: Parts
     ids: list[int]
     mask: list[bool]
-    logprobs: list[float]
-    advantages: list[float]  # of the sampled tokens; empty where nobody has said any
+    logprobs: list[float]  # of each token; NaN where a sampled one has none, empty where none has
+    advantages: list[float]
     rewards: Mapping[str, Any]  # None where the scoring did not run, because something failed before it
     columns: Mapping[str, Any]
-    branches: int
+    opens: bool  # the trace's first branch
     keyed: bool
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes, one completion per trace: its last branch, from the first message that was sampled on.
+    """Read verifiers' episodes, one completion per branch of a trace that trains.
 
+    A branch begins at the first message that was sampled and that no earlier branch of its trace holds, so that every sampled token
+    is in one completion; what comes before is its prompt. The branches of a trace are one rollout, with its rewards.
     Token ids are taken where every trace has them and a tokenizer is given to read them with; else the messages are. The
     group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
     metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
 
     Raises:
-        DataError: a line that is not JSON, lacks a field or holds something else in it, ids and mask of different lengths.
+        DataError: a line that is not JSON, lacks a field or holds something else in it, ids and streams of different lengths.
     """
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]
     cut, has_ids = _cut(rows, tokenizer)
     names = dict.fromkeys(name for row in rows for name in row.rewards)
     rewards = recorded({name: [row.rewards.get(name) for row in rows] for name in names})
-    branched = sum(row.branches > 1 for row in rows)
+    rollout_n = torch.tensor([row.opens for row in rows], dtype=torch.long).cumsum(dim=0) - 1
+    traces = int(rollout_n[-1]) + 1 if rows else 0
+    branched = int((rollout_n.bincount() > 1).sum())
     return RolloutTable.of(
         "verifiers",
         path,
@@ -72,7 +78,10 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         keys=[row.key for row in rows],
         rewards=rewards,
         notes=[
-            f"{branched} of {len(rows)} traces have several branches; the last one is shown." if branched else "",
+            f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
+            f"prompt. The branches of a trace have one vote."
+            if branched
+            else "",
             _silent(files, episodes),
             gaps(rewards),
         ],
@@ -81,6 +90,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         token_values=_logprobs(rows, cut.trainable) if has_ids else {},
         keyed=all(row.keyed for row in rows),
         as_recorded=_advantages(rows, cut, has_ids=has_ids) or as_recorded(rewards, cut.tokens),
+        rollout_n=rollout_n if branched else None,
     )
 
 
@@ -120,88 +130,37 @@ def _cut(rows: Sequence[_Row], tokenizer: str | Path | None) -> tuple[Cut, bool]
 
 
 def _episode(record: Mapping[str, Any]) -> Iterator[_Row]:
-    """The traces of an episode; before episodes, a line was a trace."""
-    if "traces" not in record and "nodes" not in record:
-        raise lacks("traces", record)
-    traces = listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
-    work = mapping(mapping(record, "run"), "work")
-    for trace in traces:
-        agent = mapping(trace, "agent")
-        path, branches = _last_branch(listed(trace, "nodes", Mapping, "objects"))
-        first = next((i for i, node in enumerate(path) if node.get("sampled")), None)
-        if first is None or not agent.get("trainable", True):
-            continue
-        task = mapping(trace, "task") or mapping(record, "task")
-        prompt = prompt_text([mapping(node, "message") for node in path[:first]])
-        own = mapping(record, "group").get("id")
-        ids, mask, streams = _tokens(path)
-        yield _Row(
-            key=f"{own or task.get('key') or task.get('hash') or prompt} {agent.get('name', '')}",
-            step=whole(work.get("step"), "step"),
-            prompt=prompt,
-            parts=[(said(mapping(node, "message")), bool(node.get("sampled"))) for node in path[first:]],
-            ids=ids,
-            mask=mask,
-            **streams,
-            rewards=_trace_rewards(trace),
-            columns={k: v for k, v in mapping(task, "data").items() if not isinstance(v, (dict, list))},
-            branches=branches,
-            keyed=bool(own),
-        )
+    for _, trace, head in trained_traces(record):
+        nodes = listed(trace, "nodes", Mapping, "objects")
+        for n, path in enumerate(trace_paths(nodes)):
+            ids, mask, streams = _tokens(trace, path)
+            yield _Row(
+                key=head.key,
+                step=head.step,
+                prompt=prompt_text([mapping(nodes[i], "message") for i in path.before]),
+                parts=[(said(mapping(nodes[i], "message")), bool(nodes[i].get("sampled"))) for i in path.own],
+                ids=ids,
+                mask=mask,
+                **streams,
+                rewards=trace_rewards(trace),
+                columns={k: v for k, v in head.task.items() if not isinstance(v, (dict, list))},
+                opens=n == 0,
+                keyed=head.keyed,
+            )
 
 
-def _last_branch(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
-    """The path to the last leaf, and how many leaves there are; an attempt to shorten the history is no leaf of its own."""
-    parents = [None if node.get("parent") is None else whole(node["parent"], "parent") for node in nodes]
-    inner = set(parents)
-    leaves = [i for i in range(len(nodes)) if i not in inner]
-    links = {i: listed(nodes[i], "semantic_parents", Mapping, "objects") for i in leaves}
-    rewritten = [i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])]
-    leaves = [i for i in leaves if i not in rewritten] or leaves
-    at: int | None = leaves[-1] if leaves else None
-    path: list[Mapping[str, Any]] = []
-    while at is not None:
-        path.append(nodes[at])
-        parent = parents[at]
-        at = parent if parent is None or 0 <= parent < at else None  # a parent comes before its child
-    return path[::-1], len(leaves)
-
-
-def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool], dict[str, list[float]]]:
-    """Ids and trainable flags from the first sampled token on, and what the sampled tokens have: log-probabilities, advantages."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    streams: dict[str, list[float]] = {"logprobs": [], "advantages": []}
-    for node in path:
-        node_ids, node_mask = listed(node, "token_ids", int, "ids"), listed(node, "mask", int, "flags")
-        if len(node_ids) != len(node_mask):
-            sizes = f"{len(node_ids)} tokens and {len(node_mask)} values of 'mask'"
-            raise FieldError(f"has {sizes} in one node; there must be one for each token")
-        ids += node_ids
-        mask += [bool(flag) for flag in node_mask]
-        for name, values in streams.items():
-            values += listed(node, name, (int, float), "numbers")
+def _tokens(trace: Mapping[str, Any], path: TracePath) -> tuple[list[int], list[bool], dict[str, list[float]]]:
+    """Ids and trainable flags of a branch from its first sampled token on, and two of its streams."""
+    parts = [node_tokens(trace, i) for i in path.own]
+    mask = [flag for part in parts for flag in part.mask]
     start = mask.index(True) if True in mask else len(mask)
-    held = {name: values if len(values) == sum(mask) else [] for name, values in streams.items()}
-    return ids[start:], mask[start:], held
-
-
-def _trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run."""
-    found: dict[str, Any] = {}
-    total, ran = 0.0, False
-    for name, reward in mapping(trace, "rewards").items():
-        score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
-        found[name] = score
-        value, factor = finite(score), 1.0 if weight is None else finite(weight)
-        if factor is None:
-            raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
-        if value is not None:
-            total, ran = total + value * factor, True
-    for name, value in mapping(trace, "metrics").items():
-        found.setdefault(name, value)
-    found.setdefault("reward", total if ran else None)
-    return found
+    streams: dict[str, list[float]] = {}
+    for name in ("logprobs", "advantages"):
+        known = any(name in part.streams for part in parts)
+        unknown = ([float("nan") if flag else 0.0 for flag in part.mask] for part in parts)
+        held = [part.streams.get(name, nothing) for part, nothing in zip(parts, unknown, strict=True)]
+        streams[name] = [value for values in held for value in values][start:] if known else []
+    return [i for part in parts for i in part.ids][start:], mask[start:], streams
 
 
 def _legacy(record: Mapping[str, Any]) -> _Row:
@@ -223,7 +182,7 @@ def _legacy(record: Mapping[str, Any]) -> _Row:
         advantages=[],
         rewards={name: None if failed else value for name, value in rewards.items()},
         columns={**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
-        branches=1,
+        opens=True,
         keyed=False,
     )
 
@@ -239,23 +198,23 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _logprobs(rows: Sequence[_Row], trainable: np.ndarray) -> dict[str, np.ndarray]:
+    """The log-probabilities, where every sampled token has one."""
     if not all(row.logprobs for row in rows):
         return {}
-    flat = np.full(len(trainable), np.nan, dtype=np.float32)
-    flat[trainable] = [value for row in rows for value in row.logprobs]
-    return {"logp": flat}
+    flat = np.array([value for row in rows for value in row.logprobs], dtype=np.float32)
+    return {} if np.isnan(flat[trainable]).any() else {"logp": np.where(trainable, flat, np.float32(np.nan))}
 
 
 def _advantages(rows: Sequence[_Row], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
-    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own."""
+    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own.
+
+    A node that was given none beside one that was is read as 0, as verifiers reads it.
+    """
     if not any(row.advantages for row in rows):
         return None
     flat = np.full(len(cut.trainable), np.nan)
     for row, (first, last) in zip(rows, pairwise(cut.tokens.offsets.tolist()), strict=True):
-        here = flat[first:last]
-        if not has_ids:
-            here[:] = np.mean(row.advantages) if row.advantages else np.nan
-        elif row.advantages:
-            here[:] = 0.0
-            here[cut.trainable[first:last]] = row.advantages
+        if row.advantages:
+            own = np.nan_to_num(np.array(row.advantages))
+            flat[first:last] = own if has_ids else own[np.array(row.mask)].mean()
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)

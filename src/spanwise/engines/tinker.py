@@ -1,0 +1,168 @@
+"""Credit for Tinker's datums, and for servers that speak its format: a loss there takes one advantage per token.
+
+Nothing of tinker is imported: a datum is anything with `loss_fn_inputs`, as an object or as a dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spanwise.batch import Batch
+from spanwise.credit import Trajectory, Turn
+from spanwise.errors import AlignmentError
+from spanwise.pipeline import advantages, credit, read
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+from spanwise.trajectories import onto_turns, turn_batch
+from spanwise.types import Status
+
+__all__ = ["credit_datums"]
+
+
+def credit_datums(
+    groups: Sequence[Sequence[Any]],
+    scheme: Scheme,
+    vocabulary: Vocabulary,
+    *,
+    rewards: Mapping[str, Sequence[Sequence[float | Status]]] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> list[list[list[Any]]]:
+    """Set the advantages of datums to the credit of a scheme, token by token.
+
+    Tinker's losses are plain sums over tokens, and so is the objective of what `pipeline.advantages` gives.
+
+    Args:
+        groups: for each prompt its rollouts; a rollout is a datum, or the list of datums that its turns became. Which tokens were
+            sampled stands in a datum's `mask`, or in its `weights`; its `target_tokens` are the ids.
+        scheme: the rule.
+        vocabulary: the bytes of every id.
+        rewards: objective -> reward of every rollout, nested as the groups are: a number, or the `Status` that says why there is
+            none. Objectives that are not among them are computed from the text.
+        columns: what rewards read, one value per group.
+
+    Returns:
+        New datums, group by group and rollout by rollout, in lists; all but their `advantages` is that of the given ones. They are
+        float32, and 0 at tokens that no model sampled.
+
+    Raises:
+        AlignmentError: rewards or columns that are not nested as the groups are; a datum that does not say which tokens were
+            sampled, or of how many.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> inputs = [{"target_tokens": [9, i], "mask": [0., 1.], "advantages": [0., 0.]} for i in (1, 2)]
+        >>> group = [{"model_input": [3, 9], "loss_fn_inputs": one} for one in inputs]
+        >>> scheme = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
+        >>> found = credit_datums([group], scheme, Vocabulary((b"x",) * 10), rewards={"correct": [[1., 0.]]})
+        >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
+        [[0.0, 1.0], [0.0, -1.0]]
+    """
+    rollouts = [_as_list(rollout) for group in groups for rollout in group]
+    of_rollout = [g for g, group in enumerate(groups) for _ in group]
+    told = _by_rollout(groups, rewards or {})
+    trajectories = [
+        Trajectory(j, of_rollout[j], tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)), told[j])
+        for j, rollout in enumerate(rollouts)
+    ]
+    for name, values in (columns or {}).items():
+        if len(values) != len(groups):
+            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one to each.")
+    wide = {name: [values[g] for g in of_rollout] for name, values in (columns or {}).items()}
+    batch, recorded = turn_batch(trajectories, columns=wide)
+    if all(len(rollout) == 1 for rollout in rollouts):
+        batch = replace(batch, steps=None)  # whole rollouts: methods that run over their tokens may have them
+    reading = read(batch, scheme, vocabulary, recorded=recorded)
+    found = onto_turns(trajectories, "advantages", _advantages(reading, batch, scheme))
+    made = iter(
+        [_credited(datum, turn.per_token["advantages"]) for datum, turn in zip(rollout, one.turns, strict=True)]
+        for rollout, one in zip(rollouts, found, strict=True)
+    )
+    return [[next(made) for _ in group] for group in groups]
+
+
+def _advantages(reading: Any, batch: Batch, scheme: Scheme) -> Tensor:
+    return advantages(credit(reading, batch, scheme), reading.spans, scheme)
+
+
+def _as_list(rollout: Any) -> list[Any]:
+    return list(rollout) if isinstance(rollout, (list, tuple)) else [rollout]
+
+
+def _by_rollout(
+    groups: Sequence[Sequence[Any]], rewards: Mapping[str, Sequence[Sequence[float | Status]]]
+) -> list[dict[str, float | Status]]:
+    """The rewards of each rollout by objective."""
+    sizes = [len(group) for group in groups]
+    for name, values in rewards.items():
+        given = [len(group) for group in values]
+        if given != sizes:
+            raise AlignmentError(
+                f"Rewards '{name}' are of groups of {given} rollouts, and the groups hold {sizes}; give one to each."
+            )
+    flat = {name: [value for group in values for value in group] for name, values in rewards.items()}
+    return [{name: values[j] for name, values in flat.items()} for j in range(sum(sizes))]
+
+
+def _turn(datum: Any, j: int, d: int) -> Turn:
+    inputs = _get(datum, "loss_fn_inputs")
+    ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
+    held = (_values(_get(inputs, name)) for name in ("mask", "weights"))
+    mask = next((values for values in held if len(values)), None)
+    if mask is None:
+        raise AlignmentError(
+            f"Datum {d} of rollout {j} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens were "
+            f"sampled; add one of them to its loss_fn_inputs."
+        )
+    if len(mask) != len(ids):
+        raise AlignmentError(
+            f"Datum {d} of rollout {j} has {len(ids)} target tokens and a mask of {len(mask)}; give one to each."
+        )
+    return Turn((), ids, [int(value != 0) for value in mask])
+
+
+def _credited(datum: Any, values: Sequence[float]) -> Any:
+    """The datum with other advantages, of the kind that its numbers are of."""
+    inputs = _get(datum, "loss_fn_inputs")
+    like = next(held for name in ("advantages", "target_tokens") if (held := _get(inputs, name)) is not None)
+    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", _like(like, values)))
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _with(thing: Any, name: str, value: Any) -> Any:
+    """A copy of a dict, a pydantic model or a dataclass with one field changed."""
+    if isinstance(thing, Mapping):
+        return {**thing, name: value}
+    return thing.model_copy(update={name: value}) if hasattr(thing, "model_copy") else replace(thing, **{name: value})
+
+
+def _values(held: Any) -> list[Any]:
+    """The numbers of a list, a tensor, an array, or of what holds them as `data`; empty where there is nothing."""
+    if held is None:
+        return []
+    if isinstance(held, (Tensor, np.ndarray)):
+        return held.tolist()
+    data = _get(held, "data") if isinstance(held, Mapping) or hasattr(held, "data") else held
+    return list(data)
+
+
+def _like(held: Any, values: Sequence[float]) -> Any:
+    """Numbers in float32, as the same kind of thing."""
+    array = np.array(values, dtype=np.float32)
+    if isinstance(held, Tensor):
+        return torch.from_numpy(array)
+    if isinstance(held, np.ndarray):
+        return array
+    if isinstance(held, Mapping):
+        return {**held, "data": array.tolist(), **({"dtype": "float32"} if "dtype" in held else {})}
+    if hasattr(held, "from_numpy"):
+        return type(held).from_numpy(array)
+    return _with(held, "data", array.tolist()) if hasattr(held, "data") else array.tolist()

@@ -1,0 +1,309 @@
+"""verifiers' traces as graphs: where every node trains, what its tokens hold, and the way back into the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spanwise.credit import Trajectory, Turn
+from spanwise.errors import DataError
+from spanwise.rollouts.fields import FieldError, listed, mapping, whole
+from spanwise.rollouts.lines import lacks, parsed, records
+from spanwise.rollouts.messages import prompt_text
+from spanwise.rollouts.table import finite
+from spanwise.types import Status
+
+#: What a node may hold of each token that was sampled. `loss_weights` hold a number for every token, by name.
+STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
+_WEIGHTS = "loss_weights"
+
+
+class TracePath(NamedTuple):
+    """A branch of a trace: the nodes it shares or that no model sampled, and its own from the first sampled one on."""
+
+    before: list[int]
+    own: list[int]
+
+
+class NodeTokens(NamedTuple):
+    """The tokens of a node; each stream it has holds a number per token, 0 at those that were not sampled."""
+
+    ids: list[int]
+    mask: list[bool]
+    streams: dict[str, list[float]]
+
+
+class TraceHead(NamedTuple):
+    """What a trace and its episode say of the rollout as a whole.
+
+    Attributes:
+        key: rollouts with the same one were sampled for the same task, by the same agent.
+        step: of the training.
+        keyed: the episode itself names the group.
+        task: its data.
+    """
+
+    key: str
+    step: int
+    keyed: bool
+    task: Mapping[str, Any]
+
+
+def read_traces(path: str | Path) -> list[Trajectory]:
+    """Read a file of verifiers' traces, each as one trajectory whose turns are the nodes that were sampled.
+
+    A turn's parent is the sampled node before it, so what branches share is there once. Every stream of the nodes is an entry of
+    `per_token`: `advantages`, `logprobs`, `entropies`, `reference_logprobs`, `trainer_logprobs`, `loss_weights/NAME`. The rewards
+    of the trace are the trajectory's. Traces of agents that are not trained, and branches that are not (an attempt to shorten the
+    history that was given up), are left out.
+
+    Args:
+        path: a `traces.jsonl`, an episode per line.
+
+    Returns:
+        Trajectories in the order of the file. `extra` holds the episode, the trace and its task's data, a turn's `extra` its node.
+
+    Raises:
+        DataError: a line that is not JSON or lacks a field; a sampled node without token ids; a stream whose length is not that of
+            its tokens.
+    """
+    episodes = parsed([Path(path)], lambda record: list(_trajectories(record)))
+    return [
+        Trajectory(found.id, found.group, found.turns, found.rewards, {"episode": n, **found.extra})
+        for n, episode in enumerate(episodes)
+        for found in episode
+    ]
+
+
+def write_traces(
+    file: str | Path, source: str | Path, trajectories: Sequence[Trajectory], *, entry: str = "advantages"
+) -> None:
+    """Write the traces of a file again with other `advantages` on their nodes; everything else stays as it is.
+
+    Args:
+        file: written anew; it may be the source itself.
+        source: the file that `read_traces` has read.
+        trajectories: those it gave, each turn with `entry` in its `per_token`; traces that are not among them stay as they are.
+        entry: the numbers to write, such as those of `onto_turns`.
+
+    Raises:
+        DataError: a trajectory that was not read from the source, a turn without the entry or with a number that is not finite, a
+            file that cannot be written.
+    """
+    target = Path(file)
+    wanted = {(found.extra.get("episode"), found.extra.get("trace")): found for found in trajectories}
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8") as stream:
+            for n, (_, _, record) in enumerate(records([Path(source)])):
+                for k, trace in enumerate(_traces(record)):
+                    if (n, k) in wanted:
+                        _put(trace, wanted.pop((n, k)), entry, source)
+                stream.write(json.dumps(record) + "\n")
+        if wanted:
+            lost = next(iter(wanted.values()))
+            raise DataError(f"Trajectory {lost.id!r} was not read from '{source}'; give those that read_traces gave.")
+        beside.replace(target)
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be written: {error.strerror or error}.") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | Path) -> None:
+    """Set the advantages of a trace's nodes."""
+    for t, turn in enumerate(found.turns):
+        at, who = turn.extra.get("node"), f"Turn {t} of trajectory {found.id!r}"
+        if entry not in turn.per_token:
+            raise DataError(
+                f"{who} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
+            )
+        values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
+        wrong = next((value for value in values if not math.isfinite(value)), None)
+        if wrong is not None:
+            raise DataError(f"{who} has {wrong} in '{entry}', which no trainer can use; give finite numbers.")
+        node = trace["nodes"][at] if isinstance(at, int) and at < len(trace["nodes"]) else {}
+        sampled = sum(bool(flag) for flag in node.get("mask", ()))
+        if sampled != len(values):
+            raise DataError(
+                f"{who} has {len(values)} sampled tokens and its node in '{source}' has {sampled}; read the file again."
+            )
+        node["advantages"] = values
+
+
+def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The traces of an episode; before episodes, a line was a trace."""
+    if "traces" not in record and "nodes" not in record:
+        raise lacks("traces", record)
+    return listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
+
+
+def trained_traces(record: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], TraceHead]]:
+    """The traces of an episode whose agent is trained, each with its position.
+
+    Raises:
+        FieldError: a field that holds something else than it should.
+    """
+    work = mapping(mapping(record, "run"), "work")
+    own = mapping(record, "group").get("id")
+    for k, trace in enumerate(_traces(record)):
+        agent = mapping(trace, "agent")
+        if not agent.get("trainable", True):
+            continue
+        task = mapping(trace, "task") or mapping(record, "task")
+        prompt = own or task.get("key") or task.get("hash") or _prompt(trace)
+        head = TraceHead(
+            f"{prompt} {agent.get('name', '')}", whole(work.get("step"), "step"), bool(own), mapping(task, "data")
+        )
+        yield k, trace, head
+
+
+def _prompt(trace: Mapping[str, Any]) -> str:
+    """What the first branch of a trace says before anything was sampled."""
+    nodes = listed(trace, "nodes", Mapping, "objects")
+    return prompt_text([mapping(nodes[i], "message") for found in trace_paths(nodes)[:1] for i in found.before])
+
+
+def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
+    """The branches of a trace that train, in the order of their ends.
+
+    A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
+    the history trains if the agent went on from it.
+
+    Raises:
+        FieldError: a parent that does not come before its node.
+    """
+    parents = [None if node.get("parent") is None else whole(node["parent"], "parent") for node in nodes]
+    for i, parent in enumerate(parents):
+        if parent is not None and not 0 <= parent < i:
+            raise FieldError(f"has node {i} go on from node {parent}, which does not come before it")
+    links = [listed(node, "semantic_parents", Mapping, "objects") for node in nodes]
+    accepted = {link.get("node") for each in links for link in each if link.get("type") == "compaction"}
+    leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
+    given_up = {
+        leaf
+        for leaf in leaves
+        if leaf not in accepted and any(link.get("type") == "compaction_attempt" for link in links[leaf])
+    }
+    taken: set[int] = set()
+    found = []
+    for leaf in [leaf for leaf in leaves if leaf not in given_up] or leaves:
+        path: list[int] = []
+        at: int | None = leaf
+        while at is not None:
+            path.append(at)
+            at = parents[at]
+        path.reverse()
+        first = next((p for p, i in enumerate(path) if nodes[i].get("sampled") and i not in taken), None)
+        if first is not None:
+            found.append(TracePath(path[:first], path[first:]))
+            taken.update(path)
+    return found
+
+
+def node_tokens(trace: Mapping[str, Any], i: int) -> NodeTokens:
+    """What the tokens of node i hold.
+
+    Raises:
+        FieldError: a stream whose length is not that of its tokens.
+    """
+    node = trace["nodes"][i]
+    ids = listed(node, "token_ids", int, "ids")
+    mask = [bool(flag) for flag in listed(node, "mask", int, "flags")]
+    where = _where(trace, i)
+    if len(ids) != len(mask):
+        raise FieldError(f"has {len(ids)} tokens and {len(mask)} values of 'mask' {where}; there must be one for each token")
+    streams: dict[str, list[float]] = {}
+    for name in STREAMS:
+        values = listed(node, name, (int, float), "numbers")
+        if len(values) not in (0, sum(mask)):
+            raise FieldError(
+                f"has {sum(mask)} sampled tokens and {len(values)} values of '{name}' {where}; there must be one for each of them"
+            )
+        if values:
+            rest = iter(values)
+            streams[name] = [float(next(rest)) if flag else 0.0 for flag in mask]
+    weights = mapping(node, _WEIGHTS)
+    for name in weights:
+        values = listed(weights, name, (int, float), "numbers")
+        if len(values) != len(ids):
+            raise FieldError(
+                f"has {len(ids)} tokens and {len(values)} values of '{_WEIGHTS}' {name!r} {where}; there must be one for each token"
+            )
+        streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
+    return NodeTokens(ids, mask, streams)
+
+
+def _where(trace: Mapping[str, Any], i: int) -> str:
+    return f"in node {i}" + (f" of trace {trace['id']!r}" if trace.get("id") else "")
+
+
+def trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run.
+
+    Raises:
+        FieldError: a weight that is no number.
+    """
+    found: dict[str, Any] = {}
+    total, ran = 0.0, False
+    for name, reward in mapping(trace, "rewards").items():
+        score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
+        found[name] = score
+        value, factor = finite(score), 1.0 if weight is None else finite(weight)
+        if factor is None:
+            raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
+        if value is not None:
+            total, ran = total + value * factor, True
+    for name, value in mapping(trace, "metrics").items():
+        found.setdefault(name, value)
+    found.setdefault("reward", total if ran else None)
+    return found
+
+
+def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
+    for k, trace, head in trained_traces(record):
+        turns = tuple(_turns(trace))
+        if turns:
+            rewards = {name: _number(value) for name, value in trace_rewards(trace).items() if not isinstance(value, str)}
+            extra = {"trace": k, "task": head.task}
+            yield Trajectory(trace.get("id", k), (head.key, head.step), turns, rewards, extra)
+
+
+def _number(value: Any) -> float | Status:
+    """A reward, or why there is none: nothing is written, or what is written is no number."""
+    number = finite(value)
+    if number is not None:
+        return number
+    return Status.UNSCORED if value is None or value != value else Status.ERROR
+
+
+def _turns(trace: Mapping[str, Any]) -> Iterator[Turn]:
+    nodes = listed(trace, "nodes", Mapping, "objects")
+    paths = trace_paths(nodes)
+    trained = {i for path in paths for i in path.own if nodes[i].get("sampled")}
+    held = {i: node_tokens(trace, i) for path in paths for i in (*path.before, *path.own)}
+    position: dict[int, int] = {}
+    for i in sorted(trained):
+        ids, mask, streams = held[i]
+        if not ids:
+            raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
+        start = mask.index(True) if True in mask else len(mask)
+        prompt = ids[:start]
+        at = nodes[i].get("parent")
+        while at is not None and at not in position:
+            prompt = held[at].ids + prompt
+            at = nodes[at].get("parent")
+        yield Turn(
+            prompt,
+            ids[start:],
+            [int(flag) for flag in mask[start:]],
+            parent=None if at is None else position[at],
+            per_token={name: values[start:] for name, values in streams.items()},
+            extra={"node": i},
+        )
+        position[i] = len(position)

@@ -1,0 +1,316 @@
+"""Turns as SkyRL lays them out: every row gets the credit of its own tokens, merged or not, and a rollout has one vote."""
+
+import asyncio
+import random
+
+import pytest
+import skyrl_small as small
+import torch
+from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_returns
+from skyrl.train.generators.base import TrajectoryID
+from skyrl.train.generators.utils import merge_stepwise_output
+
+from spanwise.engines.skyrl.rows import Rows
+
+OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
+
+
+def ragged(seed, *, prompts=4, samples=3, keep_history=True):
+    """Rollouts of one to six turns with contexts and responses of many lengths; some turns end with the environment's words."""
+    draw = random.Random(seed)
+    output = {key: [] for key in (*small.FIELDS, "trajectory_ids", "is_last_step")}
+
+    def words(least, most):
+        return [draw.randrange(2, len(small.WORDS)) for _ in range(draw.randint(least, most))]
+
+    for prompt in range(prompts):
+        opening = words(2, 6)
+        for sample in range(samples):
+            history, turns = list(opening), draw.randint(1, 6)
+            for turn in range(turns):
+                said, heard = words(1, 7), words(0, 3)
+                output["prompt_token_ids"].append(list(history))
+                output["response_ids"].append(said + heard)
+                output["loss_masks"].append([1] * len(said) + [0] * len(heard))
+                output["rewards"].append(float(draw.randrange(3)) if turn == turns - 1 else 0.0)
+                output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
+                output["is_last_step"].append(turn == turns - 1)
+                history = history + said + heard + words(0, 2) if keep_history else words(2, 9)
+    return {**output, "stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
+
+
+def through(data, recipe, output, *, merged=False, dp=1, **changes):
+    """What the trainer hands to the workers for a generator's output: the batch, and the rows in SkyRL's order."""
+    prompts = len({trajectory.instance_id for trajectory in output["trajectory_ids"]})
+    layout = "merged" if merged else "stepwise"
+    made = small.trainer(small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=3, **changes), dp=dp)
+    trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+    batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
+    return made, made.compute_advantages_and_returns(batch), trained
+
+
+def rollout_ids(output):
+    return [(t.instance_id, t.repetition_id) for t in output["trajectory_ids"]]
+
+
+def rollout_credit(output):
+    """Dr. GRPO by hand: what each rollout ended with, less the mean over the rollouts of its prompt, one vote each."""
+    ended = {
+        rollout: reward
+        for rollout, reward, last in zip(rollout_ids(output), output["rewards"], output["is_last_step"], strict=True)
+        if last
+    }
+    group = {prompt: [r for (p, _), r in ended.items() if p == prompt] for prompt, _ in ended}
+    return {rollout: reward - sum(group[rollout[0]]) / len(group[rollout[0]]) for rollout, reward in ended.items()}
+
+
+def trained_tokens(output):
+    tokens: dict = {}
+    for rollout, mask in zip(rollout_ids(output), output["loss_masks"], strict=True):
+        tokens[rollout] = tokens.get(rollout, 0) + sum(mask)
+    return tokens
+
+
+def covered(adv_nt, mask_nt, credit_n):
+    """The share of trained tokens with an advantage, among rows whose rollout has credit."""
+    rows = credit_n != 0
+    return float((adv_nt[rows][mask_nt[rows] > 0] != 0).double().mean())
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["rows", "merged"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
+    output = ragged(seed)
+    made, batch, trained = through(data, OUTCOME, output, merged=merged, dp=4)
+    real = len(trained["response_ids"])
+    assert (real < len(output["response_ids"])) == merged
+    credit, tokens = rollout_credit(output), trained_tokens(output)
+    mask_nt, adv_nt = batch["loss_mask"][:real], made.last_advantages
+    expected_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollout_ids(trained)])
+    torch.testing.assert_close(adv_nt, expected_n[:, None] * mask_nt, atol=1e-6, rtol=0)
+    assert covered(adv_nt, mask_nt, expected_n) == 1.0
+    assert bool((batch["advantages"][real:] == 0).all())  # SkyRL's padding
+    assert len(batch["advantages"]) % 4 == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_fault_is_seen(data, seed):
+    """The masked advantages of the last step copied to every row, as before SkyRL's pull request 1507."""
+    output = ragged(seed)
+    made, batch, trained = through(data, OUTCOME, output)
+    credit = rollout_credit(output)
+    credit_n = torch.tensor([credit[rollout] for rollout in rollout_ids(trained)])
+    last_n = [n for n, last in enumerate(output["is_last_step"]) if last]
+    row_n = torch.tensor([next(last for last in last_n if last >= n) for n in range(len(credit_n))])
+    copied_nt = made.last_advantages[row_n] * batch["loss_mask"]
+    assert covered(made.last_advantages, batch["loss_mask"], credit_n) == 1.0
+    assert covered(copied_nt, batch["loss_mask"], credit_n) < 0.9
+
+
+def test_twelve_rows_have_one_vote(data):
+    """Two rollouts, of twelve turns and of one: the mean of the group is that of two numbers."""
+    output = ragged(0, prompts=1, samples=2)
+    twelve = {key: [output[key][0]] * 12 for key in small.FIELDS}
+    one = {key: [output[key][-1]] for key in small.FIELDS}
+    rows = {key: twelve[key] + one[key] for key in small.FIELDS}
+    rows |= {"rewards": [0.0] * 11 + [1.0, 0.0], "is_last_step": [False] * 11 + [True, True]}
+    rows |= {"trajectory_ids": [TrajectoryID("0", 0)] * 12 + [TrajectoryID("0", 1)]}
+    rows |= {"stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
+    made, batch, _ = through(data, OUTCOME, rows)
+    sums = made.last_advantages.sum(dim=1)
+    assert float(sums[:12].sum()) == pytest.approx(0.5, abs=1e-6)
+    assert float(sums[12]) == pytest.approx(-0.5, abs=1e-6)
+    reduced = made._normalize_advantages(batch, [(0, 13)], [(0, 13)])["advantages"]
+    assert float(reduced[:12].sum()) == pytest.approx(0.25, abs=1e-6)  # half of the mean over two rollouts
+    assert float(reduced[12].sum()) == pytest.approx(-0.25, abs=1e-6)
+
+
+@pytest.mark.parametrize("recipe", [small.BY_TURN, small.GIGPO], ids=["bae", "gigpo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_merging_moves_credit_and_changes_none(data, recipe, seed):
+    """SkyRL's merge drops what the generator says beside its fields, and of scalar rewards all but the last."""
+    output = ragged(seed)
+    draw = random.Random(seed)
+    output["right"] = [float(draw.randrange(2)) for _ in output["rewards"]]
+    output["anchors"] = [draw.randrange(3) for _ in output["rewards"]]
+    rows, _, _ = through(data, recipe, output)
+    sequences, _, trained = through(data, recipe, output, merged=True)
+    assert "right" not in trained
+    place = Rows.of(output, [], trained, stepwise=True).place_s
+    assert [n for n, _ in place] == sorted(n for n, _ in place)
+    found = torch.zeros_like(sequences.last_advantages)
+    for row_t, (n, first), said in zip(rows.last_advantages, place, output["response_ids"], strict=True):
+        start = found.shape[1] - len(trained["response_ids"][n]) + first
+        found[n, start : start + len(said)] = row_t[len(row_t) - len(said) :]
+    assert bool((found != 0).any())
+    assert torch.equal(found, sequences.last_advantages)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_edited_histories_stay_rows(data, seed):
+    output = ragged(seed, keep_history=False)
+    made, _, trained = through(data, OUTCOME, output, merged=True)
+    assert len(trained["response_ids"]) == len(output["response_ids"])
+    rows, _, _ = through(data, OUTCOME, output)
+    assert torch.equal(made.last_advantages, rows.last_advantages)
+
+
+def test_what_merging_changes_in_skyrl_itself():
+    """Token rewards 1 and 5 of two turns: the score of the rollout is 5 in rows and 6 merged; a recipe says which it means."""
+    two = {
+        "prompt_token_ids": [[2], [2, 8, 3]], "response_ids": [[8], [9]], "rewards": [[1.0], [5.0]], "loss_masks": [[1], [1]],
+        "trajectory_ids": [TrajectoryID("0", 0)] * 2, "is_last_step": [False, True], "stop_reasons": None,
+        "rollout_logprobs": None, "rollout_metrics": None, "right": [1.0, 0.0],
+    }  # fmt: skip
+    merged = merge_stepwise_output(dict(two))
+    assert sum(merged["rewards"][0]) == 6.0
+    assert "right" not in merged
+    rows = Rows.of(two, ["0", "0"], merged, stepwise=True)
+    assert rows.place_s == [(0, 0), (0, 2)]
+    batch, _ = rows.turns(lambda uids: {}, width=3)
+    assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0]}
+
+
+def test_a_temporal_estimator_of_any_name_lands_on_unrelated_tokens():
+    """Why per-token credit needs the entrypoint: SkyRL copies the last row's values to the others column by column."""
+    rewards = torch.tensor([[0.0, 0.0, 1.0]])
+    adv_nt, _ = compute_advantages_and_returns(
+        token_level_rewards=rewards, response_mask=torch.ones(1, 3), index=["0"], adv_estimator="gae", config=None,
+        values=torch.tensor([[0.0, 0.5, 0.9]]), gamma=1.0, lambd=0.5,
+    )  # fmt: skip
+    assert len(set(adv_nt[0].tolist())) == 3  # varies along the last step's own tokens, which no other step has
+
+
+def test_mini_batches_hold_whole_groups(data):
+    output = ragged(1)
+    with pytest.warns(UserWarning, match="is set to false"):
+        made, batch, _ = through(data, OUTCOME, output, dp=3, **{"trainer.policy_mini_batch_size": 2})
+    made._execute_training_step("policy", batch)
+    assert len(made.dispatch.trained) == 2
+    uids = [t.instance_id for t in output["trajectory_ids"]]
+    start = 0
+    for chunks, prompts in zip(made.dispatch.trained, (("0", "1"), ("2", "3")), strict=True):
+        rows = sum(int((chunk["loss_mask"].sum(dim=1) > 0).sum()) for chunk in chunks)
+        assert rows == sum(uid in prompts for uid in uids)
+        assert set(uids[start : start + rows]) == set(prompts)
+        start += rows
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_old_log_probabilities_of_several_mini_batches(data, ours):
+    """Step-wise rows, two mini-batches, three ranks, a policy that did not move: SkyRL's default compares rows with others'.
+
+    Where the second half fails, SkyRL has mended it, and the setting can go.
+    """
+    output = ragged(5)
+    changes = {"trainer.policy_mini_batch_size": 2}
+    if ours:
+        with pytest.warns(UserWarning, match="is set to false"):
+            made, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
+    else:
+        made = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
+        trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+        batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
+    first = batch.metadata["policy_mini_batch_boundaries"][0][1]
+    assert first % 3
+    now = made.dispatch.forward("policy", batch).loss_fn_outputs
+    width = batch["loss_mask"].shape[1]
+    now_nt = torch.tensor([row["logprobs"] for row in now])[:, :width]
+    off = float(((now_nt - batch["action_log_probs"]).abs() * batch["loss_mask"]).max())
+    assert off < 1e-5 if ours else off > 0.1
+
+
+def test_what_is_left_out_of_the_loss_votes_and_trains_nothing(data):
+    """A last turn that the generator masked (a reply that was cut off) still says how its rollout ended."""
+    output = ragged(3)
+    last = output["is_last_step"].index(True)
+    output["loss_masks"][last] = [0] * len(output["loss_masks"][last])
+    assert last > 0
+    made, batch, _ = through(data, OUTCOME, output)
+    credit = rollout_credit(output)[rollout_ids(output)[0]]
+    assert credit != 0
+    assert bool((made.last_advantages[last] == 0).all())
+    first = made.last_advantages[0][batch["loss_mask"][0] > 0]
+    assert bool((first.sign() == (1.0 if credit > 0 else -1.0)).all())
+
+
+GAE = "layout: {turn: []}\nmethod: gae\nper: completion\noptions: {lam: 0.5}\nobjectives: [{reward: environment, pays: turn}]\n"
+
+
+def test_temporal_methods_on_merged_rows_and_not_on_rows(data):
+    from spanwise.errors import RecipeError
+
+    output = ragged(0)
+    critic = {"trainer.critic.model.path": "some", "trainer.critic_mini_batch_size": 4}
+
+    def with_values(merged):
+        layout = "merged" if merged else "stepwise"
+        made = small.trainer(small.config(data, recipe=GAE, layout=layout, prompts=4, samples=3, **critic))
+        made._execute_forward_pass = lambda model, batch, key, mini_batch_boundaries: torch.full(
+            (len(batch["sequences"]), batch.metadata["response_length"]), 0.25
+        )
+        trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+        batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
+        return made, made.compute_advantages_and_returns(batch), trained
+
+    made, batch, trained = with_values(True)
+    for n, mask in enumerate(trained["loss_masks"]):
+        # delta is 0 but at the end, where it is reward - value; each step back halves it; the environment's words are no steps.
+        size, reward = sum(mask), trained["rewards"][n][-1]
+        expected = [(reward - 0.25) * 0.5 ** (size - 1 - step) for step in range(size)]
+        kept = batch["loss_mask"][n] > 0
+        assert made.last_advantages[n][kept].tolist() == pytest.approx([value / size for value in expected], abs=1e-5)
+        assert batch["returns"][n][kept].tolist() == pytest.approx([value + 0.25 for value in expected], abs=1e-5)
+    with pytest.raises(RecipeError, match="Merge the turns of a rollout into one row"):
+        with_values(False)
+
+
+def test_bad_rewards_are_said_once(data):
+    answer = "layout: {turn: [answer]}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn}]\n"
+    made = small.trainer(small.config(data, recipe=answer, steps=3))
+    with pytest.warns(UserWarning, match="<answer> is in 0 of 48 completions") as caught:
+        small.run(made)
+    assert sum("<answer>" in str(one.message) for one in caught) == 1
+
+
+def test_columns_of_the_dataset_reach_rewards(data):
+    nested = (
+        "layout: {turn: []}\nmethod: rloo\n"
+        "objectives: [{reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}}]\n"
+    )
+    made = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
+    made.compute_advantages_and_returns(small.batch_of(made))
+    from spanwise.errors import DataError
+
+    made = small.trainer(small.config(data, recipe=nested % "gold"))
+    with pytest.raises(DataError, match=r"no column 'gold'; its columns are .*reward_spec\.ground_truth.*turns"):
+        made.compute_advantages_and_returns(small.batch_of(made))
+
+
+def test_fully_asynchronous_training_takes_the_same_road(data):
+    """The conversion and the credit of SkyRL's asynchronous trainer; its loop wants several GPUs."""
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
+
+    from spanwise.engines.skyrl.main import trainer_class
+
+    changes = {
+        "trainer.fully_async.enabled": True, "trainer.fully_async.num_parallel_generation_workers": 6,
+        "trainer.algorithm.policy_loss_type": "rollout_is",
+    }  # fmt: skip
+    cfg = small.config(data, recipe=small.BY_TURN, layout="stepwise", samples=3, prompts=4, **changes)
+    cls = trainer_class(cfg)
+    assert issubclass(cls, FullyAsyncRayPPOTrainer)
+    made = small.trainer(cfg, cls=cls)
+    output = ragged(4)
+    output["right"] = [float(n % 2) for n in range(len(output["rewards"]))]
+    groups = []
+    for prompt in map(str, range(4)):
+        rows = [n for n, t in enumerate(output["trajectory_ids"]) if t.instance_id == prompt]
+        part = {key: [values[n] for n in rows] for key, values in output.items() if isinstance(values, list)}
+        part |= {"stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
+        groups.append(GeneratedOutputGroup(generator_output=part, uid=prompt, global_step_when_scheduled=0))
+    batch = made.fwd_logprobs_values_reward(made.convert_generation_group_mini_batch_to_training_input(groups))
+    made.compute_advantages_and_returns(batch)
+    plain, _, _ = through(data, small.BY_TURN, output)
+    assert torch.equal(made.last_advantages, plain.last_advantages)
+    assert asyncio.iscoroutinefunction(cls.train)

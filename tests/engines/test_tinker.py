@@ -1,0 +1,151 @@
+"""Advantages of Tinker's datums: of dicts everywhere, of tinker's and SkyRL's own types where they are installed."""
+
+import numpy as np
+import pytest
+import torch
+
+from spanwise import Layout, Scheme
+from spanwise.engines.tinker import credit_datums
+from spanwise.errors import AlignmentError
+from spanwise.segment import Vocabulary
+from spanwise.types import Status
+
+PIECES = [b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b".9", b".5", b"</confidence>", b"?", b"#"]
+VOCABULARY = Vocabulary(tuple(PIECES))
+BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
+RLOO = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
+
+
+def said(answer, confidence):
+    """Two prompt tokens, then what the model wrote: solution of three tokens, confidence of three."""
+    return [8, 9, 0, answer, 3, 4, confidence, 7], [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def as_dict(ids, mask):
+    """As a client sends it: the input drops the last token, the targets the first."""
+    inputs = {"target_tokens": ids[1:], "mask": [float(flag) for flag in mask[1:]], "advantages": [0.0] * (len(ids) - 1)}
+    return {"model_input": ids[:-1], "loss_fn_inputs": {**inputs, "logprobs": [-0.5] * (len(ids) - 1)}}
+
+
+def numbers(datum):
+    held = datum["loss_fn_inputs"] if isinstance(datum, dict) else datum.loss_fn_inputs
+    held = held["advantages"] if isinstance(held, dict) else held.advantages
+    held = held["data"] if isinstance(held, dict) else held
+    return list(getattr(held, "data", held))
+
+
+def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
+    """Right .9, right .5, wrong .9, wrong .5: correct is +-.5; Brier -.01 -.25 and -.81 -.25, against its own outcome's mean."""
+    group = [as_dict(*said(answer, confidence)) for answer in (1, 2) for confidence in (5, 6)]
+    (found,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
+    expected = [(0.5, 0.12), (0.5, -0.12), (-0.5, -0.28), (-0.5, 0.28)]
+    for rollout, (solution, confidence) in zip(found, expected, strict=True):
+        (datum,) = rollout
+        assert numbers(datum) == pytest.approx([0.0] + [solution / 3] * 3 + [confidence / 3] * 3, abs=1e-6)
+    for (datum,), given in zip(found, group, strict=True):
+        assert {**datum["loss_fn_inputs"], "advantages": None} == {**given["loss_fn_inputs"], "advantages": None}
+    assert numbers(group[0]) == [0.0] * 7  # what was given is not changed
+
+
+def test_a_rollout_of_several_datums_has_one_vote():
+    """Rewards 1 (three datums), 0, 0: each token of the first gets 1 over its 18 tokens, of the others -.5 over 6."""
+    one = [as_dict(*said(1, 5)) for _ in range(3)]
+    others = [as_dict(*said(2, 5)), [as_dict(*said(2, 6))]]
+    found = credit_datums([[one, *others]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0, 0.0]]})
+    assert [len(rollout) for rollout in found[0]] == [3, 1, 1]
+    for datum in found[0][0]:
+        assert numbers(datum) == pytest.approx([0.0] + [1 / 18] * 6)
+    for rollout in found[0][1:]:
+        assert numbers(rollout[0]) == pytest.approx([0.0] + [-0.5 / 6] * 6)
+
+
+def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
+    groups = [[as_dict(*said(1, 5)) for _ in range(3)], [as_dict(*said(1, 5)) for _ in range(2)]]
+    found = credit_datums(groups, RLOO, VOCABULARY, rewards={"correct": [[1.0, Status.TIMEOUT, 0.0], [5.0, 5.0]]})
+    sums = [[sum(numbers(datum)) for datum in rollout] for group in found for rollout in group]
+    assert sums == [[pytest.approx(1.0)], [0.0], [pytest.approx(-1.0)], [0.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.tensor, np.array, lambda values: {"data": values, "dtype": "int64" if isinstance(values[0], int) else "float32"}],
+)
+def test_numbers_stay_of_their_kind(kind):
+    def datum(answer):
+        plain = as_dict(*said(answer, 5))["loss_fn_inputs"]
+        return {
+            "model_input": None,
+            "loss_fn_inputs": {name: kind(values) for name, values in plain.items() if name != "advantages"},
+        }
+
+    found = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
+    held = found[0][0][0]["loss_fn_inputs"]["advantages"]
+    assert type(held) is type(kind([0.0]))
+    if isinstance(held, dict):
+        assert held["dtype"] == "float32"
+        held = held["data"]
+    else:
+        assert held.dtype in (torch.float32, np.float32)
+    assert [float(value) for value in held] == pytest.approx([0.0] + [1 / 6] * 6)
+
+
+def test_sentences():
+    good = as_dict(*said(1, 5))
+    bare = {"loss_fn_inputs": {"target_tokens": [1, 2]}}
+    with pytest.raises(AlignmentError, match="Datum 0 of rollout 1 has neither 'mask' nor 'weights'"):
+        credit_datums([[good, bare]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
+    short = {"loss_fn_inputs": {"target_tokens": [1, 2], "weights": [1.0]}}
+    with pytest.raises(AlignmentError, match="Datum 0 of rollout 0 has 2 target tokens and a mask of 1"):
+        credit_datums([[short]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
+    with pytest.raises(
+        AlignmentError, match=r"Rewards 'correct' are of groups of \[1\] rollouts, and the groups hold \[2\]"
+    ):
+        credit_datums([[good, good]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
+    with pytest.raises(AlignmentError, match="Column 'answer' has 2 values for 1 groups"):
+        credit_datums([[good]], RLOO, VOCABULARY, columns={"answer": ["4", "4"]})
+
+
+def test_datums_of_tinker():
+    tinker = pytest.importorskip("tinker")
+
+    def datum(answer, confidence):
+        ids, mask = said(answer, confidence)
+        inputs = {
+            "target_tokens": torch.tensor(ids[1:]), "mask": torch.tensor(mask[1:]).float(), "advantages": torch.zeros(7),
+            "logprobs": torch.full((7,), -0.5),
+        }  # fmt: skip
+        return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+
+    group = [datum(answer, confidence) for answer in (1, 2) for confidence in (5, 6)]
+    (found,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
+    (first,), *_ = found
+    held = first.loss_fn_inputs["advantages"]
+    assert isinstance(first, tinker.Datum)
+    assert isinstance(held, tinker.TensorData)
+    assert (held.dtype, held.shape) == ("float32", [7])
+    assert numbers(first) == pytest.approx([0.0] + [0.5 / 3] * 3 + [0.12 / 3] * 3, abs=1e-6)
+    assert first.model_input.to_ints() == group[0].model_input.to_ints()
+    assert set(first.loss_fn_inputs) == set(group[0].loss_fn_inputs)
+
+
+def test_datums_of_skyrl():
+    types = pytest.importorskip("skyrl.tinker.types")
+
+    def datum(answer):
+        ids, mask = said(answer, 5)
+        plain = {
+            "target_tokens": ids[1:],
+            "weights": [float(flag) for flag in mask[1:]],
+            "advantages": [0.0] * 7,
+            "logprobs": [-0.5] * 7,
+        }
+        inputs = types.LossFnInputs(**{name: types.TensorData(data=values) for name, values in plain.items()})
+        chunk = types.EncodedTextChunk(tokens=ids[:-1])
+        return types.Datum(loss_fn_inputs=inputs, model_input=types.ModelInput(chunks=[chunk]))
+
+    found = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
+    (first,), (second,) = found[0]
+    assert isinstance(first, types.Datum)
+    assert numbers(first) == pytest.approx([0.0] + [1 / 6] * 6)
+    assert numbers(second) == pytest.approx([0.0] + [-1 / 6] * 6)
+    assert types.Datum.model_validate(first.model_dump()) == first

@@ -1,0 +1,166 @@
+"""Traces as trajectories, through the pipeline and back into the file; with verifiers' own types where they are installed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import trl_small
+from rollout_files import LAYOUT, write_lines
+from spanwise import Scheme, advantages, credit, read
+from spanwise.credit import merge_counts
+from spanwise.errors import DataError
+from spanwise.layout import Layout
+from spanwise.rollouts import read_traces, write_traces
+from spanwise.segment import Vocabulary
+from spanwise.trajectories import onto_turns, turn_batch
+from spanwise.types import Status
+
+FILE = Path(__file__).with_name("written") / "verifiers_branches" / "traces.jsonl"
+ANSWER = ("advantages", "logprobs", "reference_logprobs", "trainer_logprobs", "entropies", "loss_weights/rl")
+
+
+def records(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_turn_for_every_message_that_was_sampled():
+    one, other = read_traces(FILE)
+    assert (one.id, one.rewards, one.group == other.group) == ("t0", {"exact": 1.0, "reward": 1.0}, True)
+    assert one.extra["task"]["answer"] == "4"
+    shared, first, second = one.turns  # the attempt to shorten the history was given up
+    assert [turn.extra["node"] for turn in one.turns] == [1, 3, 6]
+    assert [turn.parent for turn in one.turns] == [None, 0, 0]
+    assert shared.prompt_ids == (9, 18, 9, 19, 20)  # 2+2=, and the head of the answer
+    assert (shared.response_ids, shared.mask) == ((21, 1), (1, 1))
+    assert first.prompt_ids == (18, 8, 19)
+    assert second.prompt_ids == (18, 9, 19, 20)
+    assert set(second.per_token) == set(ANSWER)
+    assert second.per_token["advantages"] == [0.5] * 9
+    assert [branch.turns for branch in one.branches()] == [(0, 1), (2,)]
+    assert one.rows().merged() == one  # what the messages share is what the tokens share
+    assert merge_counts([one]) == {
+        "trajectories": 1, "rows": 3, "row_tokens": 7 + 19 + 20, "branches": 2, "branch_tokens": 19 + 20, "trained_tokens": 20,
+    }  # fmt: skip
+
+
+def credited(found, scheme):
+    """The traces with the credit of a scheme on their turns."""
+    vocabulary = Vocabulary(tuple(piece.encode() for piece in trl_small.PIECES))
+    batch, recorded = turn_batch(found, columns={"answer": [one.extra["task"]["answer"] for one in found]})
+    reading = read(batch, scheme, vocabulary, recorded={"correct": recorded["exact"]})
+    return onto_turns(
+        found, "advantages", advantages(credit(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+    )
+
+
+def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
+    """Blocks inside turns: right and wrong, leave-one-out of two rollouts, shared out over the 20 tokens of each."""
+    scheme = Scheme.preset("rloo", Layout(LAYOUT), per="completion")
+    found = credited(read_traces(FILE), scheme)
+    write_traces(tmp_path / "out.jsonl", FILE, found)
+    before, after = records(FILE), records(tmp_path / "out.jsonl")
+    for old, new, sign in zip(before, after, (1.0, -1.0), strict=True):
+        nodes = new["traces"][0]["nodes"]
+        assert [len(nodes[i]["advantages"]) for i in (1, 3, 6)] == [2, 9, 9]
+        assert all(value == pytest.approx(sign / 20) for i in (1, 3, 6) for value in nodes[i]["advantages"])
+        for i in (1, 3, 6):
+            nodes[i]["advantages"] = old["traces"][0]["nodes"][i]["advantages"]
+        assert new == old  # everything else is as it was
+    again = read_traces(tmp_path / "out.jsonl")
+    assert [turn.per_token["advantages"] for turn in again[0].turns] == [
+        list(t.per_token["advantages"]) for t in found[0].turns
+    ]
+
+
+def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
+    file = tmp_path / "traces.jsonl"
+    file.write_text(FILE.read_text())
+    one, other = read_traces(file)
+    doubled = replace(
+        other, turns=tuple(replace(t, per_token={"mine": [2.0 * len(t.mask)] * len(t.mask)}) for t in other.turns)
+    )
+    write_traces(file, file, [doubled], entry="mine")
+    again = read_traces(file)
+    assert again[0] == one
+    assert [t.per_token["advantages"][0] for t in again[1].turns] == [4.0, 18.0, 18.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["traces.jsonl"]  # nothing half-written stays behind
+
+
+def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
+    (record, *_) = records(FILE)
+    record["traces"][0]["rewards"] = {
+        "a": {"score": None},
+        "b": {"score": 0.5, "weight": 2.0},
+        "c": float("inf"),
+        "d": "why",
+    }
+    (one,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
+    assert one.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.ERROR, "reward": 1.0}
+
+
+def test_sentences(tmp_path):
+    one, other = read_traces(FILE)
+    target = tmp_path / "out.jsonl"
+    bare = replace(one, turns=tuple(replace(turn, per_token={}) for turn in one.turns))
+    with pytest.raises(DataError, match="Turn 0 of trajectory 't0' has no 'advantages'"):
+        write_traces(target, FILE, [bare])
+    wild = replace(one, turns=(replace(one.turns[0], per_token={"advantages": [float("nan"), 0.0]}), *one.turns[1:]))
+    with pytest.raises(DataError, match="Turn 0 of trajectory 't0' has nan in 'advantages'"):
+        write_traces(target, FILE, [wild])
+    with pytest.raises(DataError, match="Trajectory 't1' was not read from"):
+        write_traces(target, FILE, [replace(other, extra={"episode": 7, "trace": 0})])
+    swapped = replace(one, turns=(replace(one.turns[0], extra={"node": 3}), *one.turns[1:]))
+    with pytest.raises(DataError, match=r"Turn 0 of trajectory 't0' has 2 sampled tokens and its node in .* has 9"):
+        write_traces(target, FILE, [swapped])
+    assert list(tmp_path.iterdir()) == []
+    record = records(FILE)[0]
+    record["traces"][0]["nodes"][3]["entropies"].pop()
+    with pytest.raises(
+        DataError, match=r"Line 1 of .* has 9 sampled tokens and 8 values of 'entropies' in node 3 of trace 't0'"
+    ):
+        read_traces(write_lines(tmp_path / "t.jsonl", [record]))
+    record["traces"][0]["nodes"][1] |= {"token_ids": [], "mask": []} | dict.fromkeys(ANSWER[:5]) | {"loss_weights": None}
+    record["traces"][0]["nodes"][3]["entropies"] = None
+    with pytest.raises(DataError, match=r"Line 1 of .* has no token ids in node 1 of trace 't0'"):
+        read_traces(write_lines(tmp_path / "t.jsonl", [record]))
+
+
+# --- verifiers' own types
+
+
+def own_traces(file):
+    episode = pytest.importorskip("verifiers.v1.episode")
+    return [
+        trace for line in file.read_text().splitlines() for trace in episode.WireEpisode.model_validate_json(line).traces
+    ]
+
+
+def test_branches_are_verifiers_own_less_what_an_earlier_one_trains():
+    for theirs, ours in zip(own_traces(FILE), read_traces(FILE), strict=True):
+        trained = [branch for branch in theirs.branches if branch.trainable]
+        for own, branch in zip(trained, ours.branches(), strict=True):
+            ids = [*branch.prompt_ids, *branch.response_ids]
+            assert ids == own.token_ids
+            mask = [False] * len(branch.prompt_ids) + [bool(flag) for flag in branch.mask]
+            assert all(flag for flag, kept in zip(own.sampled_mask, mask, strict=True) if kept)
+            for name in ("advantages", "entropies", "trainer_logprobs"):
+                wide = [0.0] * len(branch.prompt_ids) + list(branch.per_token[name])
+                assert [value for value, kept in zip(getattr(own, name), mask, strict=True) if kept] == [
+                    value for value, kept in zip(wide, mask, strict=True) if kept
+                ]
+        sampled = sum(sum(node.mask) for node in theirs.nodes)
+        assert sum(sum(branch.mask) for branch in ours.branches()) == sampled - 2  # the attempt that was given up
+
+
+def test_verifiers_reads_what_was_written(tmp_path):
+    found = credited(read_traces(FILE), Scheme.preset("rloo", Layout(LAYOUT), per="completion"))
+    write_traces(tmp_path / "out.jsonl", FILE, found)
+    for theirs, before, sign in zip(own_traces(tmp_path / "out.jsonl"), own_traces(FILE), (1.0, -1.0), strict=True):
+        for branch in (branch for branch in theirs.branches if branch.trainable):
+            expected = [sign / 20 * flag for flag in branch.sampled_mask]
+            assert branch.advantages == pytest.approx(expected)
+        drop = {"nodes": {"__all__": {"advantages"}}}
+        assert theirs.model_dump(mode="json", exclude=drop) == before.model_dump(mode="json", exclude=drop)

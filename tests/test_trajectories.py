@@ -1,0 +1,142 @@
+"""Trajectories through the pipeline: one vote each, credit on the turns, the same in rows, merged and with branches."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanwise import Layout, Objective, Scheme, advantages, credit, read
+from spanwise.credit import Trajectory, Turn, prompt_mini_batches
+from spanwise.errors import AlignmentError
+from spanwise.segment import Vocabulary
+from spanwise.trajectories import onto_turns, turn_batch
+from spanwise.types import Status
+
+VOCABULARY = Vocabulary(tuple(b"<answer>|</answer>|<b>|</b>|x|y|z|.".split(b"|")))
+LAYOUT = Layout({"all": ["answer"]})
+SCHEME = Scheme.preset("rloo", LAYOUT, per="completion")
+
+
+def trajectory(name, group, sizes, reward, **fields):
+    """A chain in rows: each turn says `size` tokens, the environment one."""
+    context, turns = [7], []
+    for size in sizes:
+        turns.append(Turn(context, [4] * size, [1] * size, **fields))
+        context = [*context, *[4] * size, 7]
+    return Trajectory(name, group, tuple(turns), rewards={"correct": reward})
+
+
+def credited(found, scheme=SCHEME, columns=None):
+    batch, recorded = turn_batch(found, columns=columns)
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    return onto_turns(
+        found, "credit", advantages(credit(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+    )
+
+
+def per_turn(found):
+    return [[list(turn.per_token["credit"]) for turn in one.turns] for one in found]
+
+
+def test_a_trajectory_has_one_vote_and_its_credit_lies_on_every_turn():
+    """Rewards 1, 0, 0 leave one out: 1, -.5, -.5, each shared out over the tokens of all turns; twelve rows are one vote."""
+    found = credited([trajectory("a", 0, [1] * 12, 1.0), trajectory("b", 0, [2], 0.0), trajectory("c", 0, [1, 3], 0.0)])
+    assert per_turn(found) == [[[1 / 12]] * 12, [[-0.25] * 2], [[-0.125], [-0.125] * 3]]
+
+
+def test_layouts_agree_token_by_token():
+    rows = [
+        trajectory("a", 0, [1, 2, 3], 1.0),
+        trajectory("b", 0, [2, 2], 0.0),
+        trajectory("c", 1, [3], 1.0),
+        trajectory("d", 1, [1, 1], 5.0),
+    ]
+    merged = [one.merged() for one in rows]
+    assert [one.turns[1].parent for one in merged if len(one.turns) > 1] == [0, 0, 0]
+    assert per_turn(credited(merged)) == per_turn(credited(rows))
+    assert [one.rows() for one in credited(merged)] == credited(rows)
+    (branch,) = credited(merged)[0].branches()
+    assert branch.per_token["credit"] == tuple([1 / 6] * 1 + [0.0] + [1 / 6] * 2 + [0.0] + [1 / 6] * 3)
+
+
+def test_a_turn_that_branches_share_gets_the_credit_of_one_turn():
+    shared, left, right = Turn([7], [4, 4], [1, 1]), Turn([5], [4], [1], parent=0), Turn([6], [4], [1], parent=0)
+    tree = Trajectory("tree", 0, (shared, left, right), rewards={"correct": 1.0})
+    found = credited([tree, trajectory("b", 0, [4], 0.0)])
+    assert per_turn(found) == [[[0.25, 0.25], [0.25], [0.25]], [[-0.25] * 4]]
+    assert sum(sum(branch.per_token["credit"]) for branch in found[0].branches()) == 1.0
+
+
+def step_ok(**columns):
+    raise AssertionError("it is recorded")
+
+
+def test_rewards_of_turns_pay_their_turn_and_the_outcome_all_of_them():
+    objectives = [
+        Objective("correct", pays="all"),
+        Objective(step_ok, pays="all", scope="turn", baseline="none"),
+    ]
+    scheme = Scheme("bae", LAYOUT, tuple(objectives), "completion", {})
+    one = trajectory("a", 0, [1, 1], 1.0)
+    one = replace(
+        one,
+        turns=tuple(replace(turn, rewards={"step_ok": value}) for turn, value in zip(one.turns, (1.0, 0.0), strict=True)),
+    )
+    other = trajectory("b", 0, [1], 0.0)
+    batch, recorded = turn_batch([one, other])
+    assert recorded["step_ok"].status_n.tolist() == [Status.OK, Status.OK, Status.UNSCORED]
+    assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.OK, Status.OK]
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    found = credit(reading, batch, scheme).block_nk.flatten()
+    # correct: 1 and 0, minus the mean .5 of the two (the group's own member included); step_ok: as it is.
+    torch.testing.assert_close(found, torch.tensor([1.5, 0.5, -0.5]).double())
+
+
+def test_statuses_anchors_truncation_and_columns_reach_the_rows():
+    one = trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True)
+    batch, recorded = turn_batch([one, trajectory("b", "y", [1], 1.0)], columns={"answer": ["4", "5"]})
+    assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.TIMEOUT, Status.OK]
+    assert batch.columns["truncated"] == [True, True, False]
+    assert batch.columns["answer"] == ["4", "4", "5"]
+    assert batch.steps.anchor_s == ["door", "door", None]
+    assert batch.group_n.tolist() == [0, 0, 1]
+    assert turn_batch([trajectory("b", "y", [1], 1.0)])[0].steps.anchor_s is None
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4)), min_size=1, max_size=6)
+)
+@settings(max_examples=60, deadline=None)
+def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes):
+    """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
+    many = [trajectory(n, group, turns, float(n % 3)) for n, (group, turns) in enumerate(sizes)]
+    whole = [trajectory(n, group, [sum(turns)], float(n % 3)) for n, (group, turns) in enumerate(sizes)]
+    for one, other in zip(per_turn(credited(many)), per_turn(credited(whole)), strict=True):
+        flat = [value for turn in one for value in turn]
+        assert flat == pytest.approx(other[0])
+
+
+@given(groups=st.lists(st.integers(0, 3), min_size=1, max_size=8), per_batch=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_mini_batches_of_turns_hold_whole_trajectories(groups, per_batch):
+    many = [trajectory(n, group, [1] * (1 + n % 3), 1.0) for n, group in enumerate(groups)]
+    batch, _ = turn_batch(many)
+    for part in prompt_mini_batches(batch.group_n, prompts_per_batch=per_batch):
+        inside = set(part.tolist())
+        for held in (batch.group_n, batch.steps.trajectory_s):
+            for value in held[part].unique():
+                assert set(torch.nonzero(held == value).flatten().tolist()) <= inside
+
+
+def test_sentences():
+    one = trajectory("a", 0, [1, 2], 1.0)
+    with pytest.raises(AlignmentError, match="Column 'answer' has 2 values for 1 trajectories"):
+        turn_batch([one], columns={"answer": ["4", "4"]})
+    with pytest.raises(AlignmentError, match="Trajectory 'b' has no turn"):
+        turn_batch([one, Trajectory("b", 0, ())])
+    with pytest.raises(AlignmentError, match=r"'credit' is \(2, 1\) for 2 turns of up to 2 tokens"):
+        onto_turns([one], "credit", torch.zeros(2, 1))
+    with pytest.raises(AlignmentError, match=r"'credit' is \(1, 2\) for 2 turns"):
+        onto_turns([one], "credit", torch.zeros(1, 2))
