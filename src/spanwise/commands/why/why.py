@@ -84,7 +84,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     for one in result.applied:
         if one.reading is None:
             names = (name,)
-            keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n)
+            keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
             scheme = schemes[one.name]
             names = scheme.names
