@@ -1,6 +1,7 @@
 """Imports one engine and its adapter in a process of its own, and prints what came of it.
 
-`python -m spanwise.commands.doctor.probe ENGINE`. Nothing but the standard library is needed here: whatever is broken must be able to say so.
+`python -m spanwise.commands.doctor.probe ENGINE`. Nothing but the standard library is needed here: whatever is broken must be able
+to say so.
 """
 
 from __future__ import annotations
