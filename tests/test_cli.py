@@ -10,12 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import app
 from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
-from tokenizers_small import byte_level
+from tokenizers_small import byte_model
 
 SMALL = [
     "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
@@ -161,14 +160,7 @@ def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
 
 def test_a_model_and_a_dataset_by_name(cache, tmp_path):
     """The real path with a random model: the paper's prompt, a reward function of the user's own, LoRA-free, one step."""
-    tokenizer = byte_level(special=("<|end|>",))
-    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    byte_model(tmp_path / "model")
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_rewards.py").write_text(

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 #: What a trained vocabulary merges: brackets with their neighbours, parts of tags, parts of characters.
 WORDS = [
@@ -71,6 +71,19 @@ def byte_level(*, special: tuple[str, ...] = (), tokens: tuple[str, ...] = ()) -
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", *special)])
     backend.add_tokens(list(tokens))
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+
+
+def byte_model(folder):
+    """A small random model with a tokenizer of bytes, saved as one that came by name."""
+    tokenizer = byte_level(special=("<|end|>",))
+    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def sentencepiece(*, tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:

@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from border.case import Case, check, command
 from spanwise.commands.report.report import report_folder
@@ -14,7 +13,7 @@ from spanwise.commands.shared.folder import sole_writer
 from spanwise.commands.shared.samples import Samples
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
-from tokenizers_small import byte_level
+from tokenizers_small import byte_model
 
 QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false")
 
@@ -30,19 +29,6 @@ def begun(folder, *, checkpoint=True, **fields):
     if checkpoint:
         (folder / "checkpoints" / "checkpoint-1").mkdir(parents=True)
         (folder / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text('{"global_step": 1}')
-    return folder
-
-
-def of_another_task(folder):
-    """A small model with a tokenizer of bytes."""
-    tokenizer = byte_level(special=("<|end|>",))
-    tokenizer.eos_token = tokenizer.pad_token = "<|end|>"
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -169,13 +155,13 @@ CASES = [
     ),
     Case(
         "`spanwise eval` on a model of something else than the embedded task, without a recipe",
-        lambda folder: command("eval", str(of_another_task(folder / "mine"))),
+        lambda folder: command("eval", str(byte_model(folder / "mine"))),
         "The model in '...mine' is not of the embedded task 'digits': its tokenizer has ... ids and not the 61 of digits and tags. "
         "Say what it is to be asked: --recipe FILE, or --set dataset=FILE.",
     ),
     Case(
         "`spanwise fidelity` on a model of something else than the embedded task",
-        lambda folder: command("fidelity", str(of_another_task(folder / "mine"))),
+        lambda folder: command("fidelity", str(byte_model(folder / "mine"))),
         "The model in '...mine' is not of the embedded task 'digits'",
     ),
     Case(

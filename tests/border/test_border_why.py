@@ -6,7 +6,7 @@ import sys
 
 from border.case import Case, check, command
 from packages_small import package
-from rollout_files import WELL_FORMED, trl_file, verl_file
+from rollout_files import WELL_FORMED, episode, node, trace, trl_file, verl_file, write_lines
 from spanwise.recipe import scheme_at
 
 LAYOUT = ("--set", "layout={solution: [answer], confidence: [confidence]}")
@@ -25,6 +25,12 @@ def doctor(path, *, code):
     return done.stdout
 
 
+def streams(folder):
+    """A verifiers trace whose second answer has two sampled tokens and one log-probability."""
+    more = node("assistant", "5", parent=1, sampled=True, ids=(1, 2), mask=(1, 1), logprobs=(-0.5,))
+    return write_lines(folder / "traces.jsonl", [episode(trace("4", "4", {"correct": 1.0}, extra=[more]))])
+
+
 def recipe(folder, text):
     (folder / "recipe.yaml").write_text(text)
     return f"{scheme_at(folder / 'recipe.yaml', longest=64)}"
@@ -41,6 +47,12 @@ CASES = [
         "`why` of what a trainer recorded, in a file that records nothing of the kind",
         lambda folder: command("why", trl_file(folder / "a.parquet", WELL_FORMED), *LAYOUT, "--methods", "recorded"),
         "Error: '...' records no advantages, score or reward, so there is nothing to show under 'recorded'; leave it out.",
+    ),
+    Case(
+        "a trace with more sampled tokens than log-probabilities",
+        lambda folder: command("why", streams(folder)),
+        "Error: Line 1 of '...' has 2 sampled tokens and 1 values of 'logprobs' in node 2 of trace 't'; there must be one for each "
+        "of them.",
     ),
     Case(
         "`why` under a method that needs a critic",

@@ -85,6 +85,7 @@ def recorded_reasons(
     group_n: Int[Tensor, " n"],
     *,
     reward_n: Float[Tensor, " n"] | None = None,
+    rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
     """Say why a trainer gave a token nothing, as far as what it recorded shows that.
 
@@ -92,6 +93,7 @@ def recorded_reasons(
         credit_nk: what it recorded of each block; NaN where it recorded nothing.
         group_n: who is compared with whom.
         reward_n: the reward that says what is right, NaN where there is none; None: the file has none.
+        rollout_n: the rollout of each completion, where some are parts of one; None: each is one.
 
     Returns:
         (N, K) keys for `zeros`: about no objective, or about the first one if there is a reward.
@@ -102,11 +104,11 @@ def recorded_reasons(
         ['ALL_WRONG', 'ALL_WRONG', 'SINGLETON']
     """
     moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
-    size_n, _, most_n = _extent(moved_n.double(), group_n)
+    size_n, _, most_n = _extent(moved_n.double(), group_n, rollout_n)
     key_n = torch.full_like(group_n, int(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         known_n = ~reward_n.isnan()
-        held_n, low_n, high_n = _extent(reward_n.double(), group_n)
+        held_n, low_n, high_n = _extent(reward_n.double(), group_n, rollout_n)
         verdict = bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all())
         key_n = KEYS + _unanimous(low_n, high_n, verdict=verdict)
         key_n = torch.where(held_n == size_n, key_n, int(Zero.ALL_EQUAL))

@@ -125,7 +125,7 @@ def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"], console=Console(quiet=True)))
 
 
-@pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream"])
+@pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream", "verifiers_branches"])
 def test_reasons_of_files_that_trainers_wrote_add_up(name):
     result = credit_rollouts(WRITTEN / name)
     table = result.table

@@ -95,7 +95,7 @@ def check_datasets(train: Any, evaluation: Any, objectives: Sequence[Objective],
         called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
         _check_kind(called, one)
         try:
-            check_columns(objectives, getattr(one, "column_names", None))
+            check_columns(objectives, getattr(one, "column_names", None), called="the evaluation dataset")
         except DataError as error:
             raise DataError(f"{called}: {error}") from error
 

@@ -126,12 +126,15 @@ def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objecti
         )
 
 
-def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None) -> None:
+def check_columns(
+    objectives: Sequence[Objective], columns: Sequence[str] | None, *, called: str = "the training dataset"
+) -> None:
     """Refuse a dataset without prompts, or without the gold answers that a built-in reward reads.
 
     Args:
         objectives: the objectives of the run.
         columns: the dataset's columns; None when they are not known before reading it.
+        called: which dataset it is.
 
     Raises:
         DataError: a column is missing; the message names it and lists those there are.
@@ -145,8 +148,9 @@ def check_columns(objectives: Sequence[Objective], columns: Sequence[str] | None
         return
     if "prompt" not in columns:
         raise DataError(
-            "The training dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
-            f"{', '.join(columns) or 'none'}. Rename one: dataset.rename_column({next(iter(columns), 'question')!r}, 'prompt')."
+            f"{called[0].upper()}{called[1:]} has no column 'prompt', the text or the messages that completions are sampled for; "
+            f"there are {', '.join(columns) or 'none'}. Rename one: dataset.rename_column("
+            f"{next(iter(columns), 'question')!r}, 'prompt')."
         )
     for objective in objectives:
         if objective.reward not in ("correct", "second_attempt"):
