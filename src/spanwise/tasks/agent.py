@@ -153,6 +153,9 @@ class Episode:
     def reply(self, text: str) -> str | None:
         """Take the agent's turn and answer with the next step; None where the episode is over.
 
+        Args:
+            text: the whole turn, without special tokens.
+
         Raises:
             DataError: it was over before.
         """
