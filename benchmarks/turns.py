@@ -176,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=5, help="seeds 0 to 4 were looked at while the task was made")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=16)
@@ -191,7 +192,7 @@ def main() -> None:
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     arms, found = options.arms.split(","), []
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for arm in arms:
             file = folder / f"{arm}-{seed}.json"
             if not file.is_file():

@@ -80,8 +80,19 @@ def test_two_slips_that_cancel_solve_the_chain() -> None:
     assert episode.turn_rewards == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("text", ["<answer>?</answer>", "", "7", "<answer>12</answer>", "</answer>7<answer>"])
-def test_a_reply_without_a_digit_is_wrong_and_ends_the_episode(text) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>?</answer>",
+        "",
+        "7",
+        "<answer>12</answer>",
+        "</answer>7<answer>",
+        "<answer>7</answer>7",
+        "<answer>7</answer>" * 2,
+    ],
+)
+def test_a_reply_that_is_no_digit_in_its_tags_is_wrong_and_ends_the_episode(text) -> None:
     episode = Episode("3+4*2=")
     assert episode.reply(text) is None
     assert episode.done

@@ -4,7 +4,8 @@
 
 The agent is shown the start digit and the first step of a hidden chain and replies with a digit. The environment never says
 whether that is right: it shows the next step, which goes on from the digit that the agent said. Steps are taken modulo 10. So a
-slip in one turn spoils the outcome, and says nothing against the other turns. A reply without a digit ends the episode.
+slip in one turn spoils the outcome, and says nothing against the other turns. A reply that is anything else than one digit in its
+tags is wrong and ends the episode: were a digit with something behind it good enough, nothing would pull such a habit back.
 
 Nothing here needs torch: any trainer that can hold a conversation can play it.
 """
@@ -95,7 +96,7 @@ class Episode:
 
     Attributes:
         chain: the hidden chain.
-        said: the digit of every reply so far; None for a reply without one.
+        said: the digit of every reply so far; None for a reply that is no digit in its tags.
         anchors: the state that every turn so far started from, the turn's number and the digit it goes on from. Turns of one
             prompt with the same anchor are asked the same question.
         turn_rewards: 1 for every turn so far that is right, given the digit it went on from, else 0.
@@ -135,7 +136,7 @@ class Episode:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are taken, or a reply held no digit."""
+        """Whether all steps are taken, or a reply was no digit in its tags."""
         return len(self.said) == len(self.chain.steps) or (bool(self.said) and self.said[-1] is None)
 
     @property
@@ -152,6 +153,9 @@ class Episode:
     def reply(self, text: str) -> str | None:
         """Take the agent's turn and answer with the next step; None where the episode is over.
 
+        Args:
+            text: the whole turn, without special tokens.
+
         Raises:
             DataError: it was over before.
         """
@@ -159,8 +163,8 @@ class Episode:
             raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.said)} turns.")
         turn = len(self.said)
         before = self.said[-1] if turn else self.chain.start
-        assert before is not None, "a reply without a digit ends the episode"
-        found = _DIGIT.search(text)
+        assert before is not None, "a reply that is no digit ends the episode"
+        found = _DIGIT.fullmatch(text.strip())
         digit = int(found[1]) if found else None
         self.anchors.append(self.anchor)
         self.turn_rewards.append(float(digit == taken(before, self.chain.steps[turn])))
@@ -235,7 +239,7 @@ def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> 
     while shown is not None:
         turn = len(episode.said)
         before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
-        assert before is not None, "a reply without a digit ends the episode"
+        assert before is not None, "a reply that is no digit ends the episode"
         slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
         answer = "?" if refuses else str(rng.integers(10)) if slips else str(taken(before, step))
         yield shown, f"<answer>{answer}</answer>"

@@ -70,26 +70,26 @@ class WarmStartSettings:
         hard: from the end of `easy`, on very noisy traces; starting there from random weights learns no arithmetic.
         twice_early: two attempts, from random weights; most reflections write the steps out, without a slip.
         twice: from the end of `twice_early`; most reflections only repeat, the others slip often.
-        agent_early: conversations about a chain, from random weights, without a slip.
-        agent: from the end of `agent_early`; replies slip often.
         batch: traces per step.
         warm_up: steps of linear warm-up in each phase.
         floor: the schedule ends at this share of the peak.
         clip: largest gradient norm.
         version: raised when traces, tokenizer or model change, so that older caches are not taken for new ones.
+        agent_early: conversations about a chain, from random weights, without a slip.
+        agent: from the end of `agent_early`; replies slip often.
     """
 
     easy: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
     hard: Phase = Phase(steps=150, learning_rate=2e-3, matrix_learning_rate=0.02)
     twice_early: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
     twice: Phase = Phase(steps=150, learning_rate=1e-3, matrix_learning_rate=0.005)
-    agent_early: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
-    agent: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
     batch: int = 64
     warm_up: int = 20
     floor: float = 0.02
     clip: float = 1.0
     version: int = 1
+    agent_early: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
+    agent: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
 
 
 def shortened(steps: int) -> WarmStartSettings:
