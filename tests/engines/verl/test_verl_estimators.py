@@ -8,7 +8,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from spanwise import RecipeError, dr_grpo
+from spanwise import RecipeError, dr_grpo, register
+from spanwise.credit import METHODS
 
 #: Ours, verl's, what verl's is called with, and the shares that differ: none.
 PAIRS = [("spanwise_rloo", "rloo"), ("spanwise_grpo", "grpo"), ("spanwise_dr_grpo", "grpo")]
@@ -60,6 +61,37 @@ def test_padding_rows_of_v1_join_nothing(name):
     assert torch.equal(padded_nt[:7], run(name, data_of(rewards=rewards)))
     assert float(padded_nt[7:].abs().sum()) == 0
     assert bool(padded_nt.isfinite().all())
+
+
+def test_a_rejected_rollout_is_still_compared_with():
+    """Rollout correction clears its mask and leaves its reward; verl's own estimators count it too."""
+    found = []
+    for name in ("spanwise_rloo", "rloo"):
+        data = data_of()
+        data.batch["response_mask"][2] = 0
+        found.append(run(name, data))
+    assert torch.allclose(*found)
+    assert float(found[0][2].abs().sum()) == 0
+
+
+def test_padding_is_not_in_the_mean_of_a_batch():
+    """A method of somebody's own that looks at the whole batch: six rows of padding do not move its mean."""
+    from verl import DataProto
+
+    from spanwise.engines.verl.estimators import outcome_advantages
+
+    @register("minus_batch_mean", kind="completion", paper="none")
+    def minus_batch_mean(reward_n, group_n):
+        return reward_n - reward_n.mean()
+
+    try:
+        pad = data_of(rewards=torch.zeros(6), groups=["padf00d"] * 6)
+        pad.batch["response_mask"].zero_()
+        data = DataProto.concat([data_of(), pad])
+        found_nt, _ = outcome_advantages("minus_batch_mean", **dict(data.batch), index=data.non_tensor_batch["uid"])
+        assert torch.allclose(found_nt[:7, 0], REWARDS - REWARDS.mean())
+    finally:
+        METHODS.pop("minus_batch_mean")
 
 
 def test_a_batch_of_padding_alone_is_zero():

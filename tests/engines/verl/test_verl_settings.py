@@ -1,5 +1,7 @@
 """What verl's configuration must be: every refusal names what to write, and what it refuses is verl's own option."""
 
+from pathlib import Path
+
 import pytest
 from verl_small import RECIPE, config_of
 
@@ -84,3 +86,11 @@ def test_what_is_said(tmp_path, capsys, case):
     with pytest.warns(UserWarning, match=sentence):
         prepare(config, provides=PROVIDES)
     assert sentence in capsys.readouterr().err  # Ray's workers may have their warnings filtered
+
+
+def test_the_page_names_everything_that_is_refused():
+    page = (Path(__file__).parents[3] / "docs" / "verl.md").read_text(encoding="utf-8")
+    for override in REFUSED:
+        option, value = override.split("=")
+        assert option.rsplit(".", 1)[-1] in page or option.rsplit(".", 2)[-2] in page, option
+        assert value in ("True", "False", "0.9", "mine.py", "dapo", "mean") or f"`{value}`" in page, value

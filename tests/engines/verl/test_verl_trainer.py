@@ -211,3 +211,27 @@ def test_a_trainer_that_carries_nothing_says_which_does(tmp_path):
     batch = filled(manager_of(config_of_spanwise(tmp_path)), [[["<answer>4</answer>"]]])
     with pytest.raises(RecipeError, match=r"trainer.v1.trainer_mode sync, colocate_async or separate_async"):
         trainer._compute_advantage(batch, {})
+
+
+def test_a_subclass_of_what_verl_hands_out_is_verls(tmp_path):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    class Mine(get_trainer_cls("sync")):
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Mine(config=config_of(tmp_path, name="rloo"))
+    assert type(trainer) is Mine
+    assert trainer.trainer_mode == "sync"
+
+
+def test_what_the_owner_must_be_told_is_said_once(tmp_path, capsys):
+    config = config_of(tmp_path)
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch = filled(manager, [[["So"], ["So"]]])
+    with pytest.warns(UserWarning, match=r"Objective 'brier' has no reward for any of 2 completions"):
+        trainer._compute_advantage(batch, {})
+    assert "[spanwise] Objective 'brier'" in capsys.readouterr().err
+    trainer._compute_advantage(batch, {})  # warnings are errors here
+    assert "[spanwise]" not in capsys.readouterr().err

@@ -17,6 +17,8 @@ from spanwise.credit.trajectories.stepwise import outcome_methods, step_rewards
 from spanwise.errors import RecipeError
 from spanwise.losses import aspo
 
+#: How the prompt ids of V1's padding rows begin.
+PADDING = "pad"
 #: What a trainer of ours lays out for the estimator `spanwise`, which verl calls with rewards and a mask alone: a function from
 #: group ids and mask to advantages.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], Tensor] | None] = ContextVar("carried", default=None)
@@ -52,7 +54,8 @@ def outcome_advantages(
         non_tensor_batch, batch: not used: one reward per completion is all the method needs.
 
     Edge cases:
-        Rows without a trained token (the padding of V1 trainers, rejected rollouts) join no statistic and get 0.
+        Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; the padding of V1
+        trainers, known by its prompt id, is left out.
 
     Raises:
         RecipeError: no `index`.
@@ -66,12 +69,15 @@ def outcome_advantages(
     """
     if index is None:
         raise RecipeError(f"adv_estimator 'spanwise_{name}' compares completions of one prompt and verl gave no uid.")
-    kept_n = response_mask.bool().any(dim=1)
-    ids = [value for value, kept in zip(_plain(index), kept_n.tolist(), strict=True) if kept]
-    adv_n = torch.zeros(len(kept_n), dtype=torch.float64)
-    if ids:
-        reward_n = step_rewards(token_level_rewards, response_mask)[kept_n]
-        adv_n[kept_n] = method(name).estimator(reward_n, group_index(ids), **_options(config)).double()
+    trained_n = response_mask.bool().any(dim=1)
+    whole_n = token_level_rewards.double().sum(dim=1)  # of a rejected rollout no token is left to carry the reward
+    reward_n = torch.where(trained_n, step_rewards(token_level_rewards, response_mask), whole_n)
+    ids = _plain(index)
+    real = [n for n, trained in enumerate(trained_n.tolist()) if trained or not str(ids[n]).startswith(PADDING)]
+    adv_n = torch.zeros(len(ids), dtype=torch.float64)
+    if real:
+        group_n = group_index([ids[n] for n in real])
+        adv_n[real] = method(name).estimator(reward_n[real], group_n, **_options(config)).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt
 
