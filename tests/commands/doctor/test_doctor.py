@@ -34,14 +34,6 @@ def test_windows_are_those_of_the_extras():
         assert asked.partition(";")[0].removeprefix(engine).strip() == window
 
 
-def test_windows_are_those_that_the_adapters_warn_by():
-    engines = ROOT / "src" / "spanwise" / "engines"
-    verl = re.search(r'TESTED = \("(.+)", "(.+)"\)', (engines / "verl" / "plugin.py").read_text())
-    skyrl = re.search(r'OLDEST, NEWEST = "(.+)", "(.+)"', (engines / "skyrl" / "config.py").read_text())
-    for name, bounds in (("verl", verl), ("skyrl", skyrl)):
-        assert bounds is None or WINDOWS[name] == ">={},<{}".format(*bounds.groups())
-
-
 @pytest.mark.parametrize(
     ("engine", "found", "inside"),
     [

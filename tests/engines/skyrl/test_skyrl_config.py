@@ -76,9 +76,7 @@ def test_old_log_probabilities_stay_in_place(data):
 def test_versions():
     check_version("0.3.0")
     check_version("0.4.0")
-    with pytest.warns(
-        UserWarning, match=r"skyrl 0\.5\.0 was not tested with spanwise; from 0\.3 up to, not including, 0\.5"
-    ):
+    with pytest.warns(UserWarning, match=r"tested with skyrl >=0\.3,<0\.5 and this is skyrl 0\.5\.0"):
         check_version("0.5.0")
 
 

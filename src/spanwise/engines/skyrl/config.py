@@ -5,16 +5,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from packaging.version import Version
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
+from spanwise.engines.windows import WINDOWS, is_tested
 from spanwise.errors import RecipeError
 from spanwise.recipe import scheme_at
 from spanwise.scheme import Scheme
-
-#: The releases whose trainer this adapter was tested with.
-OLDEST, NEWEST = "0.3", "0.5"
 
 
 @dataclass
@@ -68,12 +65,9 @@ def check_version(found: str) -> None:
 
     >>> check_version("0.4.0")
     """
-    if not Version(OLDEST) <= Version(found) < Version(NEWEST):
-        warnings.warn(
-            f"skyrl {found} was not tested with spanwise; from {OLDEST} up to, not including, {NEWEST} was.",
-            UserWarning,
-            stacklevel=3,
-        )
+    if not is_tested("skyrl", found):
+        sentence = f"spanwise is tested with skyrl {WINDOWS['skyrl']} and this is skyrl {found}: compare a short run first."
+        warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def check(cfg: Any) -> Scheme:

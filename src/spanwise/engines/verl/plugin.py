@@ -16,10 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from packaging.version import Version
+from spanwise.engines.windows import WINDOWS, is_tested
 
-#: The versions that the tests run with: at least the first, below the second.
-TESTED = ("0.9", "0.10")
 #: Module of verl -> the module of this package whose `attach` is called with it.
 PARTS = {
     "verl.trainer.ppo.core_algos": "estimators",
@@ -34,11 +32,8 @@ FAULTS: dict[str, str] = {}
 def register() -> None:
     """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
-    first, last = (Version(bound).release for bound in TESTED)
-    if version != "unknown" and not first <= Version(version).release < last:
-        _say(
-            f"spanwise is tested with verl >={TESTED[0]},<{TESTED[1]} and this is verl {version}: compare a short run first."
-        )
+    if version != "unknown" and not is_tested("verl", version):
+        _say(f"spanwise is tested with verl {WINDOWS['verl']} and this is verl {version}: compare a short run first.")
     if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Behind())
     for name in PARTS:
