@@ -32,7 +32,8 @@ from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.engines.trl.turns import conversations, turn_rows
+from spanwise.engines.trl.turns import conversations
+from spanwise.engines.turns import turn_rows
 from spanwise.measure import compare
 from spanwise.tasks import warm_start
 from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, draw_chains, held_out_chains, right, solved

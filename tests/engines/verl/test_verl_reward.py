@@ -137,3 +137,17 @@ def test_no_recipe(tmp_path):
 def test_a_recipe_without_blocks(tmp_path):
     with pytest.raises(RecipeError, match=r"layout"):
         scheme_in(config_of(tmp_path, recipe="method: bae\n"))
+
+
+def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
+    """The last output says goodbye; what it was paid for stands in the one before."""
+    objective = "{reward: environment, pays: [rest], options: {column: won}}"
+    recipe = f"layout: {{solution: [answer], rest: [note]}}\nobjectives: [{objective}]\n"
+    manager = manager_of(prepared(config_of(tmp_path, recipe=recipe)))
+    outputs = outputs_of(manager.tokenizer, ["<answer>4</answer><note>x</note>", "<answer>bye</answer>"])
+    outputs[0].extra_fields, outputs[1].extra_fields = {"won": None}, {"won": 1.0}
+    scored(manager.config, outputs, manager)
+    packed = info_of(outputs[-1])[carry.KEY]
+    reading = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80).reading
+    assert reading.scores.status_nm[:, 0].tolist() == [Status.ABSENT, Status.OK]
+    assert reading.scores.reward_nm[1, 0] == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
     RewardManagerBase,
 )
 
-from spanwise.batch import Batch
+from spanwise.batch import Batch, Steps
 from spanwise.credit.assign import completed
 from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.engines.verl import carry, masks
@@ -56,6 +57,9 @@ class SpanRewardManager(RewardManagerBase):
         if has_turns(batch, self.scheme):
             batch, turns = turn_rows(batch, self.scheme)
             anchor = batch.steps.anchor_s if batch.steps is not None else None
+        if turns is not None or len(ids) > 1:  # they are one rollout
+            order = torch.arange(len(batch.group_n))
+            batch = replace(batch, steps=Steps(torch.zeros_like(order), order, anchor))
         reading = read(batch, self.scheme, self.vocabulary)
         known = all(mask is not None for mask in told)
         packed = carry.pack(reading, length_n, masked=known, turns=turns, anchor=anchor)
