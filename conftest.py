@@ -1,9 +1,10 @@
 """What needs an engine that is not installed here is not collected."""
 
-from importlib.util import find_spec
+from importlib.metadata import distributions
 
+_INSTALLED = {found.name.lower() for found in distributions()}
 _VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "reward", "settings", "trainer")]
 collect_ignore_glob = [
-    *([] if find_spec("verl") else _VERL),
-    *([] if find_spec("skyrl") else ["src/spanwise/engines/skyrl/[!_]*.py"]),
+    *([] if "verl" in _INSTALLED else _VERL),
+    *([] if "skyrl" in _INSTALLED else ["src/spanwise/engines/skyrl/[!_]*.py"]),
 ]

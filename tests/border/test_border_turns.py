@@ -81,8 +81,8 @@ CASES = [
     Case(
         "`gigpo` in TRL on a task of one turn",
         lambda folder: command("train", "--set", "method=gigpo", "--set", "start_steps=1", "--steps", "1"),
-        "Error: Method 'gigpo' compares turns that start from the same state, and no turn says its own. Let the rollout function "
-        "return 'turns': for each completion a list with one {'anchor': STATE} per turn.",
+        "Error: Method 'gigpo' compares turns that start from the same state, and no turn says its own. Let what plays them "
+        "give 'turns': for each completion a list with one {'anchor': STATE} per turn.",
     ),
     Case(
         "`gigpo` on a file of rollouts",

@@ -1,11 +1,12 @@
 """Tests against SkyRL itself: not collected where it is not installed."""
 
 import warnings
-from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("skyrl") else ["*.py"]
+from installed import installed
+
+collect_ignore_glob = [] if installed("skyrl") else ["*.py"]
 
 if not collect_ignore_glob:
     with warnings.catch_warnings():  # SkyRL and what it imports warn of engines that are not here

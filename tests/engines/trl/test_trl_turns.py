@@ -112,7 +112,7 @@ def test_what_is_no_list_of_turns_is_refused_where_turns_are_needed(tmp_path):
 
 
 def test_a_step_method_without_states_says_how_to_give_them(tmp_path):
-    with pytest.raises(DataError, match=re.escape("return 'turns': for each completion a list with one {'anchor': STATE}")):
+    with pytest.raises(DataError, match=re.escape("give 'turns': for each completion a list with one {'anchor': STATE}")):
         trainer(tmp_path, "gigpo", told="nothing").train()
 
 

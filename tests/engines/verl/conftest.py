@@ -1,13 +1,14 @@
 """Tests against verl itself: not collected where it is not installed."""
 
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
-PURE = ("test_carry.py", "test_weights.py")
-collect_ignore = [] if find_spec("verl") else [p.name for p in Path(__file__).parent.glob("*.py") if p.name not in PURE]
+from installed import installed
 
-if find_spec("verl"):
+PURE = ("test_carry.py", "test_weights.py")
+collect_ignore = [] if installed("verl") else [p.name for p in Path(__file__).parent.glob("*.py") if p.name not in PURE]
+
+if installed("verl"):
     with warnings.catch_warnings():  # verl and what it imports warn of engines that are not here
         warnings.simplefilter("ignore")
         import verl.trainer.main_ppo
