@@ -66,5 +66,7 @@ def test_turns_as_outputs_of_one_rollout(tmp_path, name):
 def test_turns_in_one_conversation(tmp_path, name):
     """verl's own layout of several turns: one response, in which the environment's tokens are masked."""
     whole = conformance.sequences(SAVED["rollouts"]["turns"])
-    _, found, _ = carried(tmp_path, name, [[one] for one in whole])
-    check(found, conformance.of_sequences(SAVED["rollouts"]["turns"], SAVED["advantages"][name]))
+    _, found, rule = carried(tmp_path, name, [[one] for one in whole])
+    rows = SAVED["rollouts"]["turns"]
+    exact = conformance.of_sequences(rows, conformance.by_pipeline(rows, rule))
+    check(found, conformance.of_sequences(rows, SAVED["advantages"][name]), exact)
