@@ -23,6 +23,7 @@ import torch  # noqa: E402
 from loguru import logger  # noqa: E402
 from skyrl.train.dataset import PromptDataset  # noqa: E402
 from skyrl.train.generators.base import GeneratorInterface  # noqa: E402
+from skyrl_turns import interval  # noqa: E402
 from stub_dispatch import StubDispatch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
@@ -124,13 +125,7 @@ def main() -> None:
         print(f"{name:8s} {np.mean(values):.3f}")
     if given.seeds > 1:
         pairs = np.subtract(found["turns"], found["outcome"])
-        half = small_t(given.seeds) * pairs.std(ddof=1) / given.seeds**0.5
-        print(f"turns less outcome, paired: {pairs.mean():+.3f} ({pairs.mean() - half:+.3f}, {pairs.mean() + half:+.3f})")
-
-
-def small_t(count: int) -> float:
-    """Half the width of a 95 % interval of a mean of `count`, in standard errors (Student's t)."""
-    return {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}[count]
+        print(f"turns less outcome, paired: {interval(pairs.tolist())}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
@@ -52,6 +54,18 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
         elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
             found[f"free/{objective.name}"] = sentence
     return found
+
+
+def unsaid(found: Mapping[str, str], said: set[str]) -> list[str]:
+    """The sentences of `remarks` whose keys are not in `said` yet, which they join.
+
+    >>> said = {"tags"}
+    >>> unsaid({"tags": "Again.", "scored/correct": "Nobody."}, said), sorted(said)
+    (['Nobody.'], ['scored/correct', 'tags'])
+    """
+    sentences = [sentence for key, sentence in found.items() if key not in said]
+    said.update(found)
+    return sentences
 
 
 def _census(reading: Reading, scheme: Scheme) -> Census | None:

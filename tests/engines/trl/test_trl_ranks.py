@@ -1,10 +1,5 @@
 """Two gloo processes whose one group of eight spans both, against one process and against the objective by hand."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,21 +15,14 @@ from trl_small import (
     step,
     trainer,
 )
+from two_ranks import launched
 
 pytestmark = THIRD_PARTY
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    # accelerate's own launcher starts several CPU processes only through mpirun; torchrun sets the same variables.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(TESTS / "launch_two_ranks.py"), str(folder), "2", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return launched("launch_two_ranks.py", tmp_path_factory.mktemp("ranks"), "2", "2")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,18 +1,13 @@
 """Two gloo processes train as one does, to rounding, over three steps of a policy that samples what it is trained on."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from launch_three_steps import CASES, GROUP, PLANTED, PROMPTS, STEPS, train
 from trl_small import THIRD_PARTY, largest_difference
+from two_ranks import launched
 
 pytestmark = THIRD_PARTY
-TESTS = Path(__file__).parents[2]
 BATCH = GROUP * PROMPTS
 #: The weights are float64; the advantages and the norms inside the model are float32.
 ROUNDING = 1e-7
@@ -20,13 +15,7 @@ ROUNDING = 1e-7
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(TESTS / "launch_three_steps.py"), str(folder), "3", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return launched("launch_three_steps.py", tmp_path_factory.mktemp("ranks"), "3", "2", timeout=280)
 
 
 def both(folder, name):

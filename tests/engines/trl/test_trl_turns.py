@@ -1,10 +1,6 @@
 """Completions of several turns through TRL: the gradient by hand, what is refused, what is logged, groups on two processes."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +10,10 @@ from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks import build_model, build_tokenizer
 from spanwise.tasks.agent import Episode
 from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, token_credit, trainer
+from two_ranks import launched
 
 pytestmark = small.THIRD_PARTY
 EXACT = 2e-6  # TRL keeps advantages in float32
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -156,13 +152,7 @@ def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("turns")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(TESTS / "launch_two_ranks_turns.py"), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return launched("launch_two_ranks_turns.py", tmp_path_factory.mktemp("turns"))
 
 
 @pytest.mark.parametrize("name", SCHEMES)

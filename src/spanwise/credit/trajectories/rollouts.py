@@ -139,18 +139,16 @@ def _on_turns(found: Credit, line: Timeline, length_sk: Tensor) -> Credit:
     """The credit of rollouts on each of their turns; that of the decision to stop on the last turn that has a token."""
     rows = found.take(line.index_s)
     filled_s = length_sk.sum(dim=1) > 0
-    after_s = torch.where(filled_s, line.left_s, line.left_s.max() + 1 if len(filled_s) else 0)
-    least_j = after_s.new_full((len(found.stop_n),), 2**62).scatter_reduce(0, line.index_s, after_s, "amin")
-    last_s = filled_s & (after_s == least_j[line.index_s])
+    last_s = torch.zeros_like(filled_s).index_fill(0, _last_of(filled_s, line), True) & filled_s
     return replace(
         rows, block_nk=torch.where(length_sk > 0, rows.block_nk, 0.0), stop_n=torch.where(last_s, rows.stop_n, 0.0)
     )
 
 
-def _last_held(status_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
-    """The row of each rollout's last turn that holds the reward; its last turn where none does."""
-    worst = int(line.left_s.max()) + 1 if len(status_s) else 0
-    rank_s = torch.where(_not_here(status_s), worst, 0) + line.left_s
+def _last_of(flag_s: Bool[Tensor, " s"], line: Timeline) -> Int[Tensor, " j"]:
+    """The row of each rollout's last turn with the flag; its last turn where none has it."""
+    worst = int(line.left_s.max()) + 1 if len(flag_s) else 0
+    rank_s = torch.where(flag_s, 0, worst) + line.left_s
     row_j = torch.zeros_like(_count(rank_s >= 0, line))
     least_j = torch.full_like(row_j, 2 * worst + 1).scatter_reduce(0, line.index_s, rank_s, "amin")
     rows = torch.nonzero(rank_s == least_j[line.index_s]).squeeze(1)
@@ -159,7 +157,7 @@ def _last_held(status_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
 
 def rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, summed: bool) -> Scores:
     """One row per rollout: of each reward its last turn that has it, or (`summed`) the sum where it is a reward of turns."""
-    columns = [_last_held(scores.status_nm[:, m], line) for m in range(len(objectives))]
+    columns = [_last_of(~_not_here(scores.status_nm[:, m]), line) for m in range(len(objectives))]
     taken = {
         name: torch.stack([table[rows, m] for m, rows in enumerate(columns)], dim=1)
         for name, table in _tables(scores).items()
@@ -174,9 +172,7 @@ def rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objectiv
             taken["status_nm"][held_j & ~total_j.isnan(), m] = int(Status.OK)
     outcome_jo = None
     if scores.outcome_no is not None:
-        known = [torch.where(column.isnan(), int(Status.ABSENT), int(Status.OK)) for column in scores.outcome_no.T]
-        rows = [_last_held(status_s, line) for status_s in known]
-        outcome_jo = torch.stack([scores.outcome_no[rows[o], o] for o in range(len(rows))], dim=1)
+        outcome_jo = torch.stack([column[_last_of(~column.isnan(), line)] for column in scores.outcome_no.T], dim=1)
     return Scores(scores.names, **taken, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
@@ -194,7 +190,7 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
     last_s = line.left_s == 0
     for m, objective in enumerate(objectives):
         stand_s = value_sm[:, m].clone()
-        row_s = _last_held(status_sm[:, m], line)[line.index_s]
+        row_s = _last_of(~_not_here(status_sm[:, m]), line)[line.index_s]
         if objective.scope == "rollout":
             value_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0)
         else:  # where no turn has it, the last one says so

@@ -54,6 +54,16 @@ class Turns:
         return [values[row] for row in self.row_s.tolist()]
 
 
+def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
+    """The number of the run that each token of a mask lies in, from 0 in each row; -1 outside.
+
+    >>> runs(torch.tensor([[True, True, False, True]])).tolist()
+    [[0, 0, -1, 1]]
+    """
+    before_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
+    return torch.where(mask_nt, (mask_nt & ~before_nt).cumsum(dim=1) - 1, -1)
+
+
 def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None = None) -> Turns:
     """Find the turns of sequences: each run of sampled tokens, or the tokens of one turn id.
 
@@ -78,8 +88,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     """
     mask_nt = mask_nt.bool()
     if turn_nt is None:
-        before_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
-        turn_nt = torch.where(mask_nt, (mask_nt & ~before_nt).cumsum(dim=1) - 1, -1)
+        turn_nt = runs(mask_nt)
     elif turn_nt.shape != mask_nt.shape:
         raise AlignmentError(f"Turn ids are {tuple(turn_nt.shape)}, the mask is {tuple(mask_nt.shape)}.")
     lost = torch.nonzero(mask_nt & (turn_nt < 0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
@@ -58,19 +59,19 @@ class Rows:
                 end = len(context) + len(said)
         return Rows(output, uids, place_s, lengths, stepwise)
 
-    @property
+    @cached_property
     def environment_s(self) -> list[float]:
         """The environment's reward of each row; token rewards are summed."""
         return [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
 
-    @property
+    @cached_property
     def extra(self) -> dict[str, list[Any]]:
         """What the generator says of its rows beside SkyRL's fields."""
         size = len(self.uids)
         found = {name: values for name, values in self.output.items() if name not in _KNOWN}
         return {name: list(values) for name, values in found.items() if isinstance(values, list) and len(values) == size}
 
-    @property
+    @cached_property
     def trajectory_s(self) -> list[int]:
         """The rollout of each row."""
         if not self.stepwise:
@@ -96,15 +97,18 @@ class Rows:
             **{name: table[:size].float() for name, table in fields.items() if table is not None},
         )
 
-    def turns(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int) -> tuple[Batch, Turns]:
+    def turns(
+        self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
+    ) -> tuple[Batch, Turns]:
         """Every turn as a row of its own, and the way back; of a whole conversation the runs of tokens that the model sampled.
 
-        The generator may say the state that each turn starts from as `anchors`; else it is all that the model saw. What the
-        generator left out of the loss altogether is read and compared all the same.
+        The generator may say the state that each turn starts from as `anchors`; else, if it is asked for (`anchored`), it is all
+        that the model saw. What the generator left out of the loss altogether is read and compared all the same.
         """
         ids: list[Any] = []
         row: list[int] = []
         sampled, place, context = [], [], []
+        contexts = anchored and "anchors" not in self.extra
         told: dict[str, list[Any]] = {name: [] for name in (*self.extra, "environment")}
         output = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         for s, (prompt, response, mask) in enumerate(zip(*output, strict=True)):
@@ -115,13 +119,13 @@ class Rows:
                 sampled.append(mask[start:end] if any(mask[start:end]) else [1] * (end - start))
                 place.append((n, width - self.length_n[n] + first + start))
                 row.append(s)
-                context.append((*prompt, *response[:start]))
+                context += [(*prompt, *response[:start])] if contexts else []
                 told["environment"].append(self._paid(s, parts, k))
                 for name, values in self.extra.items():
                     each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts)
                     told[name].append(values[s][k] if each else values[s])
         uids, step_s = [self.uids[s] for s in row], torch.arange(len(row))
-        anchors = told.pop("anchors", context)
+        anchors = told.pop("anchors", context or None)
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row]), step_s, anchors)
         batch = Batch.jagged(ids, uids, sampled=sampled, columns={**columns(uids), **told}, steps=steps)
         inside_u = torch.arange(max(map(len, ids)))

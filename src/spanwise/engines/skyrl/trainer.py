@@ -15,7 +15,7 @@ from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
-from spanwise.remarks import remarks
+from spanwise.remarks import remarks, unsaid
 from spanwise.segment import Vocabulary
 
 
@@ -68,9 +68,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         assert rows is not None, "SkyRL postprocesses what it trains on"
         by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
         mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
-        batch, way = (
-            rows.turns(self._columns, width=mask_nt.shape[1]) if by_turn else (rows.whole(self._columns, data), None)
-        )
+        if by_turn:
+            anchored = "anchor_s" in self.scheme.entry.inputs
+            batch, way = rows.turns(self._columns, width=mask_nt.shape[1], anchored=anchored)
+        else:
+            batch, way = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
         found = credit(reading, batch, self.scheme)
@@ -118,10 +120,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _say(self, reading: Reading) -> None:
         """Warn of what is not as the scheme takes it to be, each thing once."""
-        found = remarks(reading, self.scheme)
-        for key in found.keys() - self._said:
-            warnings.warn(f"Step {self.global_step}: {found[key]}", UserWarning, stacklevel=2)
-        self._said |= found.keys()
+        for sentence in unsaid(remarks(reading, self.scheme), self._said):
+            warnings.warn(f"Step {self.global_step}: {sentence}", UserWarning, stacklevel=2)
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:

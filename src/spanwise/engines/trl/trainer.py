@@ -28,7 +28,7 @@ from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
 from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
-from spanwise.remarks import remarks
+from spanwise.remarks import remarks, unsaid
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -286,10 +286,9 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _say(self, reading: Reading) -> bool:
         """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""
         found = remarks(reading, self.scheme)
-        for key, sentence in found.items():
-            if key not in self._said and self.accelerator.is_main_process:
+        for sentence in unsaid(found, self._said):
+            if self.accelerator.is_main_process:
                 warnings.warn(f"Step {self.state.global_step}: {sentence}", UserWarning, stacklevel=2)
-        self._said |= found.keys()
         return any(key.startswith(("tags", "scored/")) for key in found)
 
     def _no_signal(self, *, explained: bool) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.credit import Turns, group_index, split_turns
+from spanwise.credit.trajectories.turns import runs
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.pipeline import Reading, advantages, credit, metrics
 from spanwise.scheme import Scheme
@@ -40,6 +42,11 @@ class Rows:
     session: Sequence[Any] | None = None
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
+
+    @cached_property
+    def real(self) -> list[int]:
+        """The rows that are no padding."""
+        return [n for n in range(len(self.packed)) if not (self.padding and self.padding[n])]
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
@@ -143,9 +150,7 @@ def _loaded(text: str) -> dict[str, Any]:
 
 def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
     """The turns of rows: runs of sampled tokens, or the whole of a row that was read as one."""
-    before_nt = torch.nn.functional.pad(sampled_nt, (1, 0))[:, :-1]
-    run_nt = (sampled_nt & ~before_nt).cumsum(dim=1) - 1
-    return split_turns(sampled_nt, torch.where(sampled_nt, run_nt * split_n[:, None], -1))
+    return split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n[:, None], -1))
 
 
 def credited(
@@ -164,7 +169,7 @@ def credited(
         RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own.
     """
     mask_nt = mask_nt.bool()
-    real = [n for n in range(len(mask_nt)) if not (rows.padding and rows.padding[n])]
+    real = rows.real
 
     def taken(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else [values[n] for n in real]

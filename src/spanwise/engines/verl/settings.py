@@ -20,7 +20,7 @@ from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
 from spanwise.pipeline import Reading
 from spanwise.recipe import scheme_at
-from spanwise.remarks import remarks
+from spanwise.remarks import remarks, unsaid
 from spanwise.scheme import Scheme
 
 #: The fields of a recipe that say how credit is given; verl's own configuration says everything else.
@@ -70,8 +70,7 @@ class Settings:
             CARRIED.reset(token)
 
     def _factor(self, rows: Rows, reading: Reading, mask_nt: Tensor) -> Tensor:
-        real = [n for n in range(len(mask_nt)) if not (rows.padding and rows.padding[n])]
-        sessions = real if rows.session is None else {rows.session[n] for n in real}
+        sessions = rows.real if rows.session is None else {rows.session[n] for n in rows.real}
         return loss_factor(
             mask_nt,
             mode=self.mode,
@@ -82,10 +81,8 @@ class Settings:
         )
 
     def _say(self, reading: Reading) -> None:
-        for key, sentence in remarks(reading, self.scheme).items():
-            if key not in self.said:
-                say(sentence)
-            self.said.add(key)
+        for sentence in unsaid(remarks(reading, self.scheme), self.said):
+            say(sentence)
 
 
 def prepare(config: Any, *, provides: Sequence[str]) -> Settings:
