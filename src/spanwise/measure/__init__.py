@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:  # the core installs without it
         "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
     ) from error
 
-from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms
+from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms, critic_alarms, critic_streams
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -57,6 +57,8 @@ __all__ = [
     "brier",
     "brier_parts",
     "compare",
+    "critic_alarms",
+    "critic_streams",
     "curve_difference",
     "ece",
     "fidelity",
