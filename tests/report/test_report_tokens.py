@@ -198,7 +198,9 @@ def test_500_long_completions_stay_small():
         credit = {m: [float(dice.normal())] * cut + [float(dice.normal())] * (1000 - cut) for m in ("a", "b", "c")}
         values = np.cumsum(dice.normal(0, 0.02, 1000)) + 0.5
         chances = np.where(dice.random(1000) < 0.5, 1 - dice.exponential(0.005, 1000).clip(0, 1), dice.beta(2, 1, 1000))
-        rows.append(row([words[i] for i in ids], advantages=credit, values={"": values.tolist()}, probabilities=chances.tolist()))
+        rows.append(
+            row([words[i] for i in ids], advantages=credit, values={"": values.tolist()}, probabilities=chances.tolist())
+        )
     html = token_view(TokenView(("a", "b", "c"), rows))
     assert len(html) < 2_000_000  # leaves 1 MB for the charts
     data = data_of(html)

@@ -27,7 +27,9 @@ BASE = """
 body { margin: 8px; background: var(--background); color: var(--text); }
 """
 STATIC = Path(code.__file__).parent / "static"
-SCRIPT, STYLE = ("\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "tokens")) for end in ("js", "css"))
+SCRIPT, STYLE = (
+    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "tokens")) for end in ("js", "css")
+)
 
 
 def page(*rows, methods=("a", "b"), outcome="correct"):
@@ -328,7 +330,9 @@ def test_what_differs_most_comes_first(browser):
 def test_other_methods_and_other_colours(browser):
     methods = ("<b>x</b>", "b", "third")
     credit = {"<b>x</b>": [0.5, 0.5], "b": [0.0, 0.0], "third": [-0.5, 0.5]}
-    opened(browser, row(["u", "v"], advantages=credit, values={"": [0.5, -0.125]}, probabilities=[1.0, 0.5]), methods=methods)
+    opened(
+        browser, row(["u", "v"], advantages=credit, values={"": [0.5, -0.125]}, probabilities=[1.0, 0.5]), methods=methods
+    )
     assert "<b>x</b> · +0.5 × 2 tokens" in text(browser, ".token-head")
     choose(browser, "left", "2")
     assert text(browser, ".token-head") == "solution · third · −0.5 to +0.5, 2 tokens"
