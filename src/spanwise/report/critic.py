@@ -20,8 +20,7 @@ _EXPLAINED_NOTE = (
 )
 _PARTS_NOTE = (
     "Together they are the error of a token: how far a completion's mean value is off, and how far the course of its values is. "
-    "Where all reward comes at the end, what was earned has no course, so a flat critic has no error within: it knows nothing of "
-    "single tokens all the same."
+    "Where all reward comes at the end, what was earned has no course: a flat critic then has no error within, which is no merit."
 )
 #: A critic that starts from nothing may begin at -1,000.
 _FLOOR = -1.0
