@@ -91,8 +91,9 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
         known = {name: values[first:last] for name, values in flat_of.items()}
         logp = known.pop("logp", None)
         values = {name.partition("/")[2]: value for name, value in known.items()}
-        found = {} if logp is None or segments is None else values
-        opens = {name: segments.opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in found.items()}
+        opens = {}
+        if logp is not None and segments is not None:
+            opens = {name: segments.opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in values.items()}
         made.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),

@@ -36,7 +36,7 @@ class Segments:
         >>> Segments.of("gae", {}), Segments.of("sae", None)
         (None, Segments(threshold=0.2, boundary='start'))
         """
-        known = METHODS[method].options if method in METHODS else {}
+        known = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(known):
             return None
         given = {**known, **(options or {})}
