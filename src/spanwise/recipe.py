@@ -79,6 +79,11 @@ class Recipe(BaseModel):
     per: str | float | None = Field(
         None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
     )
+    values: Literal["shared", "objective"] | None = Field(
+        None,
+        description="what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective if "
+        "objectives pay different blocks",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )
@@ -279,6 +284,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         per=recipe.per,
         longest=longest,
         recorded=recorded,
+        values=recipe.values,
         **recipe.options,
     )
 
