@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:  # the core installs without it
         "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
     ) from error
 
+from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
 from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
@@ -35,6 +36,7 @@ __all__ = [
     "BrierParts",
     "Cell",
     "Comparison",
+    "CriticError",
     "Curve",
     "Difference",
     "Fidelity",
@@ -57,8 +59,10 @@ __all__ = [
     "brier",
     "brier_parts",
     "compare",
+    "critic_error",
     "curve_difference",
     "ece",
+    "explained_variance",
     "fidelity",
     "figure_intervals",
     "figures",

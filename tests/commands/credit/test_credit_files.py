@@ -110,6 +110,26 @@ def test_methods_per_token_where_the_file_has_values(tmp_path):
     torch.testing.assert_close(result.applied[1].credit.block_nk, expected_nk * present_nk, atol=1e-6, rtol=0)
 
 
+def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
+    """GAE and SAE of a run's file, read back, with a tool's tokens in the middle and without them: null is no 0."""
+    plain, tool = own_file(tmp_path / "plain", values=True), own_file(tmp_path / "tool", values=True)
+    columns = pq.read_table(plain / "rollouts" / "step_000001.parquet").to_pydict()
+    draw = np.random.default_rng(0)
+    for name in ("values", "logprobs"):
+        columns[name] = [(draw.random(len(row)) - (name == "logprobs") * 2).tolist() for row in columns[name]]
+    pq.write_table(pa.table(columns), plain / "rollouts" / "step_000001.parquet")
+    written = {"completion_ids": [5, 6], "trainable": [False] * 2, "values": [None] * 2, "logprobs": [None] * 2}
+    for name, more in written.items():
+        columns[name] = [row[:3] + more + row[3:] for row in columns[name]]
+    pq.write_table(pa.table(columns), tool / "rollouts" / "step_000001.parquet")
+    options = {"methods": ["gae", "sae"], "overrides": {"layout": LAYOUT}}
+    for one, other in zip(*(credit_rollouts(folder, **options).applied for folder in (plain, tool)), strict=True):
+        kept = np.concatenate(columns["trainable"])
+        np.testing.assert_array_equal(other.tokens[kept], one.tokens)
+        assert not other.tokens[~kept].any()
+        assert np.unique(one.tokens).size > 4
+
+
 def test_methods_per_token_without_values_say_what_is_missing(tmp_path):
     folder = own_file(tmp_path)
     with pytest.raises(RecipeError, match=r"'gae' needs values of a critic of every token, and .* holds none of them"):
