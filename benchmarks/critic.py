@@ -51,7 +51,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "learning_rate": 4e-4,
         "entropy": 0.0,
         "entropy_target": None,
-        "eval_every": 5,
+        "eval_every": 10,
+        "eval_samples": 4,
         "objectives": [{"reward": "correct", "pays": ["solution"]}],
     },
     "digits_long": {
@@ -61,7 +62,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "learning_rate": 4e-4,
         "entropy": 0.0,
         "entropy_target": None,
-        "eval_every": 5,
+        "eval_every": 10,
+        "eval_samples": 4,
         "objectives": [{"reward": "correct", "pays": ["solution"]}],
     },
 }
@@ -104,6 +106,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 #: These are run for every seed before any of the others.
 FIRST = 6
+FIGURES = ("held-out, at the end", "area", "area, all counted")
 REFERENCES = ("gae-.95", "grpo")
 
 
@@ -193,7 +196,10 @@ def _train(run: Run, title: str) -> bool:
 
 
 class Found:
-    """What a finished run left: its curve over samples, and the critic's figures by step.
+    """What a finished run left: its curves over samples, and the critic's figures by step.
+
+    The accuracy of a training batch is that of new prompts under the policy as it was before it learned from them. There is one for
+    every step and it costs nothing; the held-out prompts are asked every tenth step only.
 
     Args:
         run: that has ended.
@@ -201,37 +207,32 @@ class Found:
     """
 
     def __init__(self, run: Run, ahead: int) -> None:
-        self.ahead = ahead
-        self.summary = json.loads((run.folder / "summary.json").read_text())
-        size = run.recipe.prompts * run.recipe.group_size
-        points = {int(point["step"]) * size: float(point["accuracy"]) for point in self.summary["curve"]}
+        self.ahead, self.size = ahead, run.recipe.prompts * run.recipe.group_size
+        summary = json.loads((run.folder / "summary.json").read_text())
+        points = {int(point["step"]) * self.size: float(point["accuracy"]) for point in summary["curve"]}
         self.samples, self.accuracy = np.array(sorted(points)), np.array([points[x] for x in sorted(points)])
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         self.lines = [line for line in lines if "loss" in line]
+        self.batches = np.array([line["accuracy"] for line in self.lines])
 
     def figures(self, reach: Sequence[float]) -> dict[str, float | None]:
         """Accuracy at the end, areas under the curve, what it took to reach an accuracy."""
-        last = self.samples[-1]
-        shifted = np.interp(np.arange(last + 1), self.samples + self.ahead, self.accuracy)  # before that: the start
+        spent = self.size * np.arange(len(self.batches))
+        late = np.interp(spent, self.ahead + spent, self.batches, left=float(self.accuracy[0]))
         values: dict[str, float | None] = {
-            "at the end": float(self.accuracy[-1]),
-            "area": float(np.trapezoid(self.accuracy, self.samples) / last),
-            "area, all counted": float(shifted.mean()),
+            "held-out, at the end": float(self.accuracy[-1]),
+            "area": float(self.batches.mean()),
+            "area, all counted": float(late.mean()),
         }
         for goal in reach:
             values[f"to {goal:g}"] = self.reached(goal)
         return values
 
-    def reached(self, goal: float) -> float | None:
-        """Samples after which the curve first crosses an accuracy, between two evaluations on a straight line."""
-        above = np.flatnonzero(self.accuracy >= goal)
-        if not len(above):
-            return None
-        at = int(above[0])
-        if at == 0:
-            return 0.0
-        x, y = self.samples[at - 1 : at + 1], self.accuracy[at - 1 : at + 1]
-        return float(x[0] + (x[1] - x[0]) * (goal - y[0]) / (y[1] - y[0]))
+    def reached(self, goal: float, *, window: int = 5) -> float | None:
+        """Samples until the mean accuracy of five batches on end first reaches a goal."""
+        means = np.convolve(self.batches, np.ones(window) / window, mode="valid")
+        above = np.flatnonzero(means >= goal)
+        return float(self.size * (above[0] + window)) if len(above) else None
 
     def metric(self, name: str, first: int, last: int | None) -> float:
         """The mean of a logged metric over some steps; NaN where there is none."""
@@ -269,10 +270,10 @@ def show(task: str, there: dict[str, dict[int, Found]]) -> None:
 
 def _figures_table(there: dict[str, dict[int, Found]], runs: Any, reach: Sequence[float]) -> str:
     goals = [f"samples to {goal:g} (with the critic's)" for goal in reach]
-    heading = ["arm", "seeds", "at the end", "area", "area, all counted", *goals]
+    heading = ["arm", "seeds", *FIGURES, *goals]
     rows = []
     for arm, seeds in runs.items():
-        cells = [_mean([one[name] for one in seeds.values()]) for name in ("at the end", "area", "area, all counted")]
+        cells = [_mean([one[name] for one in seeds.values()]) for name in FIGURES]
         ahead = next(iter(there[arm].values())).ahead
         cells += [_price([one[f"to {goal:g}"] for one in seeds.values()], ahead) for goal in reach]
         rows.append([f"`{arm}`", str(len(seeds)), *cells])
@@ -280,14 +281,16 @@ def _figures_table(there: dict[str, dict[int, Found]], runs: Any, reach: Sequenc
 
 
 def _curve_table(there: dict[str, dict[int, Found]]) -> str:
-    most = max((one.samples for seeds in there.values() for one in seeds.values()), key=len)
-    points = [int(x) for x in most[:: max(1, len(most) // 6)]]
-    points += [int(most[-1])] * (points[-1] != int(most[-1]))
+    """Means of ten batches each; the edges in samples."""
+    longest = max(len(one.batches) for seeds in there.values() for one in seeds.values())
+    size = next(one.size for seeds in there.values() for one in seeds.values())
+    parts = [(first, min(first + 10, longest)) for first in range(0, longest, 10)]
     rows = []
     for arm, seeds in there.items():
-        at = [[float(np.interp(x, one.samples, one.accuracy)) for one in seeds.values()] for x in points]
+        at = [[float(one.batches[first:last].mean()) for one in seeds.values()] for first, last in parts]
         rows.append([f"`{arm}`", *map(_mean, at)])
-    return _markdown(["accuracy after samples", *(f"{x:,}" for x in points)], rows)
+    edges = [f"{first * size:,} to {last * size:,}" for first, last in parts]
+    return _markdown(["accuracy of the batches, samples", *edges], rows)
 
 
 def _critic_table(there: dict[str, dict[int, Found]]) -> str:
@@ -305,15 +308,14 @@ def _critic_table(there: dict[str, dict[int, Found]]) -> str:
 
 
 def _differences_table(runs: Any, reference: str) -> str:
-    figures = ("at the end", "area", "area, all counted")
-    compared = compare(runs, figures=figures, reference=reference)
+    compared = compare(runs, figures=FIGURES, reference=reference)
     rows = []
     for arm in runs:
         of_arm = {one.figure: one for one in compared.differences if one.a == arm}
         if of_arm:
-            cells = [f"{_signed(of_arm[name].interval)}, {of_arm[name].verdict}" for name in figures]
+            cells = [f"{_signed(of_arm[name].interval)}, {of_arm[name].verdict}" for name in FIGURES]
             rows.append([f"`{arm}`", *cells])
-    return _markdown([f"minus `{reference}`", *figures], rows)
+    return _markdown([f"minus `{reference}`", *FIGURES], rows)
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -382,12 +384,14 @@ def draw(task: str, there: dict[str, dict[int, Found]], place: Path) -> None:
         chart.save(str(place / f"critic-{task}.svg"))
 
 
-def _points(arm: str, seeds: dict[int, Found]) -> Iterator[dict[str, Any]]:
-    grid = max((one.samples for one in seeds.values()), key=len)
-    for x in grid.tolist():
-        i = _interval([float(np.interp(x, one.samples, one.accuracy)) for one in seeds.values()])
+def _points(arm: str, seeds: dict[int, Found], *, window: int = 5) -> Iterator[dict[str, Any]]:
+    """Running means of five batches, with pointwise intervals over seeds."""
+    means = {seed: np.convolve(one.batches, np.ones(window) / window, mode="valid") for seed, one in seeds.items()}
+    size = next(iter(seeds.values())).size
+    for step in range(max(map(len, means.values()))):
+        i = _interval([float(values[step]) for values in means.values() if step < len(values)])
         low, high = (i.low, i.high) if i.low == i.low else (i.value, i.value)
-        yield {"arm": arm, "samples": x, "accuracy": i.value, "low": low, "high": high}
+        yield {"arm": arm, "samples": size * (step + window / 2), "accuracy": i.value, "low": low, "high": high}
 
 
 def main() -> None:
