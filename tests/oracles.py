@@ -658,3 +658,60 @@ def slow_ece(pairs):
     for hundredths, right in pairs:  # integer arithmetic: .29 and .3 fall where a human puts them
         gaps[hundredths // 10] += float(right) - hundredths / 100
     return sum(map(abs, gaps)) / len(pairs)
+
+
+def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, names, shared, method, gamma, lam):
+    """Rewards of blocks under a critic: tokens outside a stream are taken out of a list, then comes the textbook loop."""
+    token = torch.zeros(block.shape, dtype=torch.float64)
+    stop = torch.zeros(len(block), dtype=torch.float64)
+    for i, row in enumerate(block.tolist()):
+        trained = [t for t, k in enumerate(row) if k >= 0]
+        worth, left, ends, paid = [], [], [], []
+        for m, objective in enumerate(objectives):
+            left.append(int(status[i, m]) in (1, 2))
+            stand_in = NAN if objective.if_missing is None else objective.if_missing
+            worth.append(stand_in if left[m] else float(reward[i, m]))
+            paid.append([t for t in trained if names[row[t]] in objective.pays])
+            ends.append((paid[m] or trained or [None])[-1])
+        if not trained:
+            continue
+        if shared:
+            if not any(math.isnan(w) for w in worth):
+                rewards = dict.fromkeys(trained, 0.0)
+                for m, objective in enumerate(objectives):
+                    rewards[ends[m]] += objective.weight * worth[m]
+                loop = _textbook(trained, rewards, value[i, :, 0], logp[i], float(bootstrap[i, 0]), method, gamma, lam)
+                for t, a in zip(trained, loop, strict=True):
+                    token[i, t] += a
+            continue
+        for m, objective in enumerate(objectives):
+            kept = paid[m] or ([trained[-1]] if left[m] else [])
+            if math.isnan(worth[m]) or not kept:
+                continue
+            rewards = dict.fromkeys(kept, 0.0) | {kept[-1]: worth[m]}
+            behind = float(bootstrap[i, m]) if kept[-1] == trained[-1] else 0.0
+            loop = _textbook(kept, rewards, value[i, :, m], logp[i], behind, method, gamma, lam)
+            for t, a in zip(kept, loop, strict=True):
+                if paid[m]:
+                    token[i, t] += objective.weight * a
+                else:
+                    stop[i] += objective.weight * a
+    return token, stop
+
+
+def _textbook(kept, rewards, value, logp, behind, method, gamma, lam):
+    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k] A[k+1] over a list of tokens."""
+    if method == "adaptive":
+        lam = max(0.0, 1 - 1 / (0.7 * len(kept)))
+    result = [0.0] * len(kept)
+    for place in reversed(range(len(kept))):
+        last = place == len(kept) - 1
+        after = behind if last else float(value[kept[place + 1]])
+        result[place] = rewards[kept[place]] + gamma * after - float(value[kept[place]])
+        if not last:
+            weight = lam
+            if method in ("start", "end"):
+                unlikely = math.exp(float(logp[kept[place + (method == "start")]])) < 0.4
+                weight = lam if unlikely else 1.0
+            result[place] += gamma * weight * result[place + 1]
+    return result

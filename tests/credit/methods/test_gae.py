@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, all_of, fast, token_batches
 from helpers import NAN, assert_close, double
 from oracles import slow_recursion
-from spanwise.credit.methods._gae import gae, length_adaptive_lambda, value_target
+from spanwise.credit.methods._gae import gae, value_target
+from spanwise.credit.recursion import length_adaptive_lambda
 
 
 @pytest.mark.parametrize("poison", [9.0, 1e9, NAN, math.inf, -1e30])

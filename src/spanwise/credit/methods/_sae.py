@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit.checks import check_mask
-from spanwise.credit.recursion import lambda_advantage
+from spanwise.credit.recursion import lambda_advantage, policy_lambda
 from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.registry import register
@@ -24,6 +24,7 @@ _ROWS = 64
     paper="Segmental Advantage Estimation, arXiv 2601.07320",
     source="notes and reviews; the paper's full text was not read and there is no public code",
     preset=Preset(per="completion", calibrated=False),
+    only_with={"lam": ("length_adaptive_alpha", (None,))},
 )
 def sae(
     reward_nt: Float[Tensor, "n t"],
@@ -33,6 +34,7 @@ def sae(
     *,
     gamma: float = 1.0,
     lam: float | Float[Tensor, " n"] = 0.95,
+    length_adaptive_alpha: float | None = None,
     threshold: float = 0.2,
     boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
@@ -43,12 +45,14 @@ def sae(
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam_k A[k+1], k over the trainable tokens
         lam_k = lam if p[k+1] < threshold (boundary "start": the unlikely token opens a segment)
                     or p[k] < threshold   (boundary "end": it closes one), else 1
+        length_adaptive_alpha: lam = max(0, 1 - 1 / (alpha length)), length the trainable tokens of the completion
         so that inside a segment all values cancel but V[k] and those where the later segments start
 
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
         lam: the weight at a boundary; one number, or one per completion.
+        length_adaptive_alpha: take the weight of each completion's length instead of `lam`, as for `gae`.
         threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
@@ -73,6 +77,7 @@ def sae(
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
     check_mask(mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
+    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     if boundary == "end":
         unlikely_nt = _after(unlikely_nt, mask_nt)
     elif boundary != "start":
