@@ -68,10 +68,13 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 #: What the critic's own training has, and how many steps it is fitted before the policy trains.
-CRITICS: dict[str, dict[str, Any]] = {"digits": {"learning_rate": 1e-3}, "digits_long": {"learning_rate": 1e-3}}
+CRITICS: dict[str, dict[str, Any]] = {
+    "digits": {"learning_rate": 5e-4, "mini_batches": 8},
+    "digits_long": {"learning_rate": 5e-4, "mini_batches": 8},
+}
 AHEAD: dict[str, dict[str, int]] = {
-    "digits": {"steps": 30, "prompts": 128, "group_size": 2},
-    "digits_long": {"steps": 30, "prompts": 128, "group_size": 2},
+    "digits": {"steps": 20, "prompts": 128, "group_size": 2},
+    "digits_long": {"steps": 20, "prompts": 128, "group_size": 2},
 }
 #: The accuracy whose price in samples is looked for.
 REACH = {"digits": (0.75, 0.8), "digits_long": (0.75, 0.8)}
