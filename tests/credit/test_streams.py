@@ -484,3 +484,13 @@ def test_assign_takes_the_same_words(unchecked_shapes):
     assert found.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
     with pytest.raises(RecipeError, match=r"There is no kind of values 'sharde'. Did you mean 'shared'"):
         assign(reading.scores, torch.tensor([0]), reading.present_nk, values="sharde", **rule)
+
+
+@pytest.mark.parametrize("values", ["shared", "objective"])
+def test_a_token_of_a_block_that_is_not_trained_is_deleted(values):
+    """The mask of the batch has the last word: the reward lies on the last trained token of the block, values elsewhere are air."""
+    scheme = Scheme("gae", BLOCKS, PAIR[:1], 1, {"lam": 0.5}, values=values)
+    mask_nt = torch.tensor([[True, False, False, False, True]])
+    found, _ = run(scheme, TOKENS, [[1]], double([[0.25, NAN, NAN, 1e9, 0.5]]), mask_nt=mask_nt)
+    # Shared: 0 - 1/2; 1 + 1/2 - 1/4 - 1/4. Alone: 1 - 1/4.
+    assert found.token_nt.tolist() == [[1.0 if values == "shared" else 0.75, 0, 0, 0, -0.5 if values == "shared" else 0]]
