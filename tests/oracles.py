@@ -611,8 +611,8 @@ def owners_of_tokens(tokens, owner):
     return owners
 
 
-def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
-    """The figures of one estimator, straight from their definitions, by kind of token."""
+def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97, cut=None):
+    """The figures of one estimator, straight from their definitions, by kind of token; `cut`: of segments."""
     rows = []
     for n in range(len(trajectories.reward_n)):
         places = [t for t in range(value_nt.shape[1]) if trajectories.mask_nt[n, t]]
@@ -629,27 +629,53 @@ def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
             elif name.startswith("GRPO"):
                 a = reward - v[0]
             else:  # every later surprise, weighted by lambda for each boundary on the way to it
-                threshold, lam = map(float, name[4:].split(", ")) if name[0] == "S" else (2.0, float(name[4:]))
+                cuts, lam = _slow_cuts(name, p)
                 weight, a = 1.0, 0.0
                 for j in range(k, len(places)):
-                    weight *= lam if j > k and p[j] < threshold else 1.0
+                    weight *= lam if j > k and j in cuts else 1.0
                     a += weight * (v[j + 1] - v[j])
-            rows.append((a, mc[k + 1] - mc[k], noise[k + 1] + noise[k], p[k] < decision))
+            start, stop, weight = (
+                k,
+                k + 1,
+                1.0 if trajectories.weight_nt is None else float(trajectories.weight_nt[n, places[k]]),
+            )
+            if cut is not None:
+                cuts, weight = _slow_boundaries(p, *cut), 1.0
+                start = max((j for j in range(k + 1) if j in cuts), default=0)
+                stop = min((j for j in range(k + 1, len(places)) if j in cuts), default=len(places))
+            if weight > 0 and not math.isnan(mc[stop] - mc[start]):
+                rows.append((a, mc[stop] - mc[start], noise[stop] + noise[start], p[k] < decision, weight))
     found = {}
     for kind in ("all", "decision"):
         use = [row for row in rows if kind == "all" or row[3]]
-        n = len(use)
-        mean_a, mean_m = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
-        var_a, var_m = sum((u[0] - mean_a) ** 2 for u in use), sum((u[1] - mean_m) ** 2 for u in use)
-        noise = sum(u[2] for u in use)
-        k = sum(u[0] * u[1] for u in use) / sum(u[0] ** 2 for u in use)
+        n = sum(u[4] for u in use)
+        mean_a, mean_m = sum(u[0] * u[4] for u in use) / n, sum(u[1] * u[4] for u in use) / n
+        var_a = sum((u[0] - mean_a) ** 2 * u[4] for u in use)
+        var_m = sum((u[1] - mean_m) ** 2 * u[4] for u in use)
+        noise = sum(u[2] * u[4] for u in use)
+        k = sum(u[0] * u[1] * u[4] for u in use) / sum(u[0] ** 2 * u[4] for u in use)
         found[kind] = {
-            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) for u in use) / math.sqrt(var_a * var_m),
-            "ceiling": math.sqrt(1 - noise / var_m),
-            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 for u in use) - noise) / n),
-            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 for u in use) - noise) / n),
+            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) * u[4] for u in use) / math.sqrt(var_a * var_m),
+            "ceiling": math.sqrt(max(0, 1 - noise / var_m)),
+            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
+            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
+            "count": len(use),
         }
     return found
+
+
+def _slow_cuts(name, p):
+    """The tokens before which lambda is taken, and lambda, from what an estimator is called."""
+    family, *words = name.replace(",", "").split()
+    if family == "SAE":
+        return _slow_boundaries(p, float(words[1]), words[0]), float(words[2])
+    lam = max(0.0, 1 - 1 / (float(words[1]) * len(p))) if words[0] == "adaptive" else float(words[0])
+    return set(range(len(p))), lam
+
+
+def _slow_boundaries(p, threshold, boundary):
+    """The tokens that open a segment: the unlikely ones, or those after them."""
+    return {k + (boundary == "end") for k, q in enumerate(p) if q < threshold}
 
 
 def slow_ece(pairs):
@@ -658,3 +684,60 @@ def slow_ece(pairs):
     for hundredths, right in pairs:  # integer arithmetic: .29 and .3 fall where a human puts them
         gaps[hundredths // 10] += float(right) - hundredths / 100
     return sum(map(abs, gaps)) / len(pairs)
+
+
+def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, names, shared, method, gamma, lam):
+    """Rewards of blocks under a critic: tokens outside a stream are taken out of a list, then comes the textbook loop."""
+    token = torch.zeros(block.shape, dtype=torch.float64)
+    stop = torch.zeros(len(block), dtype=torch.float64)
+    for i, row in enumerate(block.tolist()):
+        trained = [t for t, k in enumerate(row) if k >= 0]
+        worth, left, ends, paid = [], [], [], []
+        for m, objective in enumerate(objectives):
+            left.append(int(status[i, m]) in (1, 2))
+            stand_in = NAN if objective.if_missing is None else objective.if_missing
+            worth.append(stand_in if left[m] else float(reward[i, m]))
+            paid.append([t for t in trained if names[row[t]] in objective.pays])
+            ends.append((paid[m] or trained or [None])[-1])
+        if not trained:
+            continue
+        if shared:
+            if not any(math.isnan(w) for w in worth):
+                rewards = dict.fromkeys(trained, 0.0)
+                for m, objective in enumerate(objectives):
+                    rewards[ends[m]] += objective.weight * worth[m]
+                loop = _textbook(trained, rewards, value[i, :, 0], logp[i], float(bootstrap[i, 0]), method, gamma, lam)
+                for t, a in zip(trained, loop, strict=True):
+                    token[i, t] += a
+            continue
+        for m, objective in enumerate(objectives):
+            kept = paid[m] or ([trained[-1]] if left[m] else [])
+            if math.isnan(worth[m]) or not kept:
+                continue
+            rewards = dict.fromkeys(kept, 0.0) | {kept[-1]: worth[m]}
+            behind = float(bootstrap[i, m]) if kept[-1] == trained[-1] else 0.0
+            loop = _textbook(kept, rewards, value[i, :, m], logp[i], behind, method, gamma, lam)
+            for t, a in zip(kept, loop, strict=True):
+                if paid[m]:
+                    token[i, t] += objective.weight * a
+                else:
+                    stop[i] += objective.weight * a
+    return token, stop
+
+
+def _textbook(kept, rewards, value, logp, behind, method, gamma, lam):
+    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k] A[k+1] over a list of tokens."""
+    if method == "adaptive":
+        lam = max(0.0, 1 - 1 / (0.7 * len(kept)))
+    result = [0.0] * len(kept)
+    for place in reversed(range(len(kept))):
+        last = place == len(kept) - 1
+        after = behind if last else float(value[kept[place + 1]])
+        result[place] = rewards[kept[place]] + gamma * after - float(value[kept[place]])
+        if not last:
+            weight = lam
+            if method in ("start", "end"):
+                unlikely = math.exp(float(logp[kept[place + (method == "start")]])) < 0.4
+                weight = lam if unlikely else 1.0
+            result[place] += gamma * weight * result[place + 1]
+    return result

@@ -90,6 +90,8 @@ SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 DOUBLE = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.sampled_from(["a", "a b", "c/d", "é", "credit", "advantages", "reward/x"])
 METHODS = st.sampled_from(["bae", "bae:group", "reinforce++", "gdpo", "stop", "日本"])
+#: What may be known of each token: nothing, a critic's only value, or one of several by name.
+PER_TOKEN = [(), ("value",), ("logp",), ("value", "logp"), ("value/correct", "value/c/d"), ("value/é", "value/stop", "logp")]
 #: Bytes that are a text each, and bytes that are none: a character cut in two, a byte that starts nothing.
 TEXTS, BYTES = [b"a", b" b", "é".encode(), b"", b"a", b"\n"], [b"a", b"\xc3", b"\xa9", b"\xff", b"", "日".encode()]
 
@@ -100,7 +102,7 @@ def cases(draw):
     blocks = tuple(draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)))
     objectives = tuple(draw(st.lists(NAMES, max_size=2, unique=True)))
     methods = tuple(draw(st.lists(METHODS, min_size=1, max_size=3, unique=True)))
-    per_token = tuple(draw(st.sets(st.sampled_from(["value", "logp"]))))
+    per_token = draw(st.sampled_from(PER_TOKEN))
     pieces = draw(st.sampled_from([None, TEXTS, BYTES]))
 
     def row():

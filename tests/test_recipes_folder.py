@@ -8,6 +8,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from spanwise.commands.train.train import train, trainer_config
+from spanwise.critic import CriticConfig
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS
@@ -23,6 +24,8 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 EMBEDDED = {"confidence.yaml", "two_attempts.yaml"}
 PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qwen_7b_confidence.yaml": 512}
+CRITIC = {"ppo.yaml", "sae.yaml", "vapo.yaml", "qwen3_8b_sae.yaml", "qwen_32b_vapo.yaml"}
+BLOCKWISE = [name for name in FILES if name not in CRITIC]
 CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
 
 
@@ -36,7 +39,7 @@ def planned(name: str, **overrides):
 
 
 def test_no_recipe_is_left_untested() -> None:
-    assert set(FILES) == EMBEDDED | set(PAPER)
+    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -48,7 +51,7 @@ def test_each_says_what_it_is_and_its_command(name) -> None:
     assert load(FOLDER / name).output is None  # a new folder for every run
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", BLOCKWISE)
 def test_each_pays_every_block_by_itself(name) -> None:
     recipe, filled = planned(name)
     first, last = filled.layout.names
@@ -69,7 +72,7 @@ def test_variants_on_the_command_line(baseline, calibration) -> None:
     assert filled.entry.kind == "block"
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", BLOCKWISE)
 def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
     _, filled = planned(name, method="rlcr")
     assert filled.entry.kind == "completion"
@@ -99,9 +102,52 @@ def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     assert str(recipe.model).endswith("-Instruct")
 
 
+@pytest.mark.parametrize("name", sorted(CRITIC))
+def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
+    recipe, filled = planned(name)
+    assert filled.value_names == ("return",)
+    assert [(o.reward, o.pays, o.if_missing) for o in filled.objectives] == [("correct", ("solution",), 0.0)]
+    critic = CriticConfig.of(recipe.critic)
+    assert critic.gae_lambda_value == 1.0
+    assert 0 < critic.policy_training_start_step < recipe.steps
+    method, options = recipe.method, dict(filled.options)
+    if "sae" in name:
+        assert (method, options) == ("sae", {"threshold": 0.2, "boundary": "start", "lam": 0.95})
+    elif "vapo" in name:
+        assert (method, set(options)) == ("gae", {"length_adaptive_alpha"})
+    else:
+        assert (method, options) == ("gae", {"lam": 0.95})
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "width", "rates", "clips", "temperature"),
+    [
+        ("qwen3_8b_sae.yaml", 8, 8192, (1e-6, 1e-5), (0.2, 0.2), 0.6),
+        ("qwen_32b_vapo.yaml", 16, 8192, (1e-6, 2e-6), (0.2, 0.28), 1.0),
+    ],
+)
+def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rates, clips, temperature) -> None:
+    recipe, filled = planned(name)
+    rows = Dataset.from_dict({"prompt": ["1"], "answer": ["1"]})
+    config = trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, filled.layout, 4096))
+    assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
+    assert (config.max_completion_length, config.temperature) == (width, temperature)
+    assert (config.learning_rate, CriticConfig.of(recipe.critic).learning_rate) == rates
+    assert (config.epsilon, config.epsilon_high or config.epsilon) == clips
+    assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
+
+
 @pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # a policy of two steps writes no tags, and is told so
 @pytest.mark.parametrize(
-    ("name", "method"), [("confidence.yaml", "bae"), ("two_attempts.yaml", "bae"), ("two_attempts.yaml", "rlcr")]
+    ("name", "method"),
+    [
+        ("confidence.yaml", "bae"),
+        ("two_attempts.yaml", "bae"),
+        ("two_attempts.yaml", "rlcr"),
+        ("ppo.yaml", "gae"),
+        ("sae.yaml", "sae"),
+        ("vapo.yaml", "gae"),
+    ],
 )
 def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "recipes-cache"))
@@ -114,12 +160,15 @@ def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkey
         "eval_samples": 2,
         "report": False,
     }
+    if load(FOLDER / name).critic:
+        small["critic"] = {"learning_rate": 1e-3}
     recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})
     summary = train(recipe, console=Console(quiet=True))
     assert (summary["method"], summary["task"], summary["steps"]) == (method, recipe.task, 1)
     assert summary["final"]["refusal_rate"] is not None
     assert ("second_accuracy" in summary["final"]) == (recipe.task == "digits_twice")
     assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert (tmp_path / "run" / "critic" / "model.safetensors").is_file() == (recipe.critic is not None)
 
 
 def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:

@@ -149,6 +149,7 @@ def other(known, option, default):
     if get_origin(hint) is Literal:
         return next(value for value in get_args(hint) if value != default)
     special = {"ddof": 1 - default if default in (0, 1) else 0, "min_stratum": 13, "similarity": 0.5, "seed": 3, "eps": 0.3}
+    special["length_adaptive_alpha"] = 0.4
     if isinstance(default, float) and option not in special:
         return 0.5 * default + 0.13 if default else 0.37
     if option in special:
@@ -377,3 +378,76 @@ def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, sentenc
 def test_one_recorded_name_is_one_name(unchecked_shapes):
     assert Scheme("bae", LAYOUT, [SOLVED], recorded="correct").recorded == {"correct"}
     assert Scheme.preset("bae", LAYOUT, objectives=[SOLVED], recorded="correct").recorded == {"correct"}
+
+
+# What a critic's values are of
+
+APART = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+ALIKE = [Objective("correct", LAYOUT.names), Objective("brier", LAYOUT.names[::-1], given="correct")]
+
+
+def test_the_names_of_the_values():
+    per_objective, shared = ("correct", "brier"), ("return",)
+    for method in ("gae", "sae"):
+        assert preset(method).value_names == shared
+        assert preset(method, objectives=APART).value_names == per_objective
+        assert preset(method, objectives=APART, values="shared").value_names == shared
+        assert preset(method, objectives=ALIKE).value_names == shared
+        assert preset(method, objectives=ALIKE, values="objective").value_names == per_objective
+        assert preset(method, objectives=APART[:1]).value_names == shared
+        assert preset(method, values="objective").value_names == ("correct",)
+    assert preset("bae").value_names == preset("reinforce++").value_names == ()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_values_are_used_or_refused(unchecked_shapes, name):
+    """A method that reads a critic hears what its values are of, and may pay different blocks; every other one says no."""
+    if name in ("gae", "sae"):
+        assert preset(name, values="shared").values == "shared"
+        assert preset(name, objectives=APART).plain()["objectives"][0]["pays"] == ["solution"]
+        with pytest.raises(RecipeError, match=r"There is no kind of values 'each'. Known: objective, shared"):
+            preset(name, values="each")
+        return
+    with pytest.raises(
+        RecipeError, match=f"values is 'shared', but method '{name.replace('+', '.')}' reads no values of a critic"
+    ):
+        preset(name, values="shared")
+    if METHODS[name].kind != "block":
+        with pytest.raises(RecipeError, match="gives a completion one number, but 'correct' pays solution"):
+            preset(name, objectives=APART)
+
+
+def test_values_are_part_of_the_plain_data_where_they_are_said():
+    assert "values" not in preset("gae").plain()
+    assert preset("gae", values="objective").plain()["values"] == "objective"
+
+
+def test_an_option_by_its_other_name():
+    scheme = preset("sae", gae_lambda_policy=0.9)
+    assert scheme.options == scheme.plain()["options"] == {"lam": 0.9}
+    assert Scheme("gae", LAYOUT, ALIKE, options={"gae_lambda_policy": 1.0}).options == {"lam": 1.0}
+    with pytest.raises(RecipeError, match="'gae_lambda_policy' is another name of 'lam', and both are given; write one"):
+        preset("gae", gae_lambda_policy=0.9, lam=0.9)
+    with pytest.raises(RecipeError, match="Method 'grpo' has no option 'gae_lambda_policy'"):
+        preset("grpo", gae_lambda_policy=0.9)
+
+
+@pytest.mark.parametrize("alpha", [0, -0.05, NAN, float("inf"), True, "0.05"])
+def test_a_share_of_the_length_is_a_positive_number(alpha):
+    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}; it must be a positive number"):
+        preset("gae", length_adaptive_alpha=alpha)
+
+
+@pytest.mark.parametrize("name", ["lam", "gamma"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, NAN, True, "0.9"])
+def test_a_weight_of_what_comes_later_lies_between_0_and_1(name, value):
+    with pytest.raises(RecipeError, match=f"{name} is {value!r}; it must lie between 0 and 1"):
+        preset("sae", **{name: value})
+
+
+@pytest.mark.parametrize("method", ["gae", "sae"])
+@pytest.mark.parametrize("name", ["lam", "gae_lambda_policy"])
+def test_a_lambda_beside_the_adaptive_one_is_void(method, name):
+    assert preset(method, length_adaptive_alpha=0.05).options == {"length_adaptive_alpha": 0.05}
+    with pytest.raises(RecipeError, match=r"Option 'lam' of method .* only where length_adaptive_alpha is None"):
+        preset(method, length_adaptive_alpha=0.05, **{name: 0.9})

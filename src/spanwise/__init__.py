@@ -7,7 +7,8 @@ them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engin
 
 from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
-from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
+from spanwise.critic import CriticConfig
+from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
@@ -25,7 +26,9 @@ __all__ = [
     "Batch",
     "BlockText",
     "Credit",
+    "CriticConfig",
     "DataError",
+    "DivergedError",
     "Fault",
     "Layout",
     "LayoutError",

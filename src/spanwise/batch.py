@@ -40,8 +40,10 @@ class Batch:
         mask_nt: the tokens that the model sampled and that are trained (no prompt, padding or tool output).
         columns: the dataset's columns and whatever else rewards read, N values each.
         extras: what else rewards may ask for by name, whatever it is (a trainer's state, its loggers).
-        value_nt, logp_nt: a critic's values and the log-probabilities of the sampled tokens, for methods that need them.
-        bootstrap_n: the value after the last token of completions that were cut off.
+        value_nt: a critic's values before each token, for methods that need them: (N, T), or (N, T, S) with one value per stream
+            in the order of `Scheme.value_names`.
+        logp_nt: log-probabilities of the sampled tokens, for methods that need them.
+        bootstrap_n: the value after the last token of completions that were cut off, (N,) or (N, S); 0 for those that ended.
         steps: where rows that are steps of trajectories stand.
 
     Raises:
@@ -57,9 +59,9 @@ class Batch:
     mask_nt: Shaped[Tensor, "n t"] | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     extras: Mapping[str, Any] = field(default_factory=dict)
-    value_nt: Float[Tensor, "n t"] | None = None
+    value_nt: Float[Tensor, "n t *s"] | None = None
     logp_nt: Float[Tensor, "n t"] | None = None
-    bootstrap_n: Float[Tensor, " n"] | None = None
+    bootstrap_n: Float[Tensor, " n *b"] | None = None
     steps: Steps | None = None
 
     def __post_init__(self) -> None:
@@ -69,10 +71,15 @@ class Batch:
         shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         for name in ("ids_nt", "mask_nt", "value_nt", "logp_nt"):
             value = getattr(self, name)
-            if value is not None and (len(value) != n or (shape is not None and tuple(value.shape) != shape)):
+            if value is None:
+                continue
+            fits = value.dim() == 2 or (name == "value_nt" and value.dim() == 3)
+            if not fits or len(value) != n or (shape is not None and tuple(value.shape[:2]) != shape):
                 raise AlignmentError(
                     f"{name} is {tuple(value.shape)} for {n} group ids{'' if shape is None else f' and token ids {shape}'}."
                 )
+        if self.bootstrap_n is not None and (self.bootstrap_n.dim() not in (1, 2) or len(self.bootstrap_n) != n):
+            raise AlignmentError(f"bootstrap_n is {tuple(self.bootstrap_n.shape)} for {n} group ids.")
         for name, column in self.columns.items():
             if len(column) != n:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {n} completions; give one to each.")
@@ -142,6 +149,11 @@ def by_turn(
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     per_token = {name: getattr(batch, name) for name in ("value_nt", "logp_nt")}
+    behind_s = None
+    if batch.bootstrap_n is not None:  # only a row's last turn was cut off
+        last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
+        own = batch.bootstrap_n[turns.row_s]
+        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in own.shape[1:])), own, 0.0)
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
@@ -149,6 +161,7 @@ def by_turn(
         columns={**{name: turns.repeat(values) for name, values in batch.columns.items()}, **(columns or {})},
         extras=batch.extras,
         **{name: None if value is None else turns.take(value) for name, value in per_token.items()},
+        bootstrap_n=behind_s,
         steps=Steps(turns.row_s, turns.step_s, anchor_s),
     ), turns
 

@@ -36,6 +36,10 @@ class DataError(SpanwiseError):
     """
 
 
+class DivergedError(SpanwiseError):
+    """A number that training would spread is not finite any more; it was stopped before any weight took it in."""
+
+
 #: A list of more names than this helps nobody.
 _MOST = 60
 

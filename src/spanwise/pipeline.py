@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit import assign, assign_turns, group_index, keep_for_rollouts, restrict, spread, spread_tokens
+from spanwise.credit import Streams, assign, assign_turns, group_index, keep_for_rollouts, restrict, spread, spread_tokens
+from spanwise.credit.assign import streams_of
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
@@ -185,6 +186,7 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         "objectives": scheme.objectives,
         "block_names": scheme.layout.names,
         "method": scheme.entry,
+        "values": scheme.values,
         **scheme.options,
     }
     if batch.steps is not None:
@@ -193,6 +195,36 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         return assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
     found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
     return replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+
+
+def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
+    """What the scheme's recursion runs over, and so what a critic is fitted to: local, row by row.
+
+    Args:
+        reading: of the completions, with their spans.
+        batch: with their mask; the rewards take the dtype of its values, at least float32.
+        scheme: the rule; its method reads values.
+
+    Raises:
+        RecipeError: the method reads no values of a critic; no spans or no mask.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> from spanwise.credit import value_target
+        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
+        >>> batch = Batch.jagged([[0, 1, 3]], [0], columns={"answer": ["4"]}, value_nt=torch.tensor([[.5, .5, .9]]))
+        >>> scheme = Scheme.preset("gae", Layout({"all": ["answer"]}))
+        >>> found = streams(read(batch, scheme, vocabulary), batch, scheme)
+        >>> found.names, [value_target(**part).tolist() for part in found.inputs(batch.value_nt)]
+        (('return',), [[[1.0, 1.0, 1.0]]])
+    """
+    if not scheme.entry.reads_critic:
+        raise RecipeError(f"Method '{scheme.method}' reads no values of a critic for each token; use 'gae' or 'sae'.")
+    if reading.spans is None or batch.mask_nt is None:
+        raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
+    dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
+    where = reading.spans.block_nt, batch.mask_nt
+    return streams_of(reading.scores, scheme.objectives, scheme.layout.names, *where, values=scheme.values, dtype=dtype)
 
 
 def advantages(
@@ -227,7 +259,7 @@ def advantages(
             "pipeline.credit, or set mean_length_n."
         )
     if found.token_nt is not None:
-        return spread_tokens(found.token_nt, spans, per=per, dtype=dtype)
+        return spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     return spread(found, spans, per=per, dtype=dtype)
 
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spanwise.credit import METHODS, method
+from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -80,8 +81,18 @@ class Recipe(BaseModel):
     per: str | float | None = Field(
         None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
     )
+    values: Literal["shared", "objective"] | None = Field(
+        None,
+        description="what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective if "
+        "objectives pay different blocks",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
+    )
+
+    critic: dict[str, Any] | None = Field(
+        None,
+        description="the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ...",
     )
 
     # How long and how fast.
@@ -121,6 +132,13 @@ class Recipe(BaseModel):
     @classmethod
     def _known_method(cls, name: str) -> str:
         return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
+
+    @field_validator("critic")
+    @classmethod
+    def _known_critic(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
+        if written is not None:
+            CriticConfig.of(written)
+        return written
 
     @field_validator("*", mode="before")
     @classmethod
@@ -208,12 +226,20 @@ def _beside(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     there = dict(written)
     for field in ("model", "dataset"):
         name = there.get(field)
-        if isinstance(name, str) and not Path(name).exists() and (folder / name).exists():
-            there[field] = str(folder / name)
+        if isinstance(name, str):
+            there[field] = _from_folder(name, folder)
+    critic = there.get("critic")
+    if isinstance(critic, dict) and isinstance(critic.get("model"), str):
+        there["critic"] = {**critic, "model": _from_folder(critic["model"], folder)}
     objectives = there.get("objectives")
     if isinstance(objectives, list):
         there["objectives"] = [_from(entry, folder) if isinstance(entry, dict) else entry for entry in objectives]
     return there
+
+
+def _from_folder(name: str, folder: Path) -> str:
+    """A path as seen from the current folder, if it is found beside the recipe only."""
+    return str(folder / name) if not Path(name).exists() and (folder / name).exists() else name
 
 
 def _from(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -280,6 +306,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         per=recipe.per,
         longest=longest,
         recorded=recorded,
+        values=recipe.values,
         **recipe.options,
     )
 

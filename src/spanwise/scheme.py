@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanwise.credit import METHODS, Method, Preset, method, preset_layout, preset_objectives, states_confidence
+from spanwise.credit.recursion import check_alpha
+from spanwise.credit.streams import ValuesName, resolved_values, stream_names
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective, function_name
@@ -14,6 +16,10 @@ from spanwise.score import check_objectives, judge_of
 
 #: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt")
+#: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
+_OTHER_NAMES = {"gae_lambda_policy": "lam"}
+#: Options that lie between 0 and 1 in every method that has them.
+_SHARES = ("gamma", "lam")
 #: Inputs of methods that are one field of a `Batch`.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps"}
 _WORDS = {
@@ -35,6 +41,10 @@ class Scheme:
             tokens of a completion of the whole batch, so that the loss is the mean over all of its tokens.
         options: of the method, those that differ from its defaults (`spanwise methods NAME` lists them).
         recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
+        values: what the values of a critic are of (`gae`, `sae`). "shared": of all that is still to come, one recursion over all
+            trainable tokens in which each objective's reward lies on the last token of the blocks it pays. "objective": a value
+            per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
+            else "shared". See `spanwise.credit.streams.reward_streams`.
 
     Raises:
         RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
@@ -56,16 +66,18 @@ class Scheme:
     per: str | float | int = "block"
     options: Mapping[str, Any] = field(default_factory=dict)
     recorded: frozenset[str] = frozenset()
+    values: ValuesName | None = None
 
     def __post_init__(self) -> None:
         _check_layout(self.layout)
         _check_parts(self.objectives, self.options)
         object.__setattr__(self, "objectives", tuple(self.objectives))
         object.__setattr__(self, "per", _per(self.per))
-        object.__setattr__(self, "options", dict(self.options))
+        object.__setattr__(self, "options", _named(self.options, self.entry))
         object.__setattr__(self, "recorded", _names(self.recorded))
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
+        _check_values(self)
         _check_options_used(self)
 
     @staticmethod
@@ -79,6 +91,7 @@ class Scheme:
         per: str | float | int | None = None,
         longest: int | None = None,
         recorded: Collection[str] = (),
+        values: ValuesName | None = None,
         **options: Any,
     ) -> Scheme:
         """A method as it is meant to be run, with changes.
@@ -92,7 +105,7 @@ class Scheme:
             baseline: what the preset compares its second objective with; `outcome` by default.
             per: instead of the preset's.
             longest: tokens of the longest completion there may be, for presets that divide by it.
-            recorded: see `Scheme`.
+            recorded, values: see `Scheme`.
             **options: of the method.
 
         Raises:
@@ -118,7 +131,7 @@ class Scheme:
                     f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
                 )
             share = longest
-        return Scheme(name, layout, objectives, share, options, _names(recorded))
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values)
 
     @property
     def entry(self) -> Method:
@@ -135,6 +148,20 @@ class Scheme:
         """The outcomes that baselines are given and that are no objectives, in the order in which `score` finds them."""
         found = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
         return tuple(dict.fromkeys(found))
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """What each value of the critic is of, in the order of `Batch.value_nt`; none if the method reads no values.
+
+        Example:
+            >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+            >>> pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+            >>> Scheme("gae", layout, pair).value_names, Scheme("gae", layout, pair, values="shared").value_names
+            (('correct', 'brier'), ('return',))
+        """
+        if "value_nt" not in self.needs:
+            return ()
+        return stream_names(self.objectives, self.values) if self.entry.reads_critic else ("return",)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -176,6 +203,7 @@ class Scheme:
             "objectives": [_plain(objective) for objective in self.objectives],
             "per": self.per,
             "options": dict(self.options),
+            **({} if self.values is None else {"values": self.values}),
         }
 
 
@@ -275,7 +303,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Objective '{objective.name}' is given '{idle[0]}', but neither its reward nor its baseline looks at it. Use "
                 f"baseline 'outcome' or 'blended', or leave it out."
             )
-    if chosen.kind != "block":
+    if chosen.kind != "block" and not chosen.reads_critic:
         first = objectives[0]
         other = next((o for o in objectives if set(o.pays) != set(first.pays)), None)
         if other is not None:
@@ -302,6 +330,33 @@ def _check_objectives_used(scheme: Scheme) -> None:
         )
 
 
+def _check_values(scheme: Scheme) -> None:
+    """Refuse to say what values are of where there are none."""
+    if scheme.values is None:
+        return
+    resolved_values(scheme.objectives, scheme.values)
+    if not scheme.entry.reads_critic:
+        raise RecipeError(
+            f"values is '{scheme.values}', but method '{scheme.method}' reads no values of a critic for each token, so it would "
+            f"change nothing. Leave it out, or use method 'gae' or 'sae'."
+        )
+
+
+def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
+    """The options under their names here.
+
+    Raises:
+        RecipeError: one option under two names.
+    """
+    named = dict(options)
+    for other, name in _OTHER_NAMES.items():
+        if other in named and name in chosen.options:
+            if name in named:
+                raise RecipeError(f"'{other}' is another name of '{name}', and both are given; write one of them.")
+            named[name] = named.pop(other)
+    return named
+
+
 def _check_options_used(scheme: Scheme) -> None:
     """Refuse options that the method does not have, or would not look at."""
     chosen = scheme.entry
@@ -317,6 +372,10 @@ def _check_options_used(scheme: Scheme) -> None:
             raise RecipeError(f"ddof is {value!r}; write 0 (population) or 1 (sample).")
         if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
             raise RecipeError(f"eps is {value!r}; it must be a number that is not negative.")
+        if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise RecipeError(f"{name} is {value!r}; it must lie between 0 and 1.")
+        if name == "length_adaptive_alpha" and value is not None:
+            check_alpha(value)
         if name in chosen.only_with and value != chosen.options[name]:
             other, values = chosen.only_with[name]
             if not any(found in values for found in _said(scheme, other)):

@@ -201,7 +201,7 @@ class Credit:
         adv_nm: what each objective credits a completion with; one number for all of them where the method has one.
         stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
-        token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block.
+        token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block; without `stop_n`.
         mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
         length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
             None: those of the row.
@@ -223,7 +223,7 @@ class Credit:
     @property
     def has_signal(self) -> bool:
         """Whether any block, token or decision to stop has a credit other than 0."""
-        moved = (self.block_nk, self.stop_n) if self.token_nt is None else (self.token_nt,)
+        moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n)
         return any(bool((part != 0).any()) for part in moved)
 
     def take(self, rows: Any) -> Credit:

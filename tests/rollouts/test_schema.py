@@ -29,6 +29,7 @@ def table_type(name):
         "reward": "<objective>",
         "status": "<objective>",
         "advantages": "<method>",
+        "values": "<stream>",
     }
     return TABLE[f"{family}/{names[family]}" if family in names else "credit/<method>/<block>"]
 
@@ -39,8 +40,8 @@ def plain(kind):
 
 
 def written(path, **changes):
-    rows = [completion(value=[0.0] * 3, logp=[0.0] * 3)]
-    case = Case(rows, per_token=("value", "logp"), **{"text": True, **changes})
+    known = ("value", "value/correct", "logp")
+    case = Case([completion(**dict.fromkeys(known, [0.0] * 3))], per_token=known, **{"text": True, **changes})
     write_rollouts(path, case.parts(), pieces=case.pieces)
     return pq.read_schema(path)
 
@@ -68,7 +69,7 @@ def test_every_type_of_the_table_is_known():
 
 
 #: What starts a column and nothing else; metrics of training are called credit/..., too.
-FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/")
+FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/", "values/")
 COLUMNS = ("completion_ids", "logprobs", "trainable")
 
 

@@ -111,6 +111,52 @@ def test_a_batch_without_any_token():
     assert [row["completion_ids"] for row in rows] == [[]] * 4
 
 
+POISON = torch.tensor([[0.5, 1e9, 0.25, 1e9, NAN], [0.75, NAN, 1e9, NAN, 1e9], [0.125] * 5, [1e9] * 5])
+VALUES = [[0.5, None, 0.25], [0.75, None], [0.125] * 5, []]
+
+
+def with_values(**known):
+    return rollout_table(Rollouts(**{**vars(batch()), **known}).recorded(step=7))
+
+
+@pytest.mark.parametrize("shape", ["one", "one of one", "named"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_per_token_stands_at_the_tokens_that_the_model_sampled(shape, dtype):
+    """A tool's token and padding have none, whatever stands there; a sampled one of which nothing is known has none either."""
+    value_nt = POISON.to(dtype) if shape == "one" else POISON.to(dtype)[:, :, None]
+    names = ("return",) if shape == "named" else ()
+    table = with_values(value_nt=value_nt, logp_nt=-POISON.to(dtype), value_names=names).to_pydict()
+    assert table["values"] == VALUES
+    assert table["logprobs"] == [[None if x is None else -x for x in row] for row in VALUES]
+    assert not [name for name in table if name.startswith("values/")]
+
+
+def test_several_values_per_token_stand_under_their_names():
+    table = with_values(value_nt=torch.stack([POISON, 2 * POISON], dim=2), value_names=("correct", "brier")).to_pydict()
+    assert table["values/correct"] == VALUES
+    assert table["values/brier"] == [[None if x is None else 2 * x for x in row] for row in VALUES]
+    assert "values" not in table
+    assert "logprobs" not in table
+
+
+def test_a_batch_without_a_critic_has_no_column_of_values():
+    assert not {"values", "logprobs"} & set(rollout_table(batch().recorded(step=7)).column_names)
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"value_nt": torch.zeros(4, 5, 2)}, r"The critic has 2 values for each token and they have 0 names \(none\)"),
+        ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"has 1 values .* 2 names \(a, b\); give one to each"),
+        ({"value_nt": torch.zeros(4, 6)}, r"There are \(4, 5\) completions and tokens and \(4, 6\) of 'value'"),
+        ({"logp_nt": torch.zeros(4, 4)}, r"There are \(4, 5\) completions and tokens and \(4, 4\) of 'logp'; give one"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(known, said, unchecked_shapes):
+    with pytest.raises(AlignmentError, match=said):
+        with_values(**known)
+
+
 def rows_of(prompts):
     return Case([completion(range(n % 4), prompt=prompt) for n, prompt in enumerate(prompts)])
 

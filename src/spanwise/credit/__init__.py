@@ -12,7 +12,7 @@ from spanwise.credit.methods._bae import bae
 from spanwise.credit.methods._canon import canon
 from spanwise.credit.methods._dcpo import dcpo, smoothed_calibration
 from spanwise.credit.methods._dr_grpo import dr_grpo
-from spanwise.credit.methods._gae import gae, length_adaptive_lambda, value_target
+from spanwise.credit.methods._gae import gae, value_target
 from spanwise.credit.methods._gdpo import gdpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._grpo import grpo
@@ -28,10 +28,11 @@ from spanwise.credit.methods._sae import sae
 from spanwise.credit.methods._spo_chain import spo_chain
 from spanwise.credit.methods._vineppo import vineppo
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
-from spanwise.credit.recursion import bootstrap_values, discounted_returns
+from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
 from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
+from spanwise.credit.streams import Streams, reward_streams
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.graph import Branch, Trajectory, Turn, merge_counts
 from spanwise.credit.trajectories.rollouts import assign_turns
@@ -58,6 +59,7 @@ __all__ = [
     "Moments",
     "Outcomes",
     "Preset",
+    "Streams",
     "Timeline",
     "Trajectory",
     "Turn",
@@ -106,6 +108,7 @@ __all__ = [
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "restrict",
+    "reward_streams",
     "rlcr",
     "rloo",
     "sae",

@@ -12,6 +12,7 @@ from torch import Tensor
 from spanwise.credit.baselines import compared
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
+from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import check_discrete, judged_column
@@ -26,6 +27,7 @@ def assign(
     objectives: Sequence[Objective],
     block_names: Sequence[str],
     method: str | Method = "bae",
+    values: ValuesName | None = None,
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Credit:
@@ -36,6 +38,8 @@ def assign(
             credit[i, k] = sum over the objectives m that pay block k of  weight_m * A[i, m]
         where r_m is left out and m has an `if_missing`: A[i, m] is what that would be worth, credited to the paid blocks that i
             has; if it has none of them, to stop[i], the decision to end the completion without them
+        a method per token that reads a critic:     token[i, t] = sum over the streams s of  weight_s * method(r_s, V_s)[i, t]
+            (`reward_streams`); a stream that is the decision to stop goes to stop[i]
         every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block;
             what is left out stands for `if_missing`
 
@@ -43,7 +47,8 @@ def assign(
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
 
     The method's function is called with what its parameters ask for by name: `reward_nm` or `reward_nk` (a column per
-    objective), `reward_n` or `reward_s` (their sum), `reward_nt` (the sum on the last trainable token), `group_n`, `weight_m`,
+    objective), `reward_n` or `reward_s` (their sum), `reward_nt` (the sum on the last trainable token; with a critic that of a
+    stream, as `mask_nt`, `value_nt` and `bootstrap_n`), `group_n`, `weight_m`,
     what the objectives say (`baseline`, `scale_k`, `given_k`, `outcome_no`, `if_missing_k`, ...) and what `inputs` holds.
 
     Args:
@@ -53,11 +58,12 @@ def assign(
         objectives: what each reward pays and what its baseline is.
         block_names: the K names that `pays` refers to.
         method: a registered method, or its name.
-        inputs: further data by name: `length_n`, `mask_nt`, `value_nt`, `trajectory_s`, ...
+        values: what the values of a critic are of, see `Scheme.values`.
+        inputs: further data by name: `length_n`, `mask_nt`, `block_nt`, `value_nt`, `trajectory_s`, ...
         **options: of the method (`leave_one_out`, `min_stratum`, `ddof`, ...).
 
     Raises:
-        AlignmentError: sizes differ.
+        AlignmentError: sizes differ, also that of `value_nt` and the streams.
         RewardError: a reward that should be there is not finite.
         RecipeError: an objective names a block or an outcome that does not exist, a method whose inputs are not there.
 
@@ -78,7 +84,52 @@ def assign(
     data = dict(inputs or {})
     if chosen.kind == "block":
         return _by_block(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)
-    return _by_completion(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)
+    streams = None
+    if chosen.reads_critic and data.get("mask_nt") is not None and data.get("value_nt") is not None:
+        where_nt = _block_nt(chosen, data), data["mask_nt"]
+        dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
+        streams = streams_of(scores, objectives, block_names, *where_nt, values=values, dtype=dtype)
+    return _by_completion(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options, streams)
+
+
+def streams_of(
+    scores: Scores,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    block_nt: Int[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    values: ValuesName | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Streams:
+    """What a recursion with a critic runs over: the rewards of every objective on the tokens of the blocks that it pays.
+
+    Args:
+        scores, objectives, block_names: see `assign`.
+        block_nt: the block of each token, -1 at every other one.
+        mask_nt: the trainable tokens.
+        values: see `Scheme.values`.
+        dtype: of the rewards in the result.
+
+    Example:
+        >>> nan = torch.nan
+        >>> scores = Scores(("correct",), torch.tensor([[1.]]).double(), torch.zeros(1, 1).to(torch.int8),
+        ...                 torch.full((1, 1, 2), nan).double())
+        >>> streams_of(scores, [Objective("correct", pays="a")], ["a", "b"], torch.tensor([[0, 0, 1]]),
+        ...            torch.ones(1, 3).bool()).reward_snt
+        tensor([[[0., 1., 0.]]])
+    """
+    return reward_streams(
+        completed(scores, objectives),
+        left_out(scores),
+        _paid(objectives, block_names, mask_nt.device),
+        block_nt,
+        mask_nt,
+        names=stream_names(objectives, values),
+        weight_m=scores.reward_nm.new_tensor([objective.weight for objective in objectives]),
+        values=resolved_values(objectives, values),
+        dtype=dtype,
+    )
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
@@ -166,8 +217,9 @@ def _by_completion(
     chosen: Method,
     data: dict[str, Any],
     options: dict[str, Any],
+    streams: Streams | None,
 ) -> Credit:
-    """One number per completion, step or token, paid to every block that an objective pays."""
+    """One number per completion, step or token, paid to every block that an objective pays; with a critic, per stream."""
     reward_n = summed(scores, objectives)
     data |= {
         "reward_n": reward_n,
@@ -175,27 +227,26 @@ def _by_completion(
         "reward_nm": completed(scores, objectives),
         "weight_m": reward_n.new_tensor([objective.weight for objective in objectives]),
     }
-    if "mask_nt" in data:  # a completion without a reward takes no part
-        data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
-        data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
-    found = compared(reward_n, group_n, baseline="group", min_stratum=options.get("min_stratum", 2))
-    adv = call(chosen, group_n, data, options)
+    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
+    if streams is not None:
+        adv, stop_n = _over_streams(streams, chosen, group_n, data, options)
+    else:
+        if "mask_nt" in data:  # a completion without a reward takes no part
+            data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
+            data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
+        adv = call(chosen, group_n, data, options)
     if chosen.kind == "token":
-        _shaped(chosen, adv, tuple(data["reward_nt"].shape), "completions and tokens")
+        token_nt = _shaped(chosen, adv, tuple(data["mask_nt"].shape), "completions and tokens")
+        block_nk = _block_means(token_nt, _block_nt(chosen, data), present_nk)
+        adv_n = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()  # whether it moved at all; there is no one number
     else:
-        _shaped(chosen, adv, (len(group_n),), "completions")
-    token_nt = adv if chosen.kind == "token" else None
-    paid_k = paid_mk.any(dim=0)
-    if token_nt is None:
-        adv_n = adv.double()
-        block_nk = torch.where(present_nk, adv_n[:, None] * paid_k, 0.0)
-    else:
-        block_nk = _block_means(token_nt, data["block_nt"], present_nk)
-        adv_n = (block_nk != 0).any(dim=1).double()  # whether it moved at all; there is no one number
+        token_nt, adv_n = None, _shaped(chosen, adv, (len(group_n),), "completions").double()
+        block_nk = torch.where(present_nk, adv_n[:, None] * paid_mk.any(dim=0), 0.0)
+    found = compared(reward_n, group_n, baseline="group", min_stratum=options.get("min_stratum", 2))
     m, grouped = len(objectives), not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
     return Credit(
         block_nk,
-        torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device),
+        stop_n,
         (found.alone_n.sum() * grouped).repeat(m),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_n[:, None].expand(-1, m),
@@ -203,6 +254,24 @@ def _by_completion(
         coarser_m=torch.zeros(m, dtype=torch.long),
         token_nt=token_nt,
     )
+
+
+def _over_streams(
+    streams: Streams, chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Tensor, Float[Tensor, " n"]]:
+    """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
+    shape = tuple(data["mask_nt"].shape)
+    token_nt = torch.zeros((), device=data["mask_nt"].device)  # takes the dtype of what is added
+    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=token_nt.device)
+    for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
+        adv = call(chosen, group_n, {**data, **part}, options)
+        weighted_nt = streams.weight_s[s] * _shaped(chosen, adv, shape, "completions and tokens")
+        stops_n = streams.stop_sn[s]
+        if bool(stops_n.any()):
+            stop_n += torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
+            weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
+        token_nt = token_nt + weighted_nt
+    return token_nt, stop_n
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -248,6 +317,20 @@ def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -
     last_n = mask_nt.shape[1] - 1 - mask_nt.flip(dims=(1,)).int().argmax(dim=1) if mask_nt.shape[1] else has_n.long()
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
     return reward_nt
+
+
+def _block_nt(chosen: Method, data: Mapping[str, Any]) -> Tensor:
+    """The block of every token, which a method that credits tokens cannot do without.
+
+    Raises:
+        RecipeError: it is not there.
+    """
+    if data.get("block_nt") is None:
+        raise RecipeError(
+            f"Method '{chosen.name}' credits every token on its own and must know in which block it lies; give the reading with "
+            f"its spans, or block_nt."
+        )
+    return data["block_nt"]
 
 
 def _block_means(token_nt: Tensor, block_nt: Tensor, present_nk: Tensor) -> Float[Tensor, "n k"]:

@@ -5,11 +5,12 @@ Fast because it works on blocks of tokens that stay in the cache, laid out time 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_mask, check_rewards
@@ -115,6 +116,57 @@ def lambda_advantage(
         torch.add(term.mul_(live), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
         _check_values(term, value_nt, mask, rows, cols)
     return advantage_nt.masked_fill_(absent_n[:, None], 0.0) if bool(absent_n.any()) else advantage_nt
+
+
+def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
+    r"""The lambda whose memory is a fixed share of the completion.
+
+    Equation
+        lam[i] = max(0, 1 - 1 / (alpha length[i]))
+
+    Args:
+        length_n: trainable tokens of each completion.
+        alpha: the share (VAPO .05, BPCO .4); the completion's first token weighs about e^(-1/alpha) at its last one.
+
+    Raises:
+        RecipeError: alpha is not a positive number.
+
+    Example:
+        >>> length_adaptive_lambda(torch.tensor([0, 20, 100, 1000]))
+        tensor([0.0000, 0.0000, 0.8000, 0.9800], dtype=torch.float64)
+
+    Reference:
+        Yue et al. 2025, "VAPO" (arXiv 2504.05118). The default of alpha and the clamp at 0 are not confirmed by its text.
+    """
+    check_alpha(alpha)
+    return (1 - 1 / (alpha * length_n.clamp(min=1).double())).clamp(min=0.0)
+
+
+def policy_lambda(
+    lam: float | Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"], *, alpha: float | None
+) -> float | Float[Tensor, " n"]:
+    """The lambda of each completion: the adaptive one of its trainable tokens if there is an alpha, else as given.
+
+    >>> policy_lambda(0.5, torch.ones(1, 4).bool(), alpha=0.5)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    return lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
+
+
+def check_alpha(alpha: Any) -> None:
+    """Refuse a share that is no positive number.
+
+    Raises:
+        RecipeError: what it is, and what it may be.
+
+    Example:
+        >>> check_alpha(0)
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: length_adaptive_alpha is 0; it must be a positive number, such as 0.05 (VAPO).
+    """
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not (number and 0 < alpha < math.inf):
+        raise RecipeError(f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05 (VAPO).")
 
 
 def bootstrap_values(

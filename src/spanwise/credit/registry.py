@@ -112,6 +112,11 @@ class Method:
         return tuple(name for name in self.required if name not in (*_REWARDS, *_GROUPS))
 
     @cached_property
+    def reads_critic(self) -> bool:
+        """Whether it runs over tokens and reads the values of a critic, once per stream (`Scheme.values`)."""
+        return self.kind == "token" and "value_nt" in self.needs
+
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Its keyword parameters with their defaults."""
         parameters = self._parameters.items()

@@ -154,14 +154,20 @@ def spread_tokens(
     spans: Spans,
     *,
     per: str | float | int | Float[Tensor, " n"] = "completion",
+    stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
     r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
+
+    Equation
+        A[i, t] = adv[i, t] / size,   size = |T_k(i)|, |T(i)| or c by `per`
+        A[i, last] += stop[i] / size, where the last trainable token is a block of one token: size = 1, |T(i)| or c
 
     Args:
         adv_nt: advantages of a method per token; what is wider than the spans is padding, all 0.
         spans: the tokens of each block; every other token gets exactly 0.
         per, dtype: see `spread`.
+        stop_n: advantages of the decision to stop; None: there are none.
 
     Example:
         >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
@@ -176,8 +182,14 @@ def spread_tokens(
         )
     size_nk = _size(spans.length_nk, per)
     size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
-    held_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0)
-    return (held_nt / size_nt).to(dtype)
+    trained_nt = spans.block_nt >= 0
+    held_nt = torch.where(trained_nt, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
+    row_n = torch.zeros(0, dtype=torch.long) if stop_n is None else (trained_nt.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
+    if stop_n is not None and len(row_n):
+        last_n = trained_nt.shape[1] - 1 - trained_nt[row_n].flip(dims=(1,)).int().argmax(dim=1)
+        own_n = torch.ones_like(size_nk[row_n, 0]) if isinstance(per, str) and per == "block" else size_nk[row_n, 0]
+        held_nt[row_n, last_n] += stop_n[row_n].double() / own_n
+    return held_nt.to(dtype)
 
 
 def _columns(block_nt: Tensor, blocks: int) -> Tensor:

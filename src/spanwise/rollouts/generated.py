@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.errors import AlignmentError
 from spanwise.rollouts.table import Ragged
 from spanwise.rollouts.write import Completions, Credited
 from spanwise.types import BlockText, Credit, Scores, Spans, whole_text
@@ -36,6 +37,9 @@ class Rollouts:
         scores: rewards and statuses of the N completions.
         credit: credit per block of the N completions; its two counters cover all processes.
         advantages_nt: what every token is trained with, before the fold.
+        value_nt: what a critic expected before each token, or (N, T, S) by `value_names`; NaN where there is none. None: no critic.
+        logp_nt: log-probability of each token under the policy and at the temperature that sampled it.
+        value_names: of the S values, `Scheme.value_names`.
     """
 
     mode: str
@@ -52,12 +56,18 @@ class Rollouts:
     scores: Scores
     credit: Credit
     advantages_nt: Float[Tensor, "n t"]
+    value_nt: Float[Tensor, "n t *s"] | None = None
+    logp_nt: Float[Tensor, "n t"] | None = None
+    value_names: tuple[str, ...] = ()
 
     def recorded(self, *, step: int) -> Completions:
         """What a rollout file keeps of them: no padding, no dataset columns.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
+
+        Raises:
+            AlignmentError: values or log-probabilities that do not fit the tokens, values that do not fit their names.
         """
         filled_nt = self.mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
         learned_n1 = (self.spans.block_nt >= 0).any(dim=1, keepdim=True)
@@ -79,4 +89,31 @@ class Rollouts:
             scores=self.scores,
             credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
             text=[whole_text(blocks) for blocks in self.text],
+            token_values={
+                name: known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float().numpy()
+                for name, known_nt in self._known().items()
+            },
         )
+
+    def _known(self) -> dict[str, Float[Tensor, "n t"]]:
+        """Values, by stream where there are several, and log-probabilities, as far as there are any."""
+        known: dict[str, Tensor] = {}
+        if self.value_nt is not None:
+            value_nts = self.value_nt if self.value_nt.ndim == 3 else self.value_nt[:, :, None]
+            streams = value_nts.shape[2]
+            if streams != max(1, len(self.value_names)):
+                raise AlignmentError(
+                    f"The critic has {streams} values for each token and they have {len(self.value_names)} names "
+                    f"({', '.join(self.value_names) or 'none'}); give one to each."
+                )
+            names = [f"value/{name}" for name in self.value_names] if streams > 1 else ["value"]
+            known = dict(zip(names, value_nts.detach().cpu().unbind(dim=2), strict=True))
+        if self.logp_nt is not None:
+            known["logp"] = self.logp_nt.detach().cpu()
+        for name, known_nt in known.items():
+            if known_nt.shape != self.mask_nt.shape:
+                raise AlignmentError(
+                    f"There are {tuple(self.mask_nt.shape)} completions and tokens and {tuple(known_nt.shape)} of '{name}'; "
+                    f"give one for each token."
+                )
+        return known

@@ -19,7 +19,8 @@ under the name of the method that made it. A run has one method, an export has t
 | `end/<block>` | int64 | the token after its last; no block has any token where the completion was left out of the loss |
 | `reward/<objective>` | double | null where there is none |
 | `status/<objective>` | string | why the reward has its value or has none: `Status` in lower case |
-| `values` | list<float> | what a critic expected at each token; null where it is not known |
+| `values` | list<float> | what a critic expected before each token; null where it is not known |
+| `values/<stream>` | list<float> | the same of a critic with several values, by their names (`Scheme.value_names`) |
 | `logprobs` | list<float> | log-probability of each token under the policy that sampled it; null where it is not known |
 | `credit/<method>/<block>` | double | null where the completion does not have the block |
 | `credit/<method>/stop` | double | credit of the decision to stop, which the last trainable token carries |
@@ -39,7 +40,7 @@ from spanwise.errors import DataError, SpanwiseError
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
 TRAINABLE, TEXT, FAULT, STOP = "trainable", "text", "fault", "stop"
-#: What may be known of each token, and its column.
+#: What may be known of each token, and its column; one value of several is `value/<stream>`.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
 
 #: What stands in place of a method where a trainer's own numbers are shown as it recorded them.
@@ -56,7 +57,7 @@ _TYPES = {
 }  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),
-    "advantages": _NUMBERS,
+    "advantages": _NUMBERS, PER_TOKEN["value"]: _NUMBERS,
 }  # fmt: skip
 
 
@@ -92,6 +93,28 @@ def credit(method: str, block: str) -> str:
 def advantages(method: str) -> str:
     """The column of a method's advantages."""
     return f"advantages/{_checked(method)}"
+
+
+def token_column(known: str) -> str:
+    """The column of what is known of each token.
+
+    >>> token_column("logp"), token_column("value/brier")
+    ('logprobs', 'values/brier')
+    """
+    kind, slash, stream = known.partition("/")
+    return f"{PER_TOKEN[kind]}{slash}{stream}"
+
+
+def token_columns(names: Iterable[str]) -> dict[str, str]:
+    """What is known of each token, by the columns there are.
+
+    >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
+    {'value/correct': 'values/correct', 'value/brier': 'values/brier', 'logp': 'logprobs'}
+    """
+    listed = list(names)
+    streams = [f"value/{stream}" for stream in _behind(listed, PER_TOKEN["value"])]
+    known = ["value", *streams, "logp"]
+    return {one: token_column(one) for one in known if token_column(one) in listed}
 
 
 def _checked(method: str) -> str:

@@ -136,7 +136,8 @@ class RolloutTable:
         tokenizer: the folder of the tokenizer that the ids are of, if they are the file's own.
         columns: further columns (answers, ...), N values each.
         rewards: the rewards the file records, by name.
-        token_values: what else the file holds per token, flat as `tokens.values`: "value", "logp".
+        token_values: what else the file holds per token, flat as `tokens.values`: "value" (one of several: "value/<stream>"),
+            "logp".
         keyed: the file itself says which rows are a group, so that a prompt drawn twice in one step is two of them.
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.

@@ -50,7 +50,7 @@ class Completions:
         scores: rewards and statuses; rewards by outcome are not written.
         credit: method -> what it credits.
         text: N texts; None where the tokens say it.
-        token_values: "value", "logp" of each token, flat; NaN where it is not known.
+        token_values: "value" (one of several: "value/<stream>"), "logp" of each token, flat; NaN where it is not known.
         rollout_n: see `RolloutTable`.
 
     Raises:
@@ -144,7 +144,7 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
         **_rewards(part.scores),
         **_lists(part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: pieces.take(ids)}),
         **_lists(part.tokens, {schema.TRAINABLE: pa.array(part.trainable)}),
-        **_lists(part.tokens, {schema.PER_TOKEN[name]: _floats(values) for name, values in part.token_values.items()}),
+        **_lists(part.tokens, {schema.token_column(name): _floats(values) for name, values in part.token_values.items()}),
     }
     for method, one in part.credit.items():
         for block, credit_n in {**one.by_block, schema.STOP: one.stop_n}.items():

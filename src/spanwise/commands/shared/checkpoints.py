@@ -54,12 +54,12 @@ def _checkpoint_fault(place: Path) -> str | None:
     """What is wrong with a checkpoint folder, found before a model is loaded."""
     try:
         json.loads((place / "trainer_state.json").read_text())
-        for file in place.glob("*.safetensors"):
+        for file in place.rglob("*.safetensors"):
             with safe_open(file, framework="pt") as weights:
                 weights.keys()
     except FileNotFoundError:
         return "it holds no trainer_state.json"
     except (OSError, ValueError, SafetensorError) as error:
         return f"a file in it is damaged ({str(error).splitlines()[0]})"
-    damaged = [file.name for file in (*place.glob("*.pt"), *place.glob("*.pth")) if not zipfile.is_zipfile(file)]
+    damaged = [file.name for file in (*place.rglob("*.pt"), *place.rglob("*.pth")) if not zipfile.is_zipfile(file)]
     return f"{damaged[0]} is damaged" if damaged else None

@@ -32,7 +32,10 @@ from spanwise.commands.shared.runs import changed
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
-from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.credit import method
+from spanwise.critic import CriticConfig
+from spanwise.engines.critic import megabytes
+from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.recipe import EMBEDDED, Recipe, answer_tags, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
@@ -85,6 +88,10 @@ def train(
             folder.begin(asked)
         elif main:
             folder.go_on(asked, step=step, history=history)
+        if trainer.critic is not None and main:
+            sizes = [megabytes(trainer.critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
+            said = f"Weights, gradients and optimizer: critic {sizes[0]:.3g} MB, policy {sizes[1]:.3g} MB."
+            console.print(said, highlight=False, soft_wrap=True)
         note = pull_note(scheme, group_size=recipe.group_size)
         if note and main:
             console.print(note, highlight=False, soft_wrap=True)
@@ -94,6 +101,8 @@ def train(
             recorder.live.close()
         summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
         trainer.save_model(str(folder.model))
+        if main and trainer.critic is not None:
+            trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
             absent = unmeasured(dict(task.layout.blocks), answer_tags(recipe))
@@ -113,6 +122,7 @@ def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> 
         train_dataset=task.train,
         processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
         scheme=scheme,
+        critic=None if recipe.critic is None else CriticConfig.of(recipe.critic),
         callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)
@@ -149,7 +159,8 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
             place = new_folder(name)
             console.print(f"The run goes to {place}.", highlight=False, soft_wrap=True)
         if overwrite:
-            check_removable(place, model=recipe.model, dataset=recipe.dataset)
+            read_from = {"model": recipe.model, "dataset": recipe.dataset, "critic": (recipe.critic or {}).get("model")}
+            check_removable(place, **read_from)
         return place, None
     if overwrite:
         raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -193,6 +204,11 @@ def _check_names(recipe: Recipe) -> None:
     if recipe.report_to in INTEGRATION_TO_CALLBACK and recipe.report_to not in get_available_reporting_integrations():
         raise RecipeError(
             f"report_to is '{recipe.report_to}', which is not installed; install it, or set report_to to none."
+        )
+    if recipe.critic is None and "value_nt" in method(recipe.method).required:
+        raise RecipeError(
+            f"Method '{recipe.method}' needs a critic and the recipe has none. Write critic: {{learning_rate: 1.0e-5}}, or use a "
+            "method that compares completions, such as 'bae' or 'grpo'."
         )
     for name in recipe.trainer:
         if name not in SpanGRPOConfig.__dataclass_fields__:

@@ -1,12 +1,12 @@
-"""GAE over the trainable tokens, the critic's target with a lambda of its own, and the length-adaptive lambda."""
+"""GAE over the trainable tokens, and the critic's target with a lambda of its own."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.credit.recursion import lambda_advantage
+from spanwise.credit.recursion import lambda_advantage, policy_lambda
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import standardised_tokens
 from spanwise.registry import register
@@ -18,7 +18,7 @@ from spanwise.registry import register
     paper="High-dimensional continuous control using GAE, arXiv 1506.02438",
     source="the paper and verl's code",
     preset=Preset(per="completion", calibrated=False),
-    only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,))},
+    only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "lam": ("length_adaptive_alpha", (None,))},
 )
 def gae(
     reward_nt: Float[Tensor, "n t"],
@@ -27,6 +27,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float | Float[Tensor, " n"] = 0.95,
+    length_adaptive_alpha: float | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
     whiten: bool = False,
     ddof: int = 1,
@@ -36,6 +37,7 @@ def gae(
 
     Equation
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam A[k+1], k over the trainable tokens
+        length_adaptive_alpha: lam = max(0, 1 - 1 / (alpha length)), length the trainable tokens of the completion
         whiten: A <- (A - mean) / sqrt(var + eps) over the trainable tokens of the batch
 
     Args:
@@ -43,7 +45,8 @@ def gae(
         value_nt: the critic's value before each token.
         mask_nt: the trainable tokens; the others are skipped, as if they were deleted.
         gamma: discount between trainable tokens, in [0, 1].
-        lam: weight of later surprises, in [0, 1]; one number, or one per completion (`length_adaptive_lambda`).
+        lam: weight of later surprises, in [0, 1]; one number, or one per completion.
+        length_adaptive_alpha: take the lambda of each completion's length instead of `lam`, see `length_adaptive_lambda` (VAPO).
         bootstrap_n: the value after the last token where the completion was cut off; 0 where it ended, NaN where it is unknown
             (the completion gets 0). None: all ended. See `bootstrap_values`.
         whiten: standardise over tokens; long completions then weigh more and small advantages may change sign.
@@ -62,9 +65,16 @@ def gae(
         >>> gae(reward_nt, value_nt, torch.tensor([[True, False, True]]), lam=0.5)
         tensor([[0.3000, 0.0000, 0.4000]])
 
+        Surprises of .1 and .4; two tokens and alpha 2 make lam 1 - 1/4 = .75, and the first .1 + .75 x .4.
+
+        >>> gae(reward_nt, value_nt, torch.tensor([[True, False, True]]), length_adaptive_alpha=2.0)
+        tensor([[0.4000, 0.0000, 0.4000]])
+
     Reference:
         Schulman et al. 2016 (arXiv 1506.02438); masked tokens are skipped as verl does. verl whitens always, we when asked.
+        Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda.
     """
+    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, bootstrap_n=bootstrap_n)
     if not whiten:
         return advantage_nt
@@ -108,23 +118,3 @@ def value_target(
     """
     advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, bootstrap_n=bootstrap_n)
     return torch.where(mask_nt, value_nt.detach() + advantage_nt, advantage_nt.new_zeros(()))
-
-
-def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
-    r"""The lambda whose memory is a fixed share of the completion.
-
-    Equation
-        lam[i] = max(0, 1 - 1 / (alpha length[i]))
-
-    Args:
-        length_n: trainable tokens of each completion.
-        alpha: the share (VAPO .05, BPCO .4).
-
-    Example:
-        >>> length_adaptive_lambda(torch.tensor([0, 20, 100, 1000]))
-        tensor([0.0000, 0.0000, 0.8000, 0.9800], dtype=torch.float64)
-
-    Reference:
-        Yue et al. 2025, "VAPO" (arXiv 2504.05118). The default of alpha and the clamp at 0 are not confirmed by its text.
-    """
-    return (1 - 1 / (alpha * length_n.clamp(min=1).double())).clamp(min=0.0)

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit.checks import check_mask
-from spanwise.credit.recursion import lambda_advantage
+from spanwise.credit.recursion import lambda_advantage, policy_lambda
 from spanwise.credit.registry import Preset
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
 from spanwise.registry import register
 
 _ROWS = 64
@@ -24,6 +24,7 @@ _ROWS = 64
     paper="Segmental Advantage Estimation, arXiv 2601.07320",
     source="notes and reviews; the paper's full text was not read and there is no public code",
     preset=Preset(per="completion", calibrated=False),
+    only_with={"lam": ("length_adaptive_alpha", (None,))},
 )
 def sae(
     reward_nt: Float[Tensor, "n t"],
@@ -33,6 +34,7 @@ def sae(
     *,
     gamma: float = 1.0,
     lam: float | Float[Tensor, " n"] = 0.95,
+    length_adaptive_alpha: float | None = None,
     threshold: float = 0.2,
     boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
@@ -43,13 +45,15 @@ def sae(
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam_k A[k+1], k over the trainable tokens
         lam_k = lam if p[k+1] < threshold (boundary "start": the unlikely token opens a segment)
                     or p[k] < threshold   (boundary "end": it closes one), else 1
+        length_adaptive_alpha: lam = max(0, 1 - 1 / (alpha length)), length the trainable tokens of the completion
         so that inside a segment all values cancel but V[k] and those where the later segments start
 
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
         lam: the weight at a boundary; one number, or one per completion.
-        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
+        length_adaptive_alpha: take the weight of each completion's length instead of `lam`, as for `gae`.
+        threshold: tokens less probable than this are boundaries, at least 0; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
     Returns:
@@ -58,6 +62,10 @@ def sae(
     Edge cases:
         Values and log-probabilities at masked tokens are never read: the next *trainable* token decides. No boundary: the return
         minus V. An unlikely first token changes nothing ("start"). Every token unlikely: GAE.
+
+    Raises:
+        AlignmentError, RewardError, RecipeError: see `gae`; also a log-probability that is NaN at a trainable token, a threshold
+            below 0.
 
     Example:
         >>> reward_nt, value_nt = torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[.4, .5, .3, .6]])
@@ -71,8 +79,12 @@ def sae(
     """
     if logp_nt.shape != reward_nt.shape:
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    if not threshold >= 0:
+        raise RecipeError(f"threshold is {threshold}; it is a probability, and 0 makes no boundary at all.")
     check_mask(mask_nt)
+    _check_logp(logp_nt, mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
+    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     if boundary == "end":
         unlikely_nt = _after(unlikely_nt, mask_nt)
     elif boundary != "start":
@@ -80,6 +92,18 @@ def sae(
     return lambda_advantage(
         reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=unlikely_nt, bootstrap_n=bootstrap_n
     )
+
+
+def _check_logp(logp_nt: Tensor, mask_nt: Tensor) -> None:
+    """Refuse an unknown log-probability at a trainable token: as a number it would be no boundary, without a word."""
+    if not bool(logp_nt.sum().isnan()):  # one cheap look
+        return
+    bad = torch.nonzero(logp_nt.isnan() & mask_nt)
+    if len(bad):
+        i, t = bad[0].tolist()
+        raise RewardError(
+            f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
+        )
 
 
 def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

@@ -29,9 +29,9 @@ class Turns:
     place_su: Int[Tensor, "s u"]
     width: int
 
-    def take(self, value_nt: Shaped[Tensor, "n t"], *, fill: Any = 0) -> Shaped[Tensor, "s u"]:
-        """What the tokens of each turn hold; `fill` at padding."""
-        filled_su = self.place_su >= 0
+    def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
+        """What the tokens of each turn hold, one number or several; `fill` at padding."""
+        filled_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         return torch.where(filled_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
 

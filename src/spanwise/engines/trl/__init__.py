@@ -2,6 +2,6 @@
 
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import LOSS_TYPES
-from spanwise.engines.trl.trainer import SpanGRPOTrainer
+from spanwise.engines.trl.trainer import CRITIC, SpanGRPOTrainer
 
-__all__ = ["LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]
+__all__ = ["CRITIC", "LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]

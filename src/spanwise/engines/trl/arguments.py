@@ -10,6 +10,7 @@ from datasets import Dataset, IterableDataset
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from spanwise.critic import CriticConfig
 from spanwise.engines.trl.checks import check_columns
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import Objective
@@ -43,6 +44,34 @@ def check_scheme(scheme: Any, options: Mapping[str, Any]) -> Scheme:
         if name not in known:
             raise RecipeError(unknown("argument of SpanGRPOTrainer called", name, [*known, "scheme"]))
     return scheme
+
+
+def check_critic(critic: Any, scheme: Scheme) -> None:
+    """Refuse a method that needs a critic without one, and a critic that nothing needs.
+
+    Raises:
+        RecipeError: what to write.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> check_critic(None, Scheme.preset("gae", Layout({"all": ["answer"]})))
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: Method 'gae' needs a critic and there is none. Write critic=CriticConfig(...)...
+    """
+    names = scheme.value_names
+    if critic is None and names:
+        raise RecipeError(
+            f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
+            "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'."
+        )
+    if critic is None:
+        return
+    if not isinstance(critic, CriticConfig):
+        raise RecipeError(f"The critic is {critic!r}; write critic=CriticConfig(learning_rate=1e-5, ...).")
+    if not names:
+        raise RecipeError(
+            f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
+        )
 
 
 def check_args(args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from spanwise.batch import Batch
 from spanwise.credit import restrict
 from spanwise.credit.assign import completed
 from spanwise.credit.trajectories.turns import Turns
+from spanwise.critic import CriticConfig
+from spanwise.engines.critic import Critic, ValueModel
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
@@ -26,8 +29,9 @@ from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
+from spanwise.engines.trl.values import cut_off, sequences
 from spanwise.engines.turns import has_turns, turn_rows
-from spanwise.pipeline import Reading, advantages, credit, metrics, read
+from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
 from spanwise.remarks import remarks, unsaid
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
@@ -36,8 +40,11 @@ from spanwise.types import Credit, Spans
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that TRL's batches fill in.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
+#: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+WITH_CRITIC = ("value_nt", "bootstrap_n")
+#: The folder of a checkpoint that holds its critic.
+CRITIC = "critic"
 
 
 class SpanGRPOTrainer(GRPOTrainer):
@@ -54,11 +61,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         args: a `SpanGRPOConfig`, or a plain `GRPOConfig`.
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
         scheme: the complete rule of credit; it must be given.
+        critic: the value model, for methods that need values (`gae`, `sae`).
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
         last_rollouts: the `Rollouts` of the last generation batch of this process, None before the first.
         zero_batches: how many training batches had no credit other than 0.
+        critic: the `Critic`, None without one.
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -83,11 +92,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         processing_class: Any = None,
         *,
         scheme: Scheme | None = None,
+        critic: CriticConfig | None = None,
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
         scheme = arguments.check_scheme(scheme, options)
-        scheme.check(PROVIDES)
+        arguments.check_critic(critic, scheme)
+        scheme.check(PROVIDES if critic is None else (*PROVIDES, *WITH_CRITIC))
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
@@ -132,6 +143,17 @@ class SpanGRPOTrainer(GRPOTrainer):
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
+        self.critic = None if critic is None else self._critic(critic)
+        self._critic_seconds = self._step_seconds = 0.0
+
+    def _critic(self, config: CriticConfig) -> Critic:
+        names, tokenizer = self.scheme.value_names, self._text_tokenizer
+        if config.model is None:
+            model = ValueModel.of_policy(self.model, names, config)
+        else:
+            model = ValueModel.load(config.model, names, config, tokenizer)
+        options = {"micro_batch": self.args.per_device_train_batch_size, "seed": self.args.seed}
+        return Critic(model, config, self.accelerator, **options)
 
     @property
     def _text_tokenizer(self) -> Any:
@@ -189,7 +211,6 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        started = time.perf_counter()
         batch, reading, everyone, turns = self._batch, self._reading, self._everyone, self._turns
         self._batch = self._reading = self._everyone = self._turns = None
         assert batch is not None, "TRL scored no completions"
@@ -197,6 +218,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         assert everyone is not None, "TRL scored no completions"
         assert reading.spans is not None, "what this process read has spans"
         mode = "train" if self.model.training else "eval"
+        batch = self._with_values(batch, reading, output, mode)
+        started = time.perf_counter()
         mask_nt = loss_mask(output).bool().cpu()
         everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
         found = credit(everyone, whole, self.scheme)
@@ -217,6 +240,32 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._no_signal(explained=told)
         return output
 
+    @torch.no_grad()
+    def _with_logps(self, batch: Batch, output: dict[str, Any]) -> Batch:
+        """The batch with the log-probabilities of its tokens under the policy and at the temperature that sampled it."""
+        rows = sequences(output, batch)
+        logp_nt = output.get("old_per_token_logps")
+        if logp_nt is None:
+            size = self.args.per_device_train_batch_size
+            found = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
+            logp_nt, self._logps = found[0], None
+        return replace(batch, logp_nt=logp_nt[:, : rows.width].float().cpu())
+
+    def _with_values(self, batch: Batch, reading: Reading, output: dict[str, Any], mode: str) -> Batch:
+        """The batch with all that the method needs of models: log-probabilities, and a critic's values before it is fitted."""
+        if "logp_nt" in self.scheme.needs:
+            batch = self._with_logps(batch, output)
+        if self.critic is None:
+            return batch
+        started = time.perf_counter()
+        ends = getattr(self, "eos_token_ids", None) or [self._text_tokenizer.eos_token_id]
+        learned = self.critic.learn(
+            sequences(output, batch), streams(reading, batch, self.scheme), cut_off(batch, ends), fit=mode == "train"
+        )
+        self._span_metrics.add(mode, learned.metrics)
+        self._critic_seconds += time.perf_counter() - started
+        return replace(batch, value_nt=learned.value_nts, bootstrap_n=learned.bootstrap_ns)
+
     def _whole(
         self, batch: Batch, reading: Reading, everyone: Reading, mode: str, *, completions: int, turns: Turns | None
     ) -> tuple[Reading, Batch, slice]:
@@ -233,11 +282,12 @@ class SpanGRPOTrainer(GRPOTrainer):
             return everyone, Batch(group_n), here
         assert reading.spans is not None, "what this process read has spans"
         blocks_nt = reading.spans.block_nt.long() + 1  # padding is 0, and so is a token of no block
-        wide: Any = self.accelerator.pad_across_processes(blocks_nt.to(self.accelerator.device), dim=1)
-        block_nt = self._gather(wide) - 1
+        block_nt = self._gather_wide(blocks_nt) - 1
         nowhere_nk = torch.zeros_like(everyone.length_nk)
         spans = Spans(self.scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, everyone.fault_n)
-        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0), here
+        known = {name: getattr(batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n")}
+        shared: dict[str, Any] = {name: None if value is None else self._gather_wide(value) for name, value in known.items()}
+        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0, **shared), here
 
     def _by_completion(self, found: Credit, everyone: Reading, whole: Batch, completions: int) -> tuple[Credit, Tensor]:
         """Credit and blocks of whole completions, as TRL's table of them has it."""
@@ -245,6 +295,11 @@ class SpanGRPOTrainer(GRPOTrainer):
             return found, everyone.present_nk
         rows_s = whole.steps.trajectory_s
         return mean_credit(found, everyone, rows_s, completions=completions * self.accelerator.num_processes)
+
+    def _gather_wide(self, value_nt: Tensor) -> Tensor:
+        """What processes have of their tokens, whose number differs."""
+        wide: Any = self.accelerator.pad_across_processes(value_nt.to(self.accelerator.device), dim=1)
+        return self._gather(wide)
 
     def _gather(self, table_nc: Tensor) -> Tensor:
         gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
@@ -270,6 +325,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             scores=reading.scores,
             credit=own,
             advantages_nt=advantages_nt,
+            value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
+            logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
+            value_names=self.scheme.value_names,
         )
 
     def _all_cut_off(self, completions: int) -> None:
@@ -313,6 +371,8 @@ class SpanGRPOTrainer(GRPOTrainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
         train = self.model.training
+        if train and self._critic_only:
+            return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
         mask_bt = loss_mask(inputs)
         factor_b1 = fold_factor(
             mask_bt,
@@ -377,9 +437,38 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps = result[0]
         return result
 
+    @property
+    def _critic_only(self) -> bool:
+        """Whether the policy waits for its critic still."""
+        return self.critic is not None and self.critic.batches <= self.critic.config.policy_training_start_step
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """A step of TRL's; while the critic alone is fitted, one that leaves the policy without gradients."""
+        started = time.perf_counter()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._critic_only:
+            model.zero_grad(set_to_none=True)  # zeros would still decay the weights
+        self._step_seconds += time.perf_counter() - started
+        return loss
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.critic is not None and self.args.should_save:
+            self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.critic is not None and checkpoint is not None:
+            self.critic.restore(Path(checkpoint) / CRITIC)
+
     # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """TRL's log line, with the credit metrics of the batches since the last one."""
+        if self.critic is not None and self.model.training and self._step_seconds > self._critic_seconds > 0:
+            logs["critic/share"] = self._critic_seconds / (self._step_seconds - self._critic_seconds)
+            self._critic_seconds = self._step_seconds = 0.0
         logs.update(self._span_metrics.flush("train" if self.model.training else "eval"))
         super().log(logs, start_time)

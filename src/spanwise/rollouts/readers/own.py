@@ -39,7 +39,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     place = tokenizer or (_tokenizer(folder, found) if source == schema.IDS else None)
     if source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
-    held = {key: name for key, name in schema.PER_TOKEN.items() if name in found.names}
+    held = schema.token_columns(found.names)
     trained = _trained(found.names)
     wanted = [*(name for name in _given(found.names) if name != schema.TEXT or place is None), *trained]
     tables = [pq.read_table(file, columns=wanted) for file in files]

@@ -1,0 +1,505 @@
+"""`ValueModel` and `Critic`: values before every token of a completion, fitted on each generation batch beside any trainer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForTokenClassification, AutoTokenizer, get_constant_schedule_with_warmup
+
+from spanwise.credit import Streams, bootstrap_values, value_target
+from spanwise.critic import CriticConfig
+from spanwise.errors import DataError, DivergedError, RecipeError
+from spanwise.losses import CriticError, categorical_value, categorical_value_loss, critic_error, value_loss
+
+#: What a saved critic says of itself, beside its weights, and what a checkpoint keeps of its optimizer.
+ABOUT, STATE = "critic.json", "optimizer.pt"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts and completions side by side, as a value model reads them.
+
+    Attributes:
+        ids_nl: prompt, padded on the left, and completion, padded on the right.
+        attention_nl: 1 at what is no padding; tool output is read like any other text.
+        width: how many of the last columns are the completion's.
+    """
+
+    ids_nl: Int[Tensor, "n l"]
+    attention_nl: Int[Tensor, "n l"]
+    width: int
+
+    def take(self, rows: Any) -> Sequences:
+        """Some of the rows."""
+        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
+
+    @property
+    def end_n(self) -> Int[Tensor, " n"]:
+        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
+        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
+        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
+        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
+
+
+class ValueModel(nn.Module):
+    """What the rest of a completion is worth, before each of its tokens: one value per stream.
+
+    Args:
+        model: a token classifier of `transformers` whose labels are the streams, or the bins of one stream after another.
+        names: of the streams, `Scheme.value_names`.
+        config: says which head it has.
+    """
+
+    def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
+        super().__init__()
+        self.model, self.names, self.config = model, tuple(names), config
+        known = signature(model.forward).parameters
+        self._positions, self._cache = "position_ids" in known, "use_cache" in known
+
+    @staticmethod
+    def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
+        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device.
+
+        Raises:
+            RecipeError: `transformers` has no token classifier of the policy's architecture.
+        """
+        own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
+        settings = deepcopy(own.config)
+        settings.num_labels, settings.classifier_dropout = _labels(names, config), 0.0
+        try:
+            model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
+        except ValueError as error:
+            raise RecipeError(
+                f"There is no token classifier for a {type(own).__name__}, so its trunk cannot be copied as a critic. Name one "
+                "with critic: {model: NAME}."
+            ) from error
+        model.base_model.load_state_dict({name: value.float() for name, value in own.base_model.state_dict().items()})
+        _zero_head(model)
+        return ValueModel(model.to(own.device), names, config)
+
+    @staticmethod
+    def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
+        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros.
+
+        Args:
+            place: folder or hub name.
+            names, config: what is asked of it.
+            tokenizer: the policy's; None: not compared.
+
+        Raises:
+            DataError: it cannot be read, or was fitted to another tokenizer's ids; RecipeError: it has other values or another
+                head than asked for.
+        """
+        about = _about(place)
+        _check_about(place, about, names, config)
+        if tokenizer is not None:
+            _check_tokenizer(place, about, tokenizer)
+        try:
+            model, found = AutoModelForTokenClassification.from_pretrained(
+                place, num_labels=_labels(names, config), ignore_mismatched_sizes=True, output_loading_info=True,
+                dtype=torch.float32,
+            )  # fmt: skip
+        except Exception as error:  # transformers, safetensors and json each raise their own
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
+        known = model.get_input_embeddings().num_embeddings
+        if tokenizer is not None and known < len(tokenizer):
+            raise DataError(
+                f"The critic '{place}' knows {known} token ids and the policy's tokenizer has {len(tokenizer)}: it reads other "
+                "tokens. Use a critic of the policy's tokenizer."
+            )
+        if found["missing_keys"] or found["mismatched_keys"]:
+            _zero_head(model)
+        return ValueModel(model, names, config)
+
+    def forward(self, rows: Sequences) -> Tensor:
+        """What the head says before each of the T tokens and after the last column: (N, T + 1, S), or with bins behind."""
+        more: dict[str, Any] = {"use_cache": False} if self._cache else {}
+        if self._positions:
+            more["position_ids"] = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
+        said_ntc = logits_nlc[:, -rows.width - 1 :].float()
+        bins = () if self.config.head == "scalar" else (self.config.bins,)
+        return said_ntc.unflatten(-1, (len(self.names), *bins))
+
+    def value(self, said_nts: Tensor) -> Float[Tensor, "n t s"]:
+        """The values that the head's numbers stand for."""
+        return said_nts if self.config.head == "scalar" else categorical_value(said_nts, value_range=self.config.value_range)
+
+    def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
+        """The loss of one stream per token, 0 at masked tokens."""
+        if self.config.head == "hl_gauss":
+            return categorical_value_loss(said_nt, target_nt, mask_nt, value_range=self.config.value_range)
+        old = None if self.config.value_clip is None else old_value_nt
+        return value_loss(said_nt, target_nt, mask_nt, old_value_nt=old, clip=self.config.value_clip)
+
+    def save(self, folder: str | Path, tokenizer: Any = None) -> None:
+        """Write weights, configuration and what the values are of; `load` reads them, and so does `transformers`."""
+        self.model.save_pretrained(str(folder))
+        about = {
+            "values": list(self.names),
+            "head": self.config.head,
+            "bins": self.config.bins,
+            "value_range": list(self.config.value_range),
+            "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
+        }
+        (Path(folder) / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a critic said of a batch before it was fitted to it.
+
+    Attributes:
+        value_nts: before each token.
+        bootstrap_ns: after the last token of completions that were cut off, see `bootstrap_values`.
+        metrics: of the values and of the fit; of a batch of all processes.
+    """
+
+    value_nts: Float[Tensor, "n t s"]
+    bootstrap_ns: Float[Tensor, "n s"]
+    metrics: Mapping[str, float]
+
+
+class Critic:
+    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy.
+
+    Equation
+        target[k] = V[k] + A_lam[k] with lam = `gae_lambda_value`, the return itself at 1
+        loss = mean over streams and their trainable tokens, of all processes, of (V - target)^2, or the cross entropy
+
+    The values of a completion are those of the pass that first fits the critic to it: they never saw its reward, and cost nothing
+    more. Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
+
+    Args:
+        model: moved to the accelerator's device.
+        config: how it is fitted.
+        accelerator: the trainer's: processes, device, mixed precision.
+        micro_batch: completions per forward pass where the configuration does not say.
+        seed: of the order of mini-batches.
+
+    Attributes:
+        updates: optimizer steps so far.
+        batches: generation batches so far.
+    """
+
+    def __init__(
+        self, model: ValueModel, config: CriticConfig, accelerator: Accelerator, *, micro_batch: int, seed: int = 0
+    ) -> None:
+        if config.offload and accelerator.device.type == "cpu":
+            raise RecipeError("critic.offload is true, but the critic already is in main memory on a CPU; leave it out.")
+        self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
+        self.micro_batch = config.micro_batch or micro_batch
+        self.updates = self.batches = 0
+        self.model.to("cpu" if config.offload else accelerator.device)
+        if config.gradient_checkpointing:
+            own = self.model.model  # transformers 5 has a new name for it
+            getattr(own, "activation_checkpointing_enable", own.gradient_checkpointing_enable)()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
+
+    def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
+        """Say the values of a batch, then fit the critic to it.
+
+        Args:
+            rows: the completions of this process.
+            streams: their rewards and trainable tokens, as wide as the completions.
+            truncated_n: which completions ran out of tokens.
+            fit: False: values only.
+
+        Raises:
+            DivergedError: a value, a loss or a gradient is not finite; no weight was changed.
+        """
+        started = time.perf_counter()
+        with self._awake():
+            whole = _Batch(rows, streams, truncated_n, self.config).to(self.accelerator.device)
+            said, size = self._fit(whole) if fit else (self._values(whole), {})
+        value_nts, end_ns = (x.cpu() for x in said)
+        whole = whole.to(torch.device("cpu"))
+        shown = {**self._compare(whole, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
+        return Learned(value_nts, whole.bootstrap(end_ns), {f"critic/{name}": number for name, number in shown.items()})
+
+    def _fit(self, whole: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
+        """All epochs; what was said of every row before it was first fitted, and the mean size of losses and gradients."""
+        said: tuple[Tensor, Tensor] | None = None
+        sizes = []
+        for epoch in range(self.config.epochs):
+            for part in self._parts(len(whole), epoch):
+                before = (said[0][part], said[1][part]) if said is not None and epoch > 0 else None
+                found, size = self._update(whole.take(part), before)
+                sizes.append(size)
+                if epoch == 0:
+                    said = said or tuple(x.new_zeros(len(whole), *x.shape[1:]) for x in found)
+                    for kept, new in zip(said, found, strict=True):
+                        kept[part] = new
+        assert said is not None, "there is at least one epoch"
+        self.batches += 1
+        return said, {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
+
+    @torch.no_grad()
+    def _values(self, whole: _Batch) -> tuple[Tensor, Tensor]:
+        """Values before each token, and after the last one of each row."""
+        self.model.eval()
+        found = []
+        for part in torch.arange(len(whole)).split(self.micro_batch):
+            with self.accelerator.autocast():
+                said = self.model(whole.rows.take(part))
+            found.append(_split(self.model.value(said), whole.rows.take(part)))
+        return torch.cat([value for value, _ in found]), torch.cat([end for _, end in found])
+
+    def _parts(self, n: int, epoch: int) -> Iterator[Tensor]:
+        """The rows of each mini-batch of an epoch; one mini-batch is the batch in its order."""
+        if self.config.mini_batches == 1:
+            return iter([torch.arange(n)])
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
+        return iter(torch.randperm(n, generator=generator).tensor_split(self.config.mini_batches))
+
+    def _update(self, batch: _Batch, old: tuple[Tensor, Tensor] | None) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
+        """One optimizer step; what the model said on the way, and the size of loss and gradient."""
+        self.model.train()
+        count = self._sum(batch.mask_nts.sum().float()).clamp(min=1)
+        said, total = [], torch.zeros((), device=count.device)
+        for part in torch.arange(len(batch)).split(self.micro_batch):
+            here = batch.take(part)
+            with self.accelerator.autocast():
+                logits = self.model(here.rows)
+            value_nts, end_ns = _split(self.model.value(logits), here.rows)
+            said.append((value_nts.detach(), end_ns.detach()))
+            before_nts, after_ns = said[-1] if old is None else (old[0][part], old[1][part])
+            target_nts = here.targets(before_nts, after_ns)
+            loss = torch.zeros((), device=count.device)
+            for s in range(len(self.model.names)):
+                mask_nt = here.mask_nts[..., s]
+                loss = (
+                    loss + self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nt, before_nts[..., s]).sum() / count
+                )
+            loss.backward()
+            total += loss.detach()
+        norm = self._step()
+        return (
+            (torch.cat([v for v, _ in said]), torch.cat([e for _, e in said])),
+            {"loss": float(self._sum(total)), "grad_norm": norm},
+        )
+
+    def _step(self) -> float:
+        """Sum the gradients over processes, look at them, then change the weights; the norm of the gradient."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in parameters:
+            parameter.grad = self._sum(parameter.grad)
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        if not norm < float("inf"):  # NaN as well; every process sees the same sum
+            self.optimizer.zero_grad()
+            raise DivergedError(
+                f"The critic has diverged: after {self.updates} updates the norm of its gradient is {norm}. Nothing was updated. "
+                f"Set critic.learning_rate ({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
+            )
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        return norm
+
+    def _sum(self, value: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.accelerator.num_processes == 1:
+            return value
+        total: Any = self.accelerator.reduce(value, reduction="sum")
+        return total
+
+    def _compare(self, batch: _Batch, value_nts: Tensor, end_ns: Tensor) -> dict[str, float]:
+        """How good the values were, in all processes together."""
+        target_nts = batch.targets(value_nts, end_ns)
+        shown: dict[str, float] = {}
+        for s, name in enumerate(self.model.names):
+            found = critic_error(value_nts[..., s], target_nts[..., s], batch.mask_nts[..., s])
+            if self.accelerator.num_processes > 1:
+                gathered: Any = self.accelerator.gather(found.numbers().to(self.accelerator.device)[None])
+                found = CriticError.joined(gathered)
+            prefix = f"{name}/" if len(self.model.names) > 1 else ""
+            shown |= {f"{prefix}{key}": getattr(found, key) for key in ("explained_variance", "value_mean", "target_mean")}
+            shown |= {f"{prefix}error_{key}": getattr(found, key) for key in ("point", "mean", "within")}
+        return shown
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The critic on the device while it is used."""
+        if self.config.offload:
+            self._move(self.accelerator.device)
+        try:
+            yield
+        finally:
+            if self.config.offload:
+                self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        for state in self.optimizer.state.values():
+            state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
+
+    def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
+        """Write the model and, to go on from, the optimizer."""
+        self.model.save(folder, tokenizer)
+        if state:
+            held = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            torch.save({**held, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
+
+    def restore(self, folder: str | Path) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            DataError: the folder lacks a critic or its optimizer.
+        """
+        place = Path(folder)
+        if not (place / STATE).is_file() or not (place / ABOUT).is_file():
+            raise DataError(
+                f"The checkpoint '{place.parent}' holds no critic with its optimizer ({place.name}/{STATE}), so the run cannot "
+                "go on from it as it was. Resume from another checkpoint, or start anew."
+            )
+        saved = ValueModel.load(str(place), self.model.names, self.config)
+        self.model.load_state_dict(saved.state_dict())
+        held = torch.load(place / STATE, map_location=next(self.model.parameters()).device, weights_only=True)
+        self.optimizer.load_state_dict(held["optimizer"])
+        self.schedule.load_state_dict(held["schedule"])
+        self.updates, self.batches = held["updates"], held["batches"]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What a critic is fitted to, row by row."""
+
+    rows: Sequences
+    streams: Streams
+    truncated_n: Tensor
+    config: CriticConfig
+
+    def __len__(self) -> int:
+        return len(self.truncated_n)
+
+    @property
+    def mask_nts(self) -> Tensor:
+        """The tokens that have a target."""
+        cut_sn = self.streams.last_sn & self.truncated_n if self.config.truncated == "mask" else None
+        mask_snt = self.streams.mask_snt if cut_sn is None else self.streams.mask_snt & ~cut_sn[..., None]
+        return mask_snt.permute(1, 2, 0)
+
+    def bootstrap(self, end_ns: Tensor) -> Tensor:
+        """The values after the last token, as the configuration takes truncation."""
+        options: Any = {"truncated": self.config.truncated}
+        return torch.stack(
+            [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)], 1
+        )
+
+    def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
+        """What each value should have been; 0 where there is no target."""
+        lam = self.config.gae_lambda_value
+        parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts, self.bootstrap(end_ns))
+        return torch.stack([value_target(**part, lam=lam) for part in parts], dim=2)
+
+    def take(self, rows: Tensor) -> _Batch:
+        """Some of the rows."""
+        return _Batch(
+            self.rows.take(rows), _changed(self.streams, lambda x_sn: x_sn[:, rows]), self.truncated_n[rows], self.config
+        )
+
+    def to(self, device: torch.device) -> _Batch:
+        """The same on a device."""
+        rows = Sequences(self.rows.ids_nl.to(device), self.rows.attention_nl.to(device), self.rows.width)
+        return _Batch(rows, _changed(self.streams, lambda x: x.to(device)), self.truncated_n.to(device), self.config)
+
+
+def _changed(streams: Streams, change: Callable[[Tensor], Tensor]) -> Streams:
+    """The streams with what they say of each completion changed."""
+    names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
+    return replace(streams, **{name: change(getattr(streams, name)) for name in names})
+
+
+def megabytes(model: nn.Module) -> float:
+    """Memory that a model and its training take: weights, and gradients and AdamW's two moments of those that are trained.
+
+    >>> megabytes(nn.Linear(1000, 250, bias=False))
+    4.0
+    """
+    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A short name of a tokenizer's vocabulary: two tokenizers with the same ids have the same."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def _split(value_nts: Tensor, rows: Sequences) -> tuple[Tensor, Tensor]:
+    """Values before each token, and the value after each row's last one."""
+    end_n11 = rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])
+    return value_nts[:, :-1], value_nts.gather(1, end_n11).squeeze(1)
+
+
+def _labels(names: Sequence[str], config: CriticConfig) -> int:
+    return len(names) * (1 if config.head == "scalar" else config.bins)
+
+
+def _zero_head(model: Any) -> None:
+    """Start from the same value everywhere."""
+    trunk = {id(p) for p in model.base_model.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in trunk:
+            nn.init.zeros_(parameter)
+
+
+def _about(place: str) -> dict[str, Any]:
+    try:
+        return json.loads((Path(place) / ABOUT).read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"'{Path(place) / ABOUT}' is damaged: {error}.") from error
+
+
+def _check_about(place: str, about: Mapping[str, Any], names: Sequence[str], config: CriticConfig) -> None:
+    """Refuse a saved critic of other values."""
+    if not about:
+        return
+    if list(names) != about["values"]:
+        raise RecipeError(
+            f"The critic '{place}' gives {len(about['values'])} values ({', '.join(about['values'])}) and this recipe needs "
+            f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values."
+        )
+    held = {"head": about["head"]}
+    if config.head != "scalar" or about["head"] != "scalar":
+        held |= {"bins": about["bins"], "value_range": tuple(about["value_range"])}
+    for name, value in held.items():
+        if getattr(config, name) != value:
+            raise RecipeError(
+                f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
+                f"{{{name}: {list(value) if isinstance(value, tuple) else value}}}."
+            )
+
+
+def _check_tokenizer(place: str, about: Mapping[str, Any], tokenizer: Any) -> None:
+    """Refuse a critic that was fitted to the ids of another tokenizer, as far as it says which."""
+    own, theirs = fingerprint(tokenizer), about.get("tokenizer")
+    if theirs is None:
+        try:
+            other = AutoTokenizer.from_pretrained(place)
+        except Exception:  # many ways to have none; the number of ids is compared then
+            return
+        theirs = fingerprint(other)
+    if own != theirs:
+        raise DataError(
+            f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({theirs} and {own}), so it would "
+            "read other words. Use a critic of the policy's tokenizer."
+        )

@@ -1,0 +1,45 @@
+"""From TRL's generation batch to what a critic reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from spanwise.batch import Batch
+from spanwise.engines.critic import Sequences
+
+
+def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
+    """Prompts and completions as the model saw them.
+
+    Args:
+        output: of TRL's `_generate_and_score_completions`.
+        batch: the completions as they were read; TRL may have padded them further, or masked those that were cut off.
+
+    Example:
+        >>> batch = Batch.jagged([[5, 6], [7]], [0, 0], columns={"completion_ids": [[5, 6], [7]]})
+        >>> output = {"prompt_ids": torch.tensor([[1], [1]]), "prompt_mask": torch.ones(2, 1).long(),
+        ...           "completion_ids": torch.tensor([[5, 6, 0], [7, 0, 0]])}
+        >>> rows = sequences(output, batch)
+        >>> rows.ids_nl.tolist(), rows.attention_nl.tolist(), rows.end_n.tolist()
+        ([[1, 5, 6], [1, 7, 0]], [[1, 1, 1], [1, 1, 0]], [2, 1])
+    """
+    assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+    width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
+    length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
+    there_nt = torch.arange(width, device=device) < length_n[:, None]
+    ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)
+    return Sequences(ids_nl, torch.cat([output["prompt_mask"], there_nt.to(output["prompt_mask"].dtype)], dim=1), width)
+
+
+def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
+    """The completions that ran out of tokens: they do not end with an end-of-sequence token.
+
+    >>> cut_off(Batch.jagged([[5, 2], [5]], [0, 0], columns={"completion_ids": [[5, 2], [5]]}), [2])
+    tensor([False,  True])
+    """
+    return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)

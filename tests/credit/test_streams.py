@@ -1,0 +1,496 @@
+"""Streams: rewards of blocks under a critic, by hand, against a slow oracle, and as one with what they are made of."""
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from helpers import NAN, assert_close, double
+from oracles import slow_streams
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Layout,
+    Objective,
+    Reading,
+    RecipeError,
+    Scheme,
+    Scores,
+    Spans,
+    advantages,
+    credit,
+)
+from spanwise.credit import gae, value_target
+from spanwise.credit.assign import assign, on_last_token, summed
+from spanwise.credit.streams import reward_streams
+from spanwise.pipeline import metrics, streams
+from spanwise.types import Status
+
+OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = (int(status) for status in Status)
+BLOCKS = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+PAIR = (
+    Objective("correct", pays="solution"),
+    Objective("brier", pays="confidence", given="correct", weight=2.0, if_missing=-1.0),
+)
+# Two tokens of solution, one that a tool wrote, two of confidence.
+TOKENS = torch.tensor([[0, 0, -1, 1, 1]])
+
+
+def reading_of(block_nt, reward_nm, status_nm=None, *, names=("solution", "confidence"), rewards=("correct", "brier")):
+    reward_nm = torch.as_tensor(reward_nm, dtype=torch.float64)
+    status_nm = torch.where(reward_nm.isnan(), ABSENT, OK) if status_nm is None else torch.as_tensor(status_nm)
+    unknown_nm2 = torch.full((*reward_nm.shape, 2), NAN, dtype=torch.float64)
+    scores = Scores(tuple(rewards), reward_nm, status_nm.to(torch.int8), unknown_nm2)
+    spans = Spans.of_blocks(names, block_nt.to(torch.int8))
+    return Reading(scores, spans.length_nk, spans.fault_n, spans)
+
+
+def run(scheme, block_nt, reward_nm, value_nt, status_nm=None, *, mask_nt=None, **fields):
+    """What every token gets through the whole road, and what the decision to stop gets."""
+    reading = reading_of(block_nt, reward_nm, status_nm, names=scheme.layout.names, rewards=scheme.names)
+    mask_nt = block_nt >= 0 if mask_nt is None else mask_nt
+    batch = Batch(torch.zeros(len(block_nt)).long(), mask_nt=mask_nt, value_nt=value_nt, **fields)
+    found = credit(reading, batch, scheme)
+    return found, advantages(found, reading.spans, scheme, dtype=torch.float64)
+
+
+def fractions(tensor):
+    return [[Fraction(x).limit_denominator(4096) for x in row] for row in tensor.tolist()]
+
+
+F = Fraction
+
+# By hand: gamma 1, lam 1/2, right (1), a Brier score of -1/4 that weighs 2
+
+
+def test_shared_by_hand():
+    scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5}, values="shared")
+    found, adv_nt = run(scheme, TOKENS, [[1, -0.25]], double([[0.25, 0.5, NAN, -0.25, -0.125]]))
+    # rewards 0, 1, 0, -1/2; surprises 1/4, 1/4, 1/8, -3/8
+    # -3/8;  1/8 - 3/16 = -1/16;  1/4 - 1/32 = 7/32;  1/4 + 7/64 = 23/64
+    assert fractions(found.token_nt) == [[F(23, 64), F(7, 32), 0, F(-1, 16), F(-3, 8)]]
+    assert torch.equal(adv_nt, found.token_nt)
+    assert scheme.value_names == ("return",)
+
+
+def test_per_objective_by_hand():
+    scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5})
+    value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
+    found, _ = run(scheme, TOKENS, [[1, -0.25]], value_nts)
+    # correct: 1 - 1/2 = 1/2;  1/4 + 1/4 = 1/2.   brier: -1/4 + 1/8 = -1/8;  1/8 - 1/16 = 1/16; each times 2.
+    assert fractions(found.token_nt) == [[F(1, 2), F(1, 2), 0, F(1, 8), F(-1, 4)]]
+    assert_close(found.block_nk, [[0.5, -0.0625]], 1e-12)
+    assert found.stop_n.tolist() == [0.0]
+    assert scheme.value_names == ("correct", "brier")
+
+
+def test_the_numbers_of_the_docs():
+    pair = (PAIR[0], Objective("brier", pays="confidence", given="correct"))
+    made = {"shared": [[0.25, 0.5, 9, -0.25, -0.125]], "objective": [[[0.25, 9], [0.5, 9], [9, 9], [9, -0.25], [9, -0.125]]]}
+    # -1/8;  1/8 - 1/16;  1 - 1/4 - 1/2 + 1/32;  1/4 + 9/64
+    expected = {"shared": [25 / 64, 9 / 32, 0, 1 / 16, -1 / 8], "objective": [0.5, 0.5, 0, 0.0625, -0.125]}
+    for values, value_nt in made.items():
+        scheme = Scheme("gae", BLOCKS, pair, 1, {"lam": 0.5}, values=values)
+        assert run(scheme, TOKENS, [[1, -0.25]], double(value_nt))[0].token_nt.tolist() == [expected[values]]
+
+
+@pytest.mark.parametrize("values", ["shared", "objective"])
+def test_whitening_is_of_one_stream(values):
+    """Tokens are compared with the tokens of their stream; a decision to stop is one of them."""
+    options = {"lam": 1.0, "whiten": True, "ddof": 0, "eps": 0.0}
+    scheme = Scheme("gae", BLOCKS, (PAIR[0], replace(PAIR[1], weight=1.0)), 1, options, values=values)
+    block_nt = torch.tensor([[0, 1], [0, -1]])
+    value_nt = torch.zeros(2, 2, len(scheme.value_names), dtype=torch.float64)
+    found, _ = run(scheme, block_nt, [[1, -0.5], [0, NAN]], value_nt)
+    if values == "objective":  # correct: 1 and 0; brier: -1/2, and -1 for stopping
+        assert_close(found.token_nt, [[1, 1], [-1, 0]], 1e-12)
+        assert_close(found.stop_n, [0, -1], 1e-12)
+    else:  # returns 1/2, -1/2 and -1: mean -1/3, squares 25 + 1 + 16 over 36 and 3
+        std = (42 / 108) ** 0.5
+        assert_close(found.token_nt, [[5 / 6 / std, -1 / 6 / std], [-2 / 3 / std, 0]], 1e-12)
+
+
+def test_a_missing_block_is_a_block_of_one_token():
+    block_nt = torch.tensor([[0, 0, -1], [0, 0, 1]])
+    value_nts = double([[[0.25, NAN], [0.5, -0.5], [NAN, NAN]], [[0.25, NAN], [0.5, NAN], [NAN, -0.25]]])
+    shares = {"block": (F(1, 4), F(1, 4) - 1), "completion": (F(1, 4), F(1, 4) - F(1, 2)), 4: (F(1, 8), F(1, 8) - F(1, 4))}
+    for per, expected in shares.items():
+        scheme = Scheme("gae", BLOCKS, PAIR, per, {"lam": 0.5})
+        found, adv_nt = run(scheme, block_nt, [[1, NAN], [1, -0.25]], value_nts)
+        # The solution as before, 1/2 and 1/2; the decision to stop 2 (-1 - (-1/2)) = -1, a block of one token.
+        assert fractions(found.token_nt[:1]) == [[F(1, 2), F(1, 2), 0]]
+        assert found.stop_n.tolist() == [-1.0, 0.0]
+        assert fractions(adv_nt[:1]) == [[*expected, 0]]
+        reading = reading_of(block_nt, [[1, NAN], [1, -0.25]])
+        assert metrics(found, reading, scheme)["credit/stop/mean_abs"] == 0.5
+        assert found.adv_nm[:, 0].tolist() == [1.0, 1.0]
+    # Shared: 1 and 2 (-1) both end at the second token. -1 - 1/2 = -3/2;  1/4 - 3/4 = -1/2
+    scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5}, values="shared")
+    found, _ = run(scheme, block_nt[:1], [[1, NAN]], value_nts[:1, :, 0])
+    assert fractions(found.token_nt) == [[F(-1, 2), F(-3, 2), 0]]
+    assert found.stop_n.tolist() == [0.0]
+
+
+def test_what_was_left_out_in_a_block_that_is_there_is_paid_there():
+    """A confidence that cannot be read, and a solution without its answer: their own tokens carry it."""
+    objectives = (Objective("correct", pays="solution", if_missing=0.0), *PAIR[1:])
+    status = [[OK, UNPARSABLE], [ABSENT, OK]]
+    for values in ("shared", "objective"):
+        scheme = Scheme("gae", BLOCKS, objectives, 1, {"lam": 1.0}, values=values)
+        value_nt = torch.zeros(2, 5, len(scheme.value_names), dtype=torch.float64)
+        found, _ = run(scheme, TOKENS.repeat(2, 1), [[1, NAN], [NAN, -0.25]], value_nt, status)
+        both = [[-1, -1, 0, -2, -2], [-0.5, -0.5, 0, -0.5, -0.5]]
+        own = [[1, 1, 0, -2, -2], [0, 0, 0, -0.5, -0.5]]
+        assert_close(found.token_nt, both if values == "shared" else own, 1e-12)
+        assert not found.stop_n.any()
+
+
+def test_tokens_that_no_objective_pays():
+    """One objective on the solution alone: shared, all tokens train; per objective, those of the solution do."""
+    values_nt = double([[0.25, 0.5, NAN, 0.125, 0.25]])
+    only = Objective("correct", pays="solution")
+    shared, own = (Scheme("gae", BLOCKS, [only], 1, {"lam": 1.0}, values=values) for values in (None, "objective"))
+    # Nothing comes after the solution: returns 1, 1, 0, 0.
+    assert_close(run(shared, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, -0.125, -0.25]], 1e-12)
+    assert_close(run(own, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, 0, 0]], 1e-12)
+
+
+@pytest.mark.parametrize("status", [TIMEOUT, ERROR, UNSCORED])
+def test_a_failed_check_costs_its_stream_or_the_completion(status):
+    value_nt = double([[0.25, 0.5, NAN, 0.125, 0.25]])
+    shared = Scheme("gae", BLOCKS, PAIR, 1, values="shared")
+    found, _ = run(shared, TOKENS, [[1, NAN]], value_nt, [[OK, status]])
+    assert not found.token_nt.any()
+    own = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 1.0})
+    found, _ = run(own, TOKENS, [[1, NAN]], value_nt[..., None].expand(-1, -1, 2), [[OK, status]])
+    assert_close(found.token_nt, [[0.75, 0.5, 0, 0, 0]], 1e-12)
+    # The block is not there either: a failed check is no decision to stop.
+    found, _ = run(own, TOKENS[:, :2], [[1, NAN]], value_nt[:, :2, None].expand(-1, -1, 2), [[OK, status]])
+    assert found.stop_n.tolist() == [0.0]
+    assert found.absent_m.tolist() == [0, 1]
+
+
+def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
+    value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
+    scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5, "gamma": 0.5})
+    # The solution had ended: 1 - 1/2; 1/4 - 1/4 + 1/4 x 1/2. The confidence: 0 + 1/2 (-1/4) + 1/8 = 0; 1/4 - 1/16 + 0; times 2.
+    expected = [[F(1, 8), F(1, 2), 0, F(3, 8), 0]]
+    for behind in (double([-0.25]), double([[7.0, -0.25]])):
+        found, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=behind)
+        assert fractions(found.token_nt) == expected
+    found, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=double([NAN]))
+    assert fractions(found.token_nt) == [[F(1, 8), F(1, 2), 0, 0, 0]]  # nothing is learned from what was cut
+
+
+# Against a slow oracle
+
+
+@dataclass
+class Case:
+    block_nt: torch.Tensor
+    mask_nt: torch.Tensor
+    reward_nm: torch.Tensor
+    status_nm: torch.Tensor
+    value_nts: torch.Tensor
+    logp_nt: torch.Tensor
+    bootstrap_ns: torch.Tensor
+
+
+RULES = {
+    "apart": (
+        Objective("correct", pays="a", if_missing=0.0),
+        Objective("brier", pays="b", given="correct", if_missing=-1.0, weight=0.5),
+        Objective("format", pays="c", weight=-2.0),
+    ),
+    "overlapping": (
+        Objective("correct", pays=("a", "b"), if_missing=0.0, weight=3.0),
+        Objective("format", pays=("b", "c"), if_missing=-0.5),
+        Objective("brier", pays="c", given="correct"),
+    ),
+    "the same": (
+        Objective("correct", pays=("a", "b", "c"), if_missing=0.0),
+        Objective("format", pays=("c", "b", "a"), weight=0.25),
+    ),
+}
+THREE = Layout({"a": ["answer"], "b": ["confidence"], "c": ["answer", "confidence"]})
+
+
+def made_up(seed, m, s, *, n=24):
+    """Completions of up to three blocks, each of up to four tokens, with a tool's tokens in between and padding on both sides."""
+    g = torch.Generator().manual_seed(seed)
+
+    def whole(high, *shape):
+        return torch.randint(high, shape, generator=g)
+
+    rows = []
+    for _ in range(n):
+        row = []
+        for k in range(3):
+            for _ in range(int(whole(5)) * int(whole(4) > 0)):
+                row += [-1] * int(whole(4) == 0) + [k]
+        rows.append([-1] * int(whole(3)) + row)
+    width = max(map(len, rows))
+    block_nt = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+    status_nm = torch.tensor([OK, OK, OK, ABSENT, UNPARSABLE, ERROR])[whole(6, n, m)]
+    reward_nm = torch.where(status_nm == OK, torch.randn(n, m, generator=g, dtype=torch.float64), NAN)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    return Case(block_nt, block_nt >= 0, reward_nm, status_nm, draw(n, width, s), -draw(n, width).abs() * 2, draw(n, s))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("values", ["shared", "objective"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", ["gae", "start", "end", "adaptive"])
+def test_streams_equal_the_slow_oracle(method, rule, values, seed):
+    objectives = RULES[rule]
+    options = {"gamma": 0.9, "lam": 0.6}
+    if method in ("start", "end"):
+        options |= {"boundary": method, "threshold": 0.4}
+    if method == "adaptive":
+        options = {"gamma": 0.9, "length_adaptive_alpha": 0.7}
+    scheme = Scheme("sae" if method in ("start", "end") else "gae", THREE, objectives, 1, options, values=values)
+    case = made_up(seed, len(objectives), len(scheme.value_names))
+    more = {"logp_nt": case.logp_nt, "bootstrap_n": case.bootstrap_ns}
+    found, adv_nt = run(scheme, case.block_nt, case.reward_nm.tolist(), case.value_nts, case.status_nm.tolist(), **more)
+    expected_nt, stop_n = slow_streams(
+        case.block_nt, case.reward_nm, case.status_nm, case.value_nts, case.logp_nt, case.bootstrap_ns,
+        objectives=objectives, names=THREE.names, shared=values == "shared", method=method, gamma=0.9, lam=0.6,
+    )  # fmt: skip
+    assert_close(found.token_nt, expected_nt, 1e-10)
+    assert_close(found.stop_n, stop_n, 1e-10)
+    assert values == "objective" or not stop_n.any()
+    last_nt = torch.zeros_like(expected_nt)
+    for i, row in enumerate(case.block_nt.tolist()):
+        trained = [t for t, k in enumerate(row) if k >= 0]
+        if trained:
+            last_nt[i, trained[-1]] = stop_n[i]
+    assert_close(adv_nt, expected_nt + last_nt, 1e-10)
+
+
+# What must hold whatever the numbers
+
+
+@pytest.mark.parametrize("poison", [NAN, 1e9, math.inf, -1e30])
+@pytest.mark.parametrize("values", ["shared", "objective"])
+@pytest.mark.parametrize("method", ["gae", "sae"])
+@pytest.mark.parametrize("whiten", [False, True])
+def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whiten):
+    objectives = RULES["apart"]
+    options = {"whiten": True} if whiten and method == "gae" else {}
+    scheme = Scheme(method, THREE, objectives, "block", options, values=values)
+    case = made_up(5, 3, len(scheme.value_names))
+    reading = reading_of(
+        case.block_nt, case.reward_nm.tolist(), case.status_nm.tolist(), names=THREE.names, rewards=scheme.names
+    )
+    batch = Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=case.value_nts, logp_nt=case.logp_nt)
+    held_nts = streams(reading, batch, scheme).mask_snt.permute(1, 2, 0)
+    poisoned = {
+        "value_nt": torch.where(held_nts, case.value_nts, poison),
+        "logp_nt": torch.where(case.mask_nt, case.logp_nt, poison),
+    }
+    clean, dirty = (
+        run(scheme, case.block_nt, case.reward_nm.tolist(), fields.pop("value_nt"), case.status_nm.tolist(), **fields)[1]
+        for fields in ({"value_nt": case.value_nts, "logp_nt": case.logp_nt}, poisoned)
+    )
+    assert bool(clean.any())
+    assert torch.equal(clean, dirty)
+    assert not bool(dirty[~case.mask_nt].any())
+    assert not bool(dirty[~case.mask_nt].signbit().any())
+
+
+@pytest.mark.parametrize("values", ["shared", "objective"])
+@pytest.mark.parametrize("method", ["gae", "sae"])
+def test_masking_is_deletion(method, values):
+    """Each completion on its own, with its masked tokens really gone, gets the same."""
+    scheme = Scheme(method, THREE, RULES["overlapping"], "block", {"lam": 0.7}, values=values)
+    case = made_up(6, 3, len(scheme.value_names))
+    more = {"logp_nt": case.logp_nt, "bootstrap_n": case.bootstrap_ns}
+    found, adv_nt = run(scheme, case.block_nt, case.reward_nm.tolist(), case.value_nts, case.status_nm.tolist(), **more)
+    for i, kept_t in enumerate(case.mask_nt):
+        part = {"logp_nt": case.logp_nt[i : i + 1, kept_t], "bootstrap_n": case.bootstrap_ns[i : i + 1]}
+        rows = [row[i : i + 1] for row in (case.reward_nm, case.status_nm)]
+        block_nt, value_nt = case.block_nt[i : i + 1, kept_t], case.value_nts[i : i + 1, kept_t]
+        alone, alone_nt = run(scheme, block_nt, rows[0].tolist(), value_nt, rows[1].tolist(), **part)
+        assert torch.equal(alone_nt[0], adv_nt[i, kept_t])
+        assert torch.equal(alone.stop_n[0], found.stop_n[i])
+
+
+@pytest.mark.parametrize("method", ["gae", "sae"])
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_on_the_same_blocks_add_up_to_the_shared_one(method, seed):
+    """The recursion is linear: values that add up (with the weights) make advantages that add up."""
+    objectives = RULES["the same"]
+    own, shared = (Scheme(method, THREE, objectives, 1, {"lam": 0.7}, values=v) for v in ("objective", "shared"))
+    case = made_up(seed, 2, 2)
+    reward_nm = torch.where(case.status_nm == ERROR, 0.5, case.reward_nm)
+    status_nm = torch.where((case.status_nm == ERROR) | (torch.arange(2) == 1), OK, case.status_nm)
+    reward_nm = torch.where(status_nm == OK, reward_nm.nan_to_num(nan=0.3), NAN)
+    more = {"logp_nt": case.logp_nt}
+    weight = torch.tensor([o.weight for o in objectives]).double()
+    apart, _ = run(own, case.block_nt, reward_nm.tolist(), case.value_nts, status_nm.tolist(),
+                   bootstrap_n=case.bootstrap_ns, **more)  # fmt: skip
+    joint, _ = run(shared, case.block_nt, reward_nm.tolist(), case.value_nts @ weight, status_nm.tolist(),
+                   bootstrap_n=case.bootstrap_ns @ weight, **more)  # fmt: skip
+    assert bool(joint.token_nt.any())
+    assert_close(apart.token_nt, joint.token_nt, 1e-12)
+    assert shared.value_names == Scheme(method, THREE, objectives, 1).value_names == ("return",)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
+    """Bit by bit: the sum of the rewards on the last trainable token, whatever the number of objectives."""
+    g = torch.Generator().manual_seed(count)
+    objectives = [Objective("format", THREE.names, weight=0.1 * m + 0.3, name=f"r{m}") for m in range(count)]
+    scheme = Scheme("gae", THREE, objectives, "completion")
+    case = made_up(count, count, 1)
+    reading = reading_of(case.block_nt, torch.rand(24, count, generator=g, dtype=torch.float64).tolist(),
+                         names=THREE.names, rewards=scheme.names)  # fmt: skip
+    reading.scores.reward_nm[3, 0], reading.scores.status_nm[3, 0] = NAN, ERROR
+    value_nt = case.value_nts[..., 0].to(dtype)
+    sum_n = summed(reading.scores, objectives)
+    mask_nt = case.mask_nt & ~sum_n.isnan()[:, None]
+    before_nt = gae(on_last_token(sum_n, mask_nt), value_nt, mask_nt)
+    for given in (value_nt, value_nt[..., None]):
+        found = credit(reading, Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=given), scheme)
+        assert found.token_nt.dtype == before_nt.dtype
+        assert torch.equal(found.token_nt, before_nt)
+
+
+# SAE inside a block: the worked numbers of methods.md and related.md, beside another block
+
+
+PAPER = {  # values, probabilities -> reward -> what "start" and "end" give at lam .9
+    "methods": ([0.4, 0.5, 0.3, 0.6, 0.8, 0.7], [0.9, 0.95, 0.1, 0.9, 0.15, 0.99], 1,
+                [0.512, 0.412, 0.68, 0.38, 0.2, 0.3], [0.533, 0.433, 0.633, 0.37, 0.17, 0.3]),
+    "A": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9, 0.8, 0.1, 0.9, 0.15], 1, [0.413, 0.313, 0.57, 0.47, 0.3], [0.45, 0.35, 0.55, 0.5, 0.3]),
+    "B": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9, 0.8, 0.1, 0.9, 0.15], 0,
+          [-0.397, -0.497, -0.33, -0.43, -0.7], [-0.45, -0.55, -0.35, -0.5, -0.7]),
+    "C": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9] * 5, 1, [0.5, 0.4, 0.6, 0.5, 0.3], [0.5, 0.4, 0.6, 0.5, 0.3]),
+    "D": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.1] * 5, 0, [-0.31247, -0.4583, -0.287, -0.43, -0.7],
+          [-0.31247, -0.4583, -0.287, -0.43, -0.7]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("boundary", ["start", "end"])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("name", PAPER)
+def test_segments_inside_a_block(name, place, boundary):
+    """Whatever the other block holds, before or after it: segments are those of the block, and so are the values."""
+    value, probability, reward, *expected = PAPER[name]
+    other = [0.05, 0.9, 0.05]
+    inside, outside = [place] * len(value), [1 - place] * len(other)
+    order = (lambda x, y: x + y) if place == 0 else (lambda x, y: y + x)
+    block_nt = torch.tensor([order(inside, outside)])
+    logp_nt = double([order(probability, other)]).log()
+    value_nts = torch.full((1, len(value) + 3, 2), 1e9, dtype=torch.float64)
+    value_nts[0, :, place] = double(order(value, [1e9] * 3))
+    value_nts[0, :, 1 - place] = double(order([1e9] * len(value), [0.3, 0.1, 0.2]))
+    rewards = [0.7, 0.7]
+    rewards[place] = reward
+    scheme = Scheme("sae", BLOCKS, [Objective("correct", "solution"), Objective("format", "confidence")], 1,
+                    {"lam": 0.9, "boundary": boundary})  # fmt: skip
+    found, _ = run(scheme, block_nt, [rewards], value_nts, logp_nt=logp_nt)
+    assert_close(found.token_nt[block_nt == place], expected[boundary == "end"], 5e-7)
+
+
+def test_gae_inside_a_block_and_masked():
+    """The worked numbers with a tool's tokens in the middle, as the first of two blocks."""
+    block_nt = torch.tensor([[0, 0, -1, 0, 0, 1, 1]])
+    value_nts = double([[[0.5, NAN], [0.6, NAN], [9, 9], [0.4, NAN], [0.7, NAN], [NAN, 0.5], [NAN, 0.5]]])
+    scheme = Scheme("gae", BLOCKS, [Objective("correct", "solution"), Objective("format", "confidence")], 1, {"lam": 0.95})
+    found, _ = run(scheme, block_nt, [[1, 0.5]], value_nts)
+    assert_close(found.token_nt, [[0.437962, 0.355750, 0, 0.585, 0.3, 0, 0]], 1e-6)
+
+
+# What a critic is fitted to, and what fits nowhere
+
+
+def test_the_targets_of_a_critic():
+    scheme = Scheme("gae", BLOCKS, PAIR)
+    block_nt = torch.cat([TOKENS, torch.tensor([[0, 0, -1, -1, -1]])])
+    reading = reading_of(block_nt, [[1, -0.25], [0, NAN]])
+    batch = Batch([0, 0], mask_nt=block_nt >= 0, value_nt=torch.full((2, 5, 2), 0.125))
+    found = streams(reading, batch, scheme)
+    targets = [value_target(**part) for part in found.inputs(batch.value_nt)]
+    assert found.names == scheme.value_names == ("correct", "brier")
+    assert targets[0].dtype == torch.float32
+    assert targets[0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert targets[1].tolist() == [[0, 0, 0, -0.25, -0.25], [0, -1, 0, 0, 0]]  # the value before the decision to stop
+    assert found.weight_s.tolist() == [1.0, 2.0]
+    assert found.stop_sn.tolist() == [[False, False], [False, True]]
+    assert found.last_sn.tolist() == [[False, True], [True, True]]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("values", ["shared", "objective"])
+def test_nothing_in_nothing_out(shape, values):
+    scheme = Scheme("gae", BLOCKS, PAIR, values=values)
+    value_nt = torch.zeros(*shape, len(scheme.value_names))
+    _, adv_nt = run(scheme, torch.zeros(shape).long(), torch.zeros(shape[0], 2), value_nt)
+    assert adv_nt.shape == shape
+
+
+def test_a_completion_without_a_trainable_token():
+    """Nothing carries what it owes, and nobody crashes."""
+    for values in ("shared", "objective"):
+        scheme = Scheme("gae", BLOCKS, PAIR, "block", values=values)
+        value_nt = torch.zeros(1, 2, len(scheme.value_names))
+        found, adv_nt = run(scheme, torch.tensor([[-1, -1]]), [[1, NAN]], value_nt)
+        assert not adv_nt.any()
+        assert not found.stop_n.any()
+
+
+def test_another_number_of_values_is_refused(unchecked_shapes):
+    scheme = Scheme("gae", BLOCKS, PAIR)
+    sentence = r"value_nt holds 1 value per token and there are 2 streams \(correct, brier\): give one value to each, in this " \
+        r"order. A critic of one value serves with values: shared"  # fmt: skip
+    for shape in ((1, 5), (1, 5, 1)):
+        with pytest.raises(AlignmentError, match=sentence):
+            run(scheme, TOKENS, [[1, -0.25]], torch.zeros(shape))
+    shared = Scheme("gae", BLOCKS, PAIR, values="shared")
+    with pytest.raises(AlignmentError, match=r"value_nt holds 2 values per token and there is 1 stream \(return\): give"):
+        run(shared, TOKENS, [[1, -0.25]], torch.zeros(1, 5, 2))
+    with pytest.raises(AlignmentError, match=r"bootstrap_n holds 3 values per completion and there are 2 streams"):
+        run(scheme, TOKENS, [[1, -0.25]], torch.zeros(1, 5, 2), bootstrap_n=torch.zeros(1, 3))
+    with pytest.raises(AlignmentError, match=r"value_nt is \(1, 4\) and the completions are \(1, 5\)"):
+        run(shared, TOKENS, [[1, -0.25]], torch.zeros(1, 4))
+
+
+def test_what_lacks_its_spans_is_refused(unchecked_shapes):
+    reading = reading_of(TOKENS, [[1, -0.25]])
+    afar = Reading(reading.scores, reading.length_nk, reading.fault_n)
+    batch = Batch([0], mask_nt=TOKENS >= 0, value_nt=torch.zeros(1, 5, 2))
+    with pytest.raises(
+        RecipeError, match="Method 'gae' credits every token on its own and must know in which block it lies"
+    ):
+        credit(afar, batch, Scheme("gae", BLOCKS, PAIR))
+    with pytest.raises(RecipeError, match="give the batch with its mask and the reading with its spans"):
+        streams(afar, batch, Scheme("gae", BLOCKS, PAIR))
+    with pytest.raises(RecipeError, match="Method 'bae' reads no values of a critic for each token; use 'gae' or 'sae'"):
+        streams(reading, batch, Scheme("bae", BLOCKS, PAIR))
+    with pytest.raises(AlignmentError, match=r"The blocks of tokens are \(1, 5\) and the mask is \(1, 4\)"):
+        reward_streams(torch.zeros(1, 1), torch.zeros(1, 1).bool(), torch.ones(1, 2).bool(), TOKENS, torch.ones(1, 4).bool(),
+                       names=["return"], weight_m=torch.ones(1), values="shared")  # fmt: skip
+
+
+def test_assign_takes_the_same_words(unchecked_shapes):
+    reading = reading_of(TOKENS, [[1, -0.25]])
+    inputs = {"mask_nt": TOKENS >= 0, "block_nt": TOKENS, "value_nt": torch.zeros(1, 5)}
+    rule = {"objectives": PAIR, "block_names": BLOCKS.names, "method": "gae", "inputs": inputs}
+    found = assign(reading.scores, torch.tensor([0]), reading.present_nk, values="shared", lam=1.0, **rule)
+    assert found.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
+    with pytest.raises(RecipeError, match=r"There is no kind of values 'sharde'. Did you mean 'shared'"):
+        assign(reading.scores, torch.tensor([0]), reading.present_nk, values="sharde", **rule)
+
+
+@pytest.mark.parametrize("values", ["shared", "objective"])
+def test_a_token_of_a_block_that_is_not_trained_is_deleted(values):
+    """The mask of the batch has the last word: the reward lies on the last trained token of the block, values elsewhere are air."""
+    scheme = Scheme("gae", BLOCKS, PAIR[:1], 1, {"lam": 0.5}, values=values)
+    mask_nt = torch.tensor([[True, False, False, False, True]])
+    found, _ = run(scheme, TOKENS, [[1]], double([[0.25, NAN, NAN, 1e9, 0.5]]), mask_nt=mask_nt)
+    # Shared: 0 - 1/2; 1 + 1/2 - 1/4 - 1/4. Alone: 1 - 1/4.
+    assert found.token_nt.tolist() == [[1.0 if values == "shared" else 0.75, 0, 0, 0, -0.5 if values == "shared" else 0]]

@@ -1,0 +1,244 @@
+"""What a critic is fitted with: worked numbers, verl's own, scipy as oracle, masked tokens that are never read."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from scipy.stats import norm, truncnorm
+
+from helpers import NAN, assert_close, double
+from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.losses import aggregate, categorical_value, categorical_value_loss, hl_gauss, value_loss
+
+VALUE = [[0.2, 0.9, -0.4, 2.0, 7.0], [1.5, 0.1, 0.6, 9.0, 9.0]]
+TARGET = [[1.0, 0.5, 0.0, 1.0, 7.0], [1.0, 0.3, -1.0, 9.0, 9.0]]
+OLD = [[0.1, 0.5, 0.5, 1.9, 7.0], [1.0, 0.05, 0.9, 9.0, 9.0]]
+MASK = torch.tensor([[True, True, True, True, False], [True, True, True, False, False]])
+WIDTH = 1 / 51
+
+
+def test_the_clipped_form_by_hand():
+    value, old, ones = double([[0.9, 0.9, 0.6, 0.1]]), double([[0.5, 0.5, 0.5, 0.5]]), torch.ones(1, 4).bool()
+    target = double([[1.0, 0.0, 1.0, 1.0]])
+    # .7 against 1; .9 against 0 (.7 would be better); .6 unclipped; .1 against 1 (.3 would be better)
+    assert_close(value_loss(value, target, ones, old_value_nt=old, clip=0.2), [[0.09, 0.81, 0.16, 0.81]], 1e-12)
+    assert_close(value_loss(value, target, ones), [[0.01, 0.81, 0.16, 0.81]], 1e-12)
+
+
+# verl 0.9.1, core_algos.compute_value_loss(VALUE, TARGET, OLD, MASK, cliprange), token-mean: the loss and the gradient of VALUE.
+VERL = {
+    0.2: (
+        0.3671428859233856,
+        [[-0.11428572237491608, 0.05714285746216774, -0.05714286118745804, 0.1428571492433548, 0.0],
+         [0.0714285746216774, -0.02857143245637417, 0.0, 0.0, 0.0]],
+    ),
+    100.0: (
+        0.3435714542865753,
+        [[-0.11428572237491608, 0.05714285746216774, -0.05714286118745804, 0.1428571492433548, 0.0],
+         [0.0714285746216774, -0.02857143245637417, 0.22857144474983215, 0.0, 0.0]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clip", VERL)
+def test_twice_what_verl_says(clip):
+    loss, gradient = VERL[clip]
+    value = torch.tensor(VALUE, requires_grad=True)
+    ours = value_loss(value, torch.tensor(TARGET), MASK, old_value_nt=torch.tensor(OLD), clip=clip)
+    aggregate(ours, MASK).backward()
+    assert float(aggregate(ours.detach(), MASK)) == pytest.approx(2 * loss, rel=1e-6)
+    assert_close(value.grad, 2 * torch.tensor(gradient))
+
+
+def losses(value, target, old, logits):
+    wide = {"value_range": (-3.0, 3.0)}
+    return {
+        "plain": (value, value_loss(value, target, MASK)),
+        "clipped": (value, value_loss(value, target, MASK, old_value_nt=old, clip=0.2)),
+        "categorical": (logits, categorical_value_loss(logits, target, MASK, **wide)),
+    }
+
+
+@pytest.mark.parametrize("poison", [NAN, 1e9, math.inf, -math.inf])
+@pytest.mark.parametrize("loss", ["plain", "clipped", "categorical"])
+def test_nothing_is_read_at_masked_tokens(loss, poison):
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    clean = [double(rows) for rows in (VALUE, TARGET, OLD)] + [logits]
+    dirty = [torch.where(MASK if x.ndim == 2 else MASK[..., None], x, poison) for x in clean]
+    found = []
+    for value, target, old, scores in (clean, dirty):
+        given, loss_nt = losses(value.requires_grad_(), target, old, scores.requires_grad_())[loss]
+        loss_nt.sum().backward()
+        assert (loss_nt[~MASK] == 0).all()
+        assert (given.grad[~MASK] == 0).all()
+        found.append((loss_nt.detach(), given.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert (found[0][1][MASK] != 0).any()
+
+
+def test_targets_and_old_values_get_no_gradient():
+    value, target, old = (double(rows).requires_grad_() for rows in (VALUE, TARGET, OLD))
+    value_loss(value, target, MASK, old_value_nt=old, clip=0.2).sum().backward()
+    assert target.grad is None
+    assert old.grad is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"clip": 0.2}, "clip is given without old_value_nt"),
+        ({"old_value_nt": double(OLD)}, "old_value_nt is given without clip"),
+        ({"clip": 0.0, "old_value_nt": double(OLD)}, "clip is 0; it is a distance"),
+        ({"clip": NAN, "old_value_nt": double(OLD)}, "clip is nan; it is a distance"),
+    ],
+)
+def test_an_option_is_used_or_refused(options, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        value_loss(double(VALUE), double(TARGET), MASK, **options)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_other_shapes_are_refused():
+    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but target_nt is \(2, 4\)"):
+        value_loss(double(VALUE), double(TARGET)[:, :4], MASK)
+    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but old_value_nt is \(1, 5\)"):
+        value_loss(double(VALUE), double(TARGET), MASK, old_value_nt=double(OLD)[:1], clip=0.2)
+    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but logits_ntb is \(2, 4, 7\)"):
+        categorical_value_loss(torch.zeros(2, 4, 7), double(TARGET), MASK, value_range=(-3.0, 3.0))
+    with pytest.raises(AlignmentError, match="boolean"):
+        value_loss(double(VALUE), double(TARGET), MASK.int())
+
+
+# --------------------------------------------------------------------------------------------------------- HL-Gauss
+
+
+@pytest.mark.parametrize("sigma", [None, 0.01, 0.3])
+@pytest.mark.parametrize(("low", "high", "bins"), [(0.0, 1.0, 5), (-2.0, 3.0, 51)])
+def test_probabilities_are_those_of_a_truncated_normal(low, high, bins, sigma):
+    target = torch.linspace(low, high, 11, dtype=torch.float64)[None]
+    spread = 0.75 * (high - low) / bins if sigma is None else sigma
+    edges = [low + (high - low) * b / bins for b in range(bins + 1)]
+    found = hl_gauss(target, bins=bins, value_range=(low, high), sigma=sigma)
+    for t, y in enumerate(target[0].tolist()):
+        here = truncnorm((low - y) / spread, (high - y) / spread, loc=y, scale=spread)
+        expected = [here.cdf(b) - here.cdf(a) for a, b in pairwise(edges)]
+        assert_close(found[0, t], expected, 1e-12)
+    assert_close(found.sum(dim=-1), torch.ones_like(target), 1e-12)
+
+
+def test_worked_probabilities():
+    # bins of .2, sigma .15: Phi(2/3) - Phi(-2/3) in the middle, then Phi(2) - Phi(2/3), Phi(10/3) - Phi(2), over what is inside
+    inside = norm.cdf(10 / 3) - norm.cdf(-10 / 3)
+    middle, next_to, outer = (norm.cdf(b) - norm.cdf(a) for a, b in ((-2 / 3, 2 / 3), (2 / 3, 2), (2, 10 / 3)))
+    expected = [p / inside for p in (outer, next_to, middle, next_to, outer)]
+    assert_close(hl_gauss(double([[0.5]]), bins=5, value_range=(0.0, 1.0)), [[expected]], 1e-12)
+
+
+def bias(target, bins=51, value_range=(0.0, 1.0)):
+    """Expectation minus target, in bin widths."""
+    low, high = value_range
+    share = hl_gauss(double([target]), bins=bins, value_range=value_range)
+    return (categorical_value(share.log(), value_range=value_range)[0] - double(target)) * bins / (high - low)
+
+
+def test_the_expectation_is_the_target_away_from_the_ends():
+    inner = torch.linspace(3 * WIDTH, 1 - 3 * WIDTH, 999).tolist()
+    assert bias(inner).abs().max() < 2e-4
+    assert bias(torch.linspace(0.2, 0.8, 99).tolist()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bins", [11, 51, 255])
+def test_at_an_end_the_expectation_is_pulled_inwards_as_the_docstring_says(bins):
+    # Half a normal of .75 bin widths: bin b from the end holds 2 (Phi((b + 1) / .75) - Phi(b / .75)), its centre is b + .5 away.
+    pull = sum(2 * (norm.cdf((b + 1) / 0.75) - norm.cdf(b / 0.75)) * (b + 0.5) for b in range(10))
+    assert pull == pytest.approx(0.69, abs=0.005)
+    assert_close(bias([0.0, 1.0], bins), [pull, -pull], 1e-9)
+    assert bias([0.0, 1.0], 1000, (-0.003, 1.003)).abs().max() < 0.1  # a range of 3 bin widths more
+
+
+def test_a_range_of_three_more_bins_has_no_pull():
+    # 57 bins, 3 of them on either side of [0, 1]
+    assert bias([0.0, 1.0], 57, (-3 * WIDTH, 1 + 3 * WIDTH)).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_types_are_computed_in_float32(dtype):
+    target = torch.tensor([[0.0, 0.25, 1.0]])
+    share = hl_gauss(target.to(dtype), bins=51, value_range=(0.0, 1.0))
+    assert share.dtype == torch.float32
+    assert_close(share.double(), hl_gauss(target.double(), bins=51, value_range=(0.0, 1.0)), 2e-6)
+    value = categorical_value(torch.zeros(1, 3, 51, dtype=dtype), value_range=(0.0, 1.0))
+    assert_close(value, torch.full((1, 3), 0.5))
+
+
+@pytest.mark.parametrize("target", [1.5, -0.2, NAN, math.inf])
+def test_a_target_outside_the_range_is_named(target):
+    rows, ones = torch.tensor([[0.5, 0.5], [0.5, target]]), torch.ones(2, 2).bool()
+    sentence = rf"completion 1 at token 1 is {target:g}, outside value_range \(0, 1\)"
+    with pytest.raises(RewardError, match=sentence):
+        hl_gauss(rows, bins=5, value_range=(0.0, 1.0))
+    with pytest.raises(RewardError, match=sentence):
+        categorical_value_loss(torch.zeros(2, 2, 5), rows, ones, value_range=(0.0, 1.0))
+
+
+def test_rounding_is_no_target_outside_the_range():
+    # What float32 makes of V + (1 - V) may be above 1.
+    over = hl_gauss(torch.tensor([[1 + 1e-6, -1e-6]]), bins=51, value_range=(0.0, 1.0))
+    assert torch.equal(over, hl_gauss(torch.tensor([[1.0, 0.0]]), bins=51, value_range=(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("bins", "value_range", "sigma", "sentence"),
+    [
+        (1, (0.0, 1.0), None, "There are 1 bins"),
+        (5, (1.0, 1.0), None, r"value_range is \(1, 1\)"),
+        (5, (0.0, math.inf), None, r"value_range is \(0, inf\)"),
+        (5, (NAN, 1.0), None, r"value_range is \(nan, 1\)"),
+        (5, (0.0, 1.0), 0.0, "sigma is 0"),
+        (5, (0.0, 1.0), NAN, "sigma is nan"),
+    ],
+)
+def test_bins_that_cannot_be(bins, value_range, sigma, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        hl_gauss(double([[0.5]]), bins=bins, value_range=value_range, sigma=sigma)
+
+
+def test_the_cross_entropy_is_that_of_torch():
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(3, 4, 9, generator=generator, dtype=torch.float64)
+    target = 2 * torch.rand(3, 4, generator=generator, dtype=torch.float64) - 1
+    share = hl_gauss(target, bins=9, value_range=(-1.0, 1.0))
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), share.flatten(0, 1), reduction="none").view(3, 4)
+    assert_close(categorical_value_loss(logits, target, torch.ones(3, 4).bool(), value_range=(-1.0, 1.0)), expected, 1e-12)
+
+
+def test_the_least_loss_is_the_entropy():
+    share = hl_gauss(double([[0.5]]), bins=5, value_range=(0.0, 1.0))
+    loss = categorical_value_loss(share.log(), double([[0.5]]), torch.ones(1, 1).bool(), value_range=(0.0, 1.0))
+    assert_close(loss, [[1.19]], 0.005)
+
+
+def test_the_value_of_one_bin_is_its_centre():
+    logits = 1000 * torch.eye(4, dtype=torch.float64)[None]
+    assert_close(categorical_value(logits, value_range=(-1.0, 1.0)), [[-0.75, -0.25, 0.25, 0.75]], 1e-12)
+
+
+@pytest.mark.parametrize("head", ["square", "clipped", "categorical"])
+def test_fitting_finds_the_mean_of_the_targets(head):
+    """A critic that sees nothing but one prompt ends at the share of right answers, 3 of 4."""
+    target, ones = double([[1.0], [1.0], [1.0], [0.0]]), torch.ones(4, 1).bool()
+    given = torch.zeros(1 if head != "categorical" else 51, dtype=torch.float64, requires_grad=True)
+    optimiser, wide = torch.optim.SGD([given], lr=0.2 if head != "categorical" else 4.0), {"value_range": (-0.2, 1.2)}
+    for _ in range(800):
+        if head == "categorical":
+            loss = categorical_value_loss(given.expand(4, 1, 51), target, ones, **wide).mean()
+        else:
+            old = {"old_value_nt": given.detach().expand(4, 1), "clip": 0.3} if head == "clipped" else {}
+            loss = value_loss(given.expand(4, 1), target, ones, **old).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    value = given if head != "categorical" else categorical_value(given[None, None], **wide)[0]
+    assert_close(value.detach(), [0.75], 2e-3)
