@@ -32,7 +32,7 @@ def train(
     recipe: Path | None = None,
     /,
     *,
-    task: Literal["digits", "digits_twice", "confidence", "two_attempts"] | None = None,
+    task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] | None = None,
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,
@@ -56,7 +56,7 @@ def train(
 
     Args:
         recipe: YAML file; options on the command line win over it.
-        task: digits or digits_twice (embedded), confidence or two_attempts (with --model and --dataset).
+        task: digits, digits_twice or digits_long (embedded), confidence or two_attempts (with --model and --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv).
