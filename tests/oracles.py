@@ -611,8 +611,8 @@ def owners_of_tokens(tokens, owner):
     return owners
 
 
-def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
-    """The figures of one estimator, straight from their definitions, by kind of token."""
+def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97, cut=None):
+    """The figures of one estimator, straight from their definitions, by kind of token; `cut`: of segments."""
     rows = []
     for n in range(len(trajectories.reward_n)):
         places = [t for t in range(value_nt.shape[1]) if trajectories.mask_nt[n, t]]
@@ -629,27 +629,53 @@ def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97):
             elif name.startswith("GRPO"):
                 a = reward - v[0]
             else:  # every later surprise, weighted by lambda for each boundary on the way to it
-                threshold, lam = map(float, name[4:].split(", ")) if name[0] == "S" else (2.0, float(name[4:]))
+                cuts, lam = _slow_cuts(name, p)
                 weight, a = 1.0, 0.0
                 for j in range(k, len(places)):
-                    weight *= lam if j > k and p[j] < threshold else 1.0
+                    weight *= lam if j > k and j in cuts else 1.0
                     a += weight * (v[j + 1] - v[j])
-            rows.append((a, mc[k + 1] - mc[k], noise[k + 1] + noise[k], p[k] < decision))
+            start, stop, weight = (
+                k,
+                k + 1,
+                1.0 if trajectories.weight_nt is None else float(trajectories.weight_nt[n, places[k]]),
+            )
+            if cut is not None:
+                cuts, weight = _slow_boundaries(p, *cut), 1.0
+                start = max((j for j in range(k + 1) if j in cuts), default=0)
+                stop = min((j for j in range(k + 1, len(places)) if j in cuts), default=len(places))
+            if weight > 0 and not math.isnan(mc[stop] - mc[start]):
+                rows.append((a, mc[stop] - mc[start], noise[stop] + noise[start], p[k] < decision, weight))
     found = {}
     for kind in ("all", "decision"):
         use = [row for row in rows if kind == "all" or row[3]]
-        n = len(use)
-        mean_a, mean_m = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
-        var_a, var_m = sum((u[0] - mean_a) ** 2 for u in use), sum((u[1] - mean_m) ** 2 for u in use)
-        noise = sum(u[2] for u in use)
-        k = sum(u[0] * u[1] for u in use) / sum(u[0] ** 2 for u in use)
+        n = sum(u[4] for u in use)
+        mean_a, mean_m = sum(u[0] * u[4] for u in use) / n, sum(u[1] * u[4] for u in use) / n
+        var_a = sum((u[0] - mean_a) ** 2 * u[4] for u in use)
+        var_m = sum((u[1] - mean_m) ** 2 * u[4] for u in use)
+        noise = sum(u[2] * u[4] for u in use)
+        k = sum(u[0] * u[1] * u[4] for u in use) / sum(u[0] ** 2 * u[4] for u in use)
         found[kind] = {
-            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) for u in use) / math.sqrt(var_a * var_m),
-            "ceiling": math.sqrt(1 - noise / var_m),
-            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 for u in use) - noise) / n),
-            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 for u in use) - noise) / n),
+            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) * u[4] for u in use) / math.sqrt(var_a * var_m),
+            "ceiling": math.sqrt(max(0, 1 - noise / var_m)),
+            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
+            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
+            "count": len(use),
         }
     return found
+
+
+def _slow_cuts(name, p):
+    """The tokens before which lambda is taken, and lambda, from what an estimator is called."""
+    family, *words = name.replace(",", "").split()
+    if family == "SAE":
+        return _slow_boundaries(p, float(words[1]), words[0]), float(words[2])
+    lam = max(0.0, 1 - 1 / (float(words[1]) * len(p))) if words[0] == "adaptive" else float(words[0])
+    return set(range(len(p))), lam
+
+
+def _slow_boundaries(p, threshold, boundary):
+    """The tokens that open a segment: the unlikely ones, or those after them."""
+    return {k + (boundary == "end") for k, q in enumerate(p) if q < threshold}
 
 
 def slow_ece(pairs):

@@ -9,7 +9,8 @@ import torch
 from helpers import NAN
 from oracles import slow_token_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.measure.token_fidelity import TOKEN_FIGURES, monte_carlo_advantage, token_fidelity
+from spanwise.measure.token_fidelity import TOKEN_FIGURES, token_fidelity
+from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.measure.trajectories import TOKEN_ESTIMATORS, Trajectories
 
 
@@ -27,15 +28,86 @@ def drawn(n, t, *, seed=0, prompts=5):
     ), torch.rand(n, t, generator=g).double()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_against_plain_loops(seed):
+def some(trajectories, *, seed=0):
+    """The same, of which a sample of tokens was picked; half of the others have values all the same."""
+    g = torch.Generator().manual_seed(seed)
+    weight_nt = torch.randint(3, trajectories.mask_nt.shape, generator=g) * 1.5
+    gone_nt = (weight_nt == 0) & (torch.rand(weight_nt.shape, generator=g) < 0.5)
+    return replace(trajectories, value_nt=trajectories.value_nt.masked_fill(gone_nt, NAN), weight_nt=weight_nt)
+
+
+@pytest.mark.parametrize("picked", [False, True], ids=["all", "picked"])
+@pytest.mark.parametrize("cut", [None, (0.5, "start"), (0.5, "end")], ids=["tokens", "start", "end"])
+@pytest.mark.parametrize("seed", range(2))
+def test_against_plain_loops(seed, cut, picked):
     trajectories, value_nt = drawn(12, 7, seed=seed)
-    found = token_fidelity(trajectories, {"critic": value_nt}, draws=2)
+    if picked:
+        trajectories = some(trajectories, seed=seed)
+    segments = None if cut is None else Segments(*cut)
+    found = token_fidelity(trajectories, {"critic": value_nt}, segments=segments, draws=2)
     for name in TOKEN_ESTIMATORS:
-        expected = slow_token_fidelity(trajectories, value_nt, name)
+        expected = slow_token_fidelity(trajectories, value_nt, name, cut=cut)
         for kind in ("all", "decision"):
             got = {figure: found.interval("critic", name, figure, kind=kind).value for figure in TOKEN_FIGURES}
-            assert got == pytest.approx(expected[kind], abs=1e-9), (name, kind)
+            assert {**got, "count": found.count(kind)} == pytest.approx(expected[kind], abs=1e-9), (name, kind)
+
+
+def test_every_estimator_of_the_comparison_is_there():
+    sae = {f"SAE {side} {p}, {lam}" for side in ("start", "end") for p in (0.2, 0.5, 0.9) for lam in (0, 0.5, 0.95)}
+    gae = {f"GAE {lam}" for lam in (0, 0.5, 0.8, 0.95, 1, "adaptive 0.05", "adaptive 0.4")}
+    assert set(TOKEN_ESTIMATORS) == sae | gae | {"GRPO c - group mean", "GRPO c - V(prompt)"}
+
+
+def test_a_sample_of_tokens_stands_for_all_of_them():
+    # An eighth of the likely tokens is picked, and all of the others, before which the critic is exact.
+    trajectories, value_nt = drawn(4000, 9, seed=7, prompts=4000)
+    unlikely_nt = trajectories.logp_nt.exp() < 0.5
+    value_nt = torch.where(unlikely_nt, trajectories.value_nt, value_nt)
+    whole = token_fidelity(trajectories, {"c": value_nt}, draws=2)
+    picked_nt = unlikely_nt | (torch.rand(4000, 9, generator=torch.Generator().manual_seed(1)) < 1 / 8)
+    weight_nt = torch.where(unlikely_nt, 1.0, 8.0).double() * picked_nt
+    some = token_fidelity(replace(trajectories, weight_nt=weight_nt), {"c": value_nt}, draws=2)
+    flat = token_fidelity(replace(trajectories, weight_nt=picked_nt.double()), {"c": value_nt}, draws=2)
+    gaps = {}
+    for name in ("GAE 0.95", "SAE start 0.5, 0", "SAE end 0.5, 0"):
+        exact, near, far = (x.interval("c", name, "correlation").value for x in (whole, some, flat))
+        assert near == pytest.approx(exact, abs=0.03)
+        gaps[name] = abs(far - exact)
+    assert max(gaps.values()) > 0.05  # had the weights done nothing, unlikely tokens would be the most of the sample
+
+
+def test_segments_by_hand():
+    # V .5 .6 .2 .4 and reward 1; the third token is unlikely, so that it starts, or ends, a segment.
+    one = Trajectories(
+        torch.tensor([0]), torch.tensor([1.0]), torch.tensor([[0.5, 0.6, 0.2, 0.4]]),
+        torch.tensor([[0.01, 0.02, 0.03, 0.04]]), torch.tensor([[0.9, 0.9, 0.1, 0.9]]).log(), torch.ones(1, 4, dtype=torch.bool),
+    )  # fmt: skip
+    for segments, target, noise in (
+        (Segments(), [-0.3, -0.3, 0.8, 0.8], [0.04, 0.04, 0.03, 0.03]),
+        (Segments(boundary="end"), [-0.1, -0.1, -0.1, 0.6], [0.05, 0.05, 0.05, 0.04]),
+        (Segments(threshold=0.05), [0.5] * 4, [0.01] * 4),
+        (Segments(threshold=0.0), [0.5] * 4, [0.01] * 4),
+        (Segments(threshold=2.0), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
+        (Segments(threshold=2.0, boundary="end"), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
+    ):
+        target_nt, noise_nt = monte_carlo_advantage(one, segments)
+        assert target_nt.flatten().tolist() == pytest.approx(target)
+        assert noise_nt.flatten().tolist() == pytest.approx(noise)
+
+
+def test_segments_favour_the_sae_that_cuts_them():
+    trajectories, exact_nt, _ = exact_and_noisy(64)
+    logp_nt = torch.where(
+        torch.rand(trajectories.mask_nt.shape, generator=torch.Generator().manual_seed(2)) < 0.3, 0.1, 0.9
+    ).log()
+    cut = replace(trajectories, logp_nt=logp_nt.double())
+    own, other = "SAE start 0.2, 0", "SAE end 0.2, 0"
+    found = token_fidelity(cut, {"exact": exact_nt}, segments=Segments(), draws=10)
+    assert found.lead("exact", own, "GAE").low > 0.1
+    assert found.lead("exact", own, other).low > 0.05
+    assert (
+        token_fidelity(cut, {"exact": exact_nt}, draws=10).lead("exact", own, "GAE").high < 0
+    )  # token by token it is GAE 0
 
 
 def test_by_hand():
@@ -55,7 +127,7 @@ def test_by_hand():
         (0.7 - 0.5 * 0.5 / 3) / math.sqrt((0.81 - 0.25 / 3) * (0.625 - 0.25 / 3)), abs=1e-6
     )
     # SAE .5, 0 cuts before the last token: -.3, -.4, .8; sum .1, squares .89, products .1 + .6
-    assert found.interval("critic", "SAE 0.5, 0", "correlation").value == pytest.approx(
+    assert found.interval("critic", "SAE start 0.5, 0", "correlation").value == pytest.approx(
         (0.7 - 0.1 * 0.5 / 3) / math.sqrt((0.89 - 0.01 / 3) * (0.625 - 0.25 / 3)), abs=1e-6
     )
     # Errors of GAE 0: .1, -.15, .05: squares .035, less .11 of noise is below 0. One token is a decision: no correlation.
@@ -137,7 +209,7 @@ def test_the_exact_critic_reaches_the_ceiling(rerolls):
     assert found.interval("again", "GAE 0", "correlation").value == pytest.approx(ceiling**2, abs=0.02)
     assert found.interval("same", "GAE 0", "correlation").value == pytest.approx(1.0)
     assert found.best("exact", "GAE") == "GAE 0"
-    assert found.lead("exact", "SAE 0.5, 0", "GAE").value < 0  # no token is unlikely, so that SAE is c - V
+    assert found.lead("exact", "SAE start 0.5, 0", "GAE").value < 0  # no token is unlikely, so that SAE is c - V
 
 
 def test_leads_choose_anew_in_every_draw():
@@ -147,11 +219,11 @@ def test_leads_choose_anew_in_every_draw():
     for figure, best in (("correlation", max), ("rmse_scaled", min)):
         by_name = {name: found.interval("c", name, figure).value for name in names}
         assert found.best("c", "GAE", figure) == best(by_name, key=by_name.__getitem__)
-        lead = found.lead("c", "SAE 0.8, 0", "GAE", figure)
-        assert lead.value == pytest.approx(found.interval("c", "SAE 0.8, 0", figure).value - best(by_name.values()))
+        lead = found.lead("c", "SAE start 0.9, 0", "GAE", figure)
+        assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", figure).value - best(by_name.values()))
         # Against many chosen anew, the lead is never better than against any one of them.
         for name in names:
-            single = found.lead("c", "SAE 0.8, 0", name, figure)
+            single = found.lead("c", "SAE start 0.9, 0", name, figure)
             worse = lead.high <= single.high + 1e-12 if figure == "correlation" else lead.low >= single.low - 1e-12
             assert worse
     assert found.lead("c", "GAE", "GAE").low == found.lead("c", "GAE", "GAE").high == 0
@@ -168,8 +240,8 @@ def test_an_estimator_that_never_varies_leads_nobody():
     found = token_fidelity(sure, {"zero": torch.zeros_like(value_nt)}, draws=50)
     assert math.isnan(found.interval("zero", "GAE 0", "correlation", kind="decision").value)
     best = found.best("zero", "GAE", kind="decision")
-    lead = found.lead("zero", "SAE 0.5, 0", "GAE", kind="decision")
-    own = [found.interval("zero", name, "correlation", kind="decision").value for name in ("SAE 0.5, 0", best)]
+    lead = found.lead("zero", "SAE start 0.5, 0", "GAE", kind="decision")
+    own = [found.interval("zero", name, "correlation", kind="decision").value for name in ("SAE start 0.5, 0", best)]
     assert lead.value == pytest.approx(own[0] - own[1])
 
 

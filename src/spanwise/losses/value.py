@@ -134,18 +134,18 @@ def hl_gauss(
     return below_nte.diff(dim=-1) / (below_nte[..., -1:] - below_nte[..., :1])
 
 
-def categorical_value(logits_ntb: Float[Tensor, "n t b"], *, value_range: tuple[float, float]) -> Float[Tensor, "n t"]:
+def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[float, float]) -> Float[Tensor, "*n"]:
     r"""The value a categorical critic stands for.
 
     Equation
         V = sum over b of softmax(logits)[b] centre[b]
 
     Args:
-        logits_ntb: one score for each of B bins of one width.
+        logits_ntb: (..., B), one score for each of B bins of one width; any number of streams stands before them.
         value_range: the outer edges of the first and the last bin.
 
     Returns:
-        (N, T), between the centres of the first and the last bin; in the dtype of the logits, float32 for smaller ones.
+        (...), between the centres of the first and the last bin; in the dtype of the logits, float32 for smaller ones.
 
     Raises:
         RecipeError: fewer than 2 bins, an empty range.

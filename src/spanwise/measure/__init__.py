@@ -22,7 +22,8 @@ from spanwise.measure.fixed_point_simulated import SimulatedFixedPoint, simulate
 from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
 from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
-from spanwise.measure.token_fidelity import TokenFidelity, monte_carlo_advantage, token_fidelity
+from spanwise.measure.token_fidelity import TokenFidelity, token_fidelity
+from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
 from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
 from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
@@ -47,6 +48,7 @@ __all__ = [
     "Reliability",
     "Rerolls",
     "ScoreName",
+    "Segments",
     "SimulatedFixedPoint",
     "TokenEstimator",
     "TokenFidelity",

@@ -12,6 +12,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.measure.bootstrap import Weighted, bootstrap
 from spanwise.measure.intervals import Interval
+from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
@@ -28,6 +29,7 @@ class TokenFidelity:
         critics, estimators: what the first two axes stand for; the third is `TOKEN_KINDS`.
         sum_cesnk: by completion, what the figures are made of.
         value_sum_csnk: the same for the critic's values against those of Monte Carlo.
+        count_s: how many tokens of each kind were compared.
         prompt_n: the prompt of each completion.
         draws, seed: of the bootstrap; all figures see the same draws.
     """
@@ -36,13 +38,14 @@ class TokenFidelity:
     estimators: tuple[str, ...]
     sum_cesnk: Float[Tensor, "c e s n k"]
     value_sum_csnk: Float[Tensor, "c s n k"]
+    count_s: Int[Tensor, " s"]
     prompt_n: Int[Tensor, " n"]
     draws: int
     seed: int
 
     def count(self, kind: str = "all") -> int:
         """How many tokens of a kind were compared."""
-        return int(self.value_sum_csnk[0, _index("kind of token", TOKEN_KINDS, kind), :, 0].sum())
+        return int(self.count_s[_index("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all", level: float = 0.95) -> Interval:
         """One figure of one estimator."""
@@ -73,7 +76,7 @@ class TokenFidelity:
         """The figure of the best estimator called `one...` minus that of the best called `other...`, over the same prompts.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
-        stands for itself: `lead("critic", "SAE 0.5, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
+        stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
         sign, families = _sign(figure), (self._family(one), self._family(other))
 
@@ -107,6 +110,7 @@ def token_fidelity(
     critics: Mapping[str, Tensor],
     *,
     estimators: Mapping[str, TokenEstimator] = TOKEN_ESTIMATORS,
+    segments: Segments | None = None,
     decision: float = 0.97,
     draws: int = 1000,
     seed: int = 0,
@@ -114,25 +118,29 @@ def token_fidelity(
     r"""Hold token advantages against Monte Carlo.
 
     Equation
-        A_MC[k] = V[k+1] - V[k] over the tokens k that count, the reward in place of V after the last one
-        s2[k] = noise[k+1] + noise[k], none after the last one
+        A_MC and the variance s2 of its noise, token by token or segment by segment: see `monte_carlo_advantage`
         correlation  of A and A_MC;  ceiling = sqrt(1 - mean s2 / var A_MC): what the exact advantage would get
         rmse         sqrt(mean (A - A_MC)^2 - s2);  rmse_scaled = sqrt(min over a of mean (a A - A_MC)^2 - s2)
 
-    All of them over tokens, once over all and once over decision tokens. RMSE rewards an estimator for being small.
+    All of them over tokens, each as often as its weight says, once over all and once over decision tokens. RMSE rewards an
+    estimator for being small.
 
     Args:
         trajectories: completions with Monte Carlo values.
         critics: name -> values (N, T) before each token. Values that share re-rolls with `trajectories.value_nt` share its noise
             and look better than they are: give a Monte Carlo critic re-rolls of its own.
         estimators: name -> function of trajectories and a critic's values.
+        segments: the reference is the change of V over each of these segments, broadcast to its tokens, instead of that over each
+            token. It favours the SAE that has the same segments: what tells the tokens of a segment apart is not asked for.
         decision: tokens less probable than this are decisions.
         draws, seed: of the bootstrap over prompts.
 
     Edge cases:
         A completion without a reward, or with a critic's value that is not finite, is in no figure. A token with an unknown value
-        on either side is left out for every estimator alike. A figure over nothing is NaN; a square below 0 gives 0. An estimator
-        that never varies has no correlation (NaN).
+        on either side, or at an end of its segment, is left out for every estimator alike. Where a sample of tokens was picked
+        (`weight_nt`), the others are in no figure; with segments, every token of a segment whose two values are known counts
+        once. The critic's own error is over the picked tokens with either reference. A figure over nothing is NaN; a square
+        below 0 gives 0. An estimator that never varies has no correlation (NaN).
 
     Raises:
         AlignmentError: a critic's values have another shape than the tokens.
@@ -145,15 +153,15 @@ def token_fidelity(
         ...     logp_nt=torch.tensor([[.9, .5, 1.], [.5, .4, 1.]]).log(), mask_nt=torch.ones(2, 3, dtype=torch.bool),
         ... )  # A_MC is 0, .5, 0 and -.25, -.25, 0
         >>> found = token_fidelity(trajectories, {"half": torch.full((2, 3), 0.5)}, draws=10)
-        >>> for name in ("GAE 0", "GAE 1", "SAE 0.95, 0"):  # 0, 0, .5 and 0, 0, -.5; then +-.5; then 0, .5, .5 and 0, -.5, -.5
+        >>> for name in ("GAE 0", "GAE 1", "SAE start 0.9, 0"):  # 0, 0, .5 and 0, 0, -.5; then +-.5; then 0, .5, .5 and 0, -.5, -.5
         ...     print(f"{found.interval('half', name, 'correlation').value:.3f}")
         0.000
         0.667
         0.612
 
     Reference:
-        After the advantage-quality protocol of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320), with a reference for every
-        token instead of one for each of SAE's own segments, which favours SAE.
+        After the advantage-quality protocol of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320), whose reference is that of
+        `segments`, with SAE's own; without them there is a reference for every token, which favours nobody.
     """
     for name, value_nt in critics.items():
         if value_nt.shape != trajectories.mask_nt.shape:
@@ -164,50 +172,52 @@ def token_fidelity(
     known_n = ~trajectories.reward_n.isnan()
     for value_nt in critics.values():
         known_n = known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
-    target_nt, noise_nt = monte_carlo_advantage(trajectories)
-    use_nt = mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
-    if not critics or not bool(use_nt.any()):
+    each_nt, each_noise_nt = monte_carlo_advantage(trajectories)
+    picked_nt = torch.ones_like(each_nt) if trajectories.weight_nt is None else trajectories.weight_nt.double()
+    picked_snt = _weights(trajectories, picked_nt, known_n, each_nt, each_noise_nt, decision)
+    target_nt, noise_nt, weight_snt = each_nt, each_noise_nt, picked_snt
+    if segments is not None:
+        target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
+        weight_snt = _weights(trajectories, torch.ones_like(each_nt), known_n, target_nt, noise_nt, decision)
+    if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
         )
-    use_snt = torch.stack([use_nt, use_nt & (trajectories.logp_nt.double().exp() < decision)])
     clean = {name: torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0) for name, value_nt in critics.items()}
     sums = [
         torch.stack(
-            [_sums(estimate(trajectories, value_nt), target_nt, noise_nt, use_snt) for estimate in estimators.values()]
+            [_sums(estimate(trajectories, value_nt), target_nt, noise_nt, weight_snt) for estimate in estimators.values()]
         )
         for value_nt in clean.values()
     ]
-    value_sums = [_sums(v, trajectories.value_nt, trajectories.noise_nt, use_snt) for v in clean.values()]
+    value_sums = [_sums(v, trajectories.value_nt, trajectories.noise_nt, picked_snt) for v in clean.values()]
+    count_s = (weight_snt > 0).sum(dim=(1, 2))
     return TokenFidelity(
-        tuple(critics), tuple(estimators), torch.stack(sums), torch.stack(value_sums), trajectories.prompt_n, draws, seed
+        tuple(critics),
+        tuple(estimators),
+        torch.stack(sums),
+        torch.stack(value_sums),
+        count_s,
+        trajectories.prompt_n,
+        draws,
+        seed,
     )
 
 
-def monte_carlo_advantage(trajectories: Trajectories) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-    """A_MC of each token that counts and the variance of its noise, as in `token_fidelity`; NaN where unknown, and elsewhere.
-
-    >>> one = Trajectories(torch.tensor([0]), torch.tensor([1.]), torch.tensor([[.5, .25, .75]]), torch.tensor([[.01, .02, .03]]),
-    ...                    torch.zeros(1, 3), torch.tensor([[True, False, True]]))
-    >>> monte_carlo_advantage(one)
-    (tensor([[0.2500,    nan, 0.2500]], dtype=torch.float64), tensor([[0.0400,    nan, 0.0300]], dtype=torch.float64))
-    """
-    value_nt, own_nt, mask_nt = trajectories.value_nt.double(), trajectories.noise_nt.double(), trajectories.mask_nt
-    target_nt, noise_nt = torch.full_like(value_nt, torch.nan), torch.full_like(value_nt, torch.nan)
-    after_n, noise_n = trajectories.reward_n.double(), torch.zeros(len(mask_nt), dtype=torch.float64)
-    for t in reversed(range(mask_nt.shape[1])):
-        here_n = mask_nt[:, t]
-        target_nt[:, t] = torch.where(here_n, after_n - value_nt[:, t], torch.nan)
-        noise_nt[:, t] = torch.where(here_n, noise_n + own_nt[:, t], torch.nan)
-        after_n, noise_n = torch.where(here_n, value_nt[:, t], after_n), torch.where(here_n, own_nt[:, t], noise_n)
-    return target_nt, noise_nt
+def _weights(
+    trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor, decision: float
+) -> Float[Tensor, "s n t"]:
+    """How much each token counts, over all and over decision tokens; 0 where anything is unknown."""
+    use_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
+    choice_nt = trajectories.logp_nt.double().exp() < decision
+    return torch.stack([torch.where(use, weight_nt, 0.0) for use in (use_nt, use_nt & choice_nt)])
 
 
-def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, use_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """By kind of token and completion: count, A, A_MC, their products, noise."""
+def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
+    """By kind of token and completion, weighted: count, A, A_MC, their products, noise."""
     a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
-    return torch.where(use_snt[..., None], term_ntk, 0.0).sum(dim=2)
+    return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
 def _figure_of(sum_nk: Tensor, figure: str) -> Weighted:

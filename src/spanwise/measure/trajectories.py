@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import advantage, gae, sae
+from spanwise.credit import advantage, gae, length_adaptive_lambda, sae
 from spanwise.errors import AlignmentError
 
 
@@ -25,6 +26,8 @@ class Trajectories:
         noise_nt: variance of that mean.
         logp_nt: log-probability of each sampled token under the policy.
         mask_nt: the tokens that count; nothing is read at the others.
+        weight_nt: how many tokens that count each one stands for, where only a sample of them was picked for Monte Carlo; 0: not
+            picked, though its value may be known for the sake of a neighbour. None: all were picked.
     """
 
     prompt_n: Int[Tensor, " n"]
@@ -33,11 +36,13 @@ class Trajectories:
     noise_nt: Float[Tensor, "n t"]
     logp_nt: Float[Tensor, "n t"]
     mask_nt: Bool[Tensor, "n t"]
+    weight_nt: Float[Tensor, "n t"] | None = None
 
     def __post_init__(self) -> None:
-        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt)}
+        weights = () if self.weight_nt is None else (self.weight_nt,)
+        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, *weights)}
         if len(sizes) > 1:
-            raise AlignmentError(f"Values, noise, log-probabilities and mask have the shapes {_listed(sizes)}.")
+            raise AlignmentError(f"Values, noise, log-probabilities, mask and weights have the shapes {_listed(sizes)}.")
         if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
             raise AlignmentError(
                 f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."
@@ -50,6 +55,8 @@ class Trajectories:
         return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
 
 
+#: Which side of the cut an unlikely token lies on, see `credit.sae`.
+BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 #: From trajectories and a critic's values (N, T) to advantages (N, T); read at tokens that count only.
 TokenEstimator = Callable[[Trajectories, Tensor], Tensor]
 
@@ -58,9 +65,18 @@ def _gae(trajectories: Trajectories, value_nt: Tensor, *, lam: float) -> Tensor:
     return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, lam=lam)
 
 
-def _sae(trajectories: Trajectories, value_nt: Tensor, *, threshold: float, lam: float) -> Tensor:
-    logp_nt = trajectories.logp_nt.double()
-    return sae(trajectories.reward_nt, value_nt, logp_nt, trajectories.mask_nt, threshold=threshold, lam=lam)
+def _gae_adaptive(trajectories: Trajectories, value_nt: Tensor, *, alpha: float) -> Tensor:
+    lam_n = length_adaptive_lambda(trajectories.mask_nt.sum(dim=1), alpha=alpha)
+    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, lam=lam_n)
+
+
+def _sae(
+    trajectories: Trajectories, value_nt: Tensor, *, boundary: Literal["start", "end"], threshold: float, lam: float
+) -> Tensor:
+    return sae(
+        trajectories.reward_nt, value_nt, trajectories.logp_nt.double(), trajectories.mask_nt,
+        threshold=threshold, lam=lam, boundary=boundary,
+    )  # fmt: skip
 
 
 def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
@@ -73,13 +89,15 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
 
 
-#: The estimators compared by default; SAE is called by its threshold and its lambda.
+#: The estimators compared by default. SAE is called by its boundary, its threshold and its lambda; adaptive GAE by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, TokenEstimator] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
+    **{f"GAE adaptive {alpha:g}": partial(_gae_adaptive, alpha=alpha) for alpha in (0.05, 0.4)},
     **{
-        f"SAE {threshold:g}, {lam:g}": partial(_sae, threshold=threshold, lam=lam)
-        for threshold in (0.2, 0.5, 0.8, 0.95)
-        for lam in (0.0, 0.5, 0.8)
+        f"SAE {boundary} {threshold:g}, {lam:g}": partial(_sae, boundary=boundary, threshold=threshold, lam=lam)
+        for boundary in BOUNDARIES
+        for threshold in (0.2, 0.5, 0.9)
+        for lam in (0.0, 0.5, 0.95)
     },
     "GRPO c - group mean": _group_mean,
     "GRPO c - V(prompt)": _prompt_value,

@@ -195,10 +195,11 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert f"{found.interval('MC 6', 'SAE 0.5, 0', 'correlation').value:.3f}" in text
+    assert f"{found.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
     for words in (
         "18 completions of 6 prompts",
         "decision tokens: lead over the best GAE in correlation",
+        "all tokens: lead over GRPO c - group mean in correlation",
         "GRPO c - V(prompt)",
     ):
         assert words in text

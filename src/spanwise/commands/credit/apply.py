@@ -129,29 +129,30 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
+    stop_n = torch.zeros(len(table), dtype=torch.float64)
     adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
+    compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
     mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
-        for part in _parts(table, rows, whole="split" in arm.scheme.entry.exceptions):
+        for part in _parts(table, rows, whole=compares):
             batch, spans, places = _padded(table, arm, marked, group_n, part)
             here = reading.take(torch.tensor(part))
             local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
             found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
-            block_nk[part] = found.block_nk
+            block_nk[part], stop_n[part] = found.block_nk, found.stop_n
             if found.adv_nm is not None:
                 adv_nm[part] = found.adv_nm
-    nothing_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
-    whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
-    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk), reading)
+    whole = Credit(block_nk, stop_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, adv_nm[:, 0] != 0), reading)
 
 
-def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, block_nk: Tensor) -> dict[str, float]:
+def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
     """The share of groups in which no token of any completion moved."""
     groups = int(group_n.max()) + 1 if len(group_n) else 0
-    moved = torch.zeros(groups).index_add(0, group_n, (block_nk != 0).any(dim=1).float()) > 0
+    moved = torch.zeros(groups).index_add(0, group_n, moved_n.float()) > 0
     there = len(group_n.unique())
     name = " + ".join(arm.scheme.names)
     return {name: (there - int(moved.sum())) / there} if there else {}

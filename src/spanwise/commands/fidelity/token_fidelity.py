@@ -19,7 +19,8 @@ from spanwise.measure.token_fidelity import TOKEN_KINDS, TokenFidelity, token_fi
 from spanwise.recipe import Recipe
 
 #: The setting of SAE that is held against the best GAE; not chosen on the samples it is judged by.
-SAE = "SAE 0.5, 0"
+SAE = "SAE start 0.5, 0"
+GROUP_MEAN = "GRPO c - group mean"
 #: Re-rolls of a Monte Carlo critic that somebody might pay for.
 FEW = 4
 
@@ -96,7 +97,8 @@ def show_tokens(found: TokenFidelity, *, console: Console | None = None) -> None
     for kind in TOKEN_KINDS:
         console.print(correlation_table(found, kind=kind))
     for kind in TOKEN_KINDS:
-        console.print(lead_table(found, kind=kind))
+        for other in ("GAE", GROUP_MEAN):
+            console.print(lead_table(found, kind=kind, other=other))
 
 
 def correlation_table(found: TokenFidelity, *, kind: str = "all") -> Table:
@@ -112,17 +114,29 @@ def correlation_table(found: TokenFidelity, *, kind: str = "all") -> Table:
     return table
 
 
-def lead_table(found: TokenFidelity, *, kind: str = "all", one: str = SAE) -> Table:
-    """How far one SAE, and the best SAE, are ahead of the best GAE in correlation; paired over prompts."""
-    title = f"{kind} tokens: lead over the best GAE in correlation (95 % over prompts)"
-    table = plain_table(title, "critic", "best GAE", one, "best SAE", "its lead")
+def lead_table(found: TokenFidelity, *, kind: str = "all", one: str = SAE, other: str = "GAE") -> Table:
+    """How far one SAE, and the best SAE, are ahead in correlation of the best of others, or of one other; paired over prompts."""
+    single = other in found.estimators
+    title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
+    table = plain_table(title, "critic", *([] if single else [f"best {other}"]), short(one, "SAE"), "best SAE", "its lead")
     for critic in found.critics:
-        best_gae, best_sae = (found.best(critic, family, kind=kind) for family in ("GAE", "SAE"))
-        leads = (_signed(found.lead(critic, name, "GAE", kind=kind)) for name in (one, "SAE"))
-        table.add_row(critic, best_gae, next(leads), best_sae, next(leads))
+        best_sae = found.best(critic, "SAE", kind=kind)
+        best = [] if single else [short(found.best(critic, other, kind=kind), other)]
+        leads = (signed(found.lead(critic, name, other, kind=kind)) for name in (one, "SAE"))
+        table.add_row(critic, *best, next(leads), short(best_sae, "SAE"), next(leads))
     return table
 
 
-def _signed(interval: Interval) -> str:
+def short(name: str, family: str) -> str:
+    """An estimator's name without its family and the zeros before its points.
+
+    >>> short("SAE start 0.5, 0.95", "SAE")
+    'start .5, .95'
+    """
+    return name.removeprefix(f"{family} ").replace("0.", ".")
+
+
+def signed(interval: Interval) -> str:
+    """A difference with its interval, as in `+.046 (+.032, +.059)`."""
     value, low, high = (f"{number:+.3f}".replace("0.", ".") for number in (interval.value, interval.low, interval.high))
     return f"{value} ({low}, {high})"
