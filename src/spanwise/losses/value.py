@@ -134,7 +134,7 @@ def hl_gauss(
     return below_nte.diff(dim=-1) / (below_nte[..., -1:] - below_nte[..., :1])
 
 
-def categorical_value(logits_ntb: Float[Tensor, "n t b"], *, value_range: tuple[float, float]) -> Float[Tensor, "n t"]:
+def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[float, float]) -> Float[Tensor, "*n"]:
     r"""The value a categorical critic stands for.
 
     Equation
