@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds demo-verl easy evidence turns test test-verl test-skyrl check bench mutation clean
+.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -33,6 +33,9 @@ evidence: .venv/train.stamp      ## the comparisons of docs/evidence.md; hours, 
 
 turns: .venv/train.stamp         ## what credit by turns is worth on the agent task: docs/evidence.md; goes on where it stopped
 	$(BIN)/python benchmarks/turns.py
+
+critic: .venv/train.stamp        ## PPO with GAE and SAE beside GRPO, five seeds: docs/critic.md; hours, and goes on where it stopped
+	$(BIN)/python benchmarks/critic.py --charts docs/images
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2

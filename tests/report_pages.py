@@ -133,7 +133,7 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
         return TokenRow(
             prompt=f"prompt {number // 4} {text}", tokens=words, advantages=credit,
             spans={"solution": (0, half), "confidence": (half, tokens)}, rewards={"correct": 1.0}, statuses={"correct": "ok"},
-            fault="", values=[0.001 * (t % 100) for t in range(tokens)], probabilities=[0.5] * tokens, step=number // 64,
+            fault="", values={"": [0.001 * (t % 100) for t in range(tokens)]}, probabilities=[0.5] * tokens, step=number // 64,
         )  # fmt: skip
 
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])

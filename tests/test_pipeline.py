@@ -23,7 +23,7 @@ from spanwise import (
     metrics,
     read,
 )
-from spanwise.batch import pad_tokens
+from spanwise.batch import by_turn, pad_tokens
 from spanwise.credit import restrict
 from spanwise.pipeline import dead_strata
 
@@ -202,3 +202,33 @@ def test_sentences():
     sae = Scheme("sae", ONE.layout, ONE.objectives)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
         credit(reading_of([1.0], [[1]], [0]), Batch([0]), sae)
+
+
+def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
+    ids, mask = torch.zeros(2, 3).long(), torch.ones(2, 3).bool()
+    for shape in ((2, 3), (2, 3, 1), (2, 3, 4)):
+        assert "value_nt" in Batch([0, 0], ids, mask, value_nt=torch.zeros(shape)).provides
+    for shape in ((2,), (2, 4), (3, 3), (2, 4, 2), (2, 3, 1, 1)):
+        with pytest.raises(AlignmentError, match=r"value_nt is .* for 2 group ids and token ids"):
+            Batch([0, 0], ids, mask, value_nt=torch.zeros(shape))
+    for shape in ((2,), (2, 4)):
+        assert "bootstrap_n" in Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape)).provides
+    for shape in ((3,), (1, 2), (2, 1, 1)):
+        with pytest.raises(AlignmentError, match=r"bootstrap_n is .* for 2 group ids"):
+            Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape))
+    with pytest.raises(AlignmentError, match="logp_nt is"):
+        Batch([0, 0], ids, mask, logp_nt=torch.zeros(2, 3, 1))
+
+
+def test_values_and_what_comes_after_go_with_their_turns():
+    ids, sampled = [[5, 6, 7, 8], [9]], [[1, 1, 0, 1], [1]]
+    value_nts = torch.arange(16.0).reshape(2, 4, 2)
+    more = {"value_nt": value_nts, "bootstrap_n": torch.tensor([[0.5, 0.25], [0.0, 2.0]])}
+    turns, _ = by_turn(Batch.jagged(ids, [0, 0], sampled=sampled, **more))
+    assert turns.value_nt is not None
+    assert turns.value_nt.tolist() == [[[0, 1], [2, 3]], [[6, 7], [0, 0]], [[8, 9], [0, 0]]]
+    assert turns.bootstrap_n is not None
+    assert turns.bootstrap_n.tolist() == [[0, 0], [0.5, 0.25], [0, 2]]  # a turn that another one follows had ended
+    alone, _ = by_turn(Batch.jagged(ids, [0, 0], sampled=sampled, bootstrap_n=torch.tensor([math.nan, 0.5])))
+    assert alone.bootstrap_n is not None
+    assert alone.bootstrap_n.tolist() == pytest.approx([0, math.nan, 0.5], nan_ok=True)

@@ -208,3 +208,22 @@ def test_unreadable_files(tmp_path):
     broken.write_text("- steps")
     with pytest.raises(RecipeError, match="must hold 'field: value' lines, not a list"):
         load(broken)
+
+
+def test_what_values_are_of_is_read_and_written():
+    apart = [{"reward": "correct", "pays": "solution"}, {"reward": "brier", "pays": "confidence", "given": "correct"}]
+    left_open = load(None, {"method": "sae", "objectives": apart, "options": {"gae_lambda_policy": 0.9}})
+    scheme = scheme_of(left_open, LAYOUT, 32)
+    assert scheme.value_names == ("correct", "brier")
+    assert resolved(left_open, scheme)["values"] is None
+    shared = load(None, {**left_open.model_dump(), "values": "shared"})
+    scheme = scheme_of(shared, LAYOUT, 32)
+    written = resolved(shared, scheme)
+    assert (written["values"], written["options"]) == ("shared", {"lam": 0.9})
+    again = load(None, written)
+    assert scheme_of(again, LAYOUT, 32) == scheme
+    assert scheme_of(again, LAYOUT, 32).value_names == ("return",)
+    with pytest.raises(RecipeError, match=r"There is no values 'each'\. Known: objective, shared"):
+        load(None, {"values": "each"})
+    with pytest.raises(RecipeError, match="values is 'shared', but method 'bae' reads no values of a critic"):
+        filled(values="shared")

@@ -438,6 +438,13 @@ def test_a_share_of_the_length_is_a_positive_number(alpha):
         preset("gae", length_adaptive_alpha=alpha)
 
 
+@pytest.mark.parametrize("name", ["lam", "gamma"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, NAN, True, "0.9"])
+def test_a_weight_of_what_comes_later_lies_between_0_and_1(name, value):
+    with pytest.raises(RecipeError, match=f"{name} is {value!r}; it must lie between 0 and 1"):
+        preset("sae", **{name: value})
+
+
 @pytest.mark.parametrize("method", ["gae", "sae"])
 @pytest.mark.parametrize("name", ["lam", "gae_lambda_policy"])
 def test_a_lambda_beside_the_adaptive_one_is_void(method, name):

@@ -41,7 +41,7 @@ class CriticConfig:
         1.0
         >>> CriticConfig(value_clip=0.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted once ... set epochs or mini_batches up.
+        spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted once ... set epochs up.
     """
 
     model: str | None = None
@@ -106,10 +106,10 @@ class CriticConfig:
             raise RecipeError(
                 f"critic.value_clip is {self.value_clip}, but a categorical head (hl_gauss) has no clipped loss."
             )
-        if self.epochs * self.mini_batches == 1:
+        if self.epochs == 1:
             raise RecipeError(
                 f"critic.value_clip is {self.value_clip}, but every value is fitted once and never differs from the old one, so it "
-                "would change nothing; set epochs or mini_batches up."
+                "would change nothing; set epochs up."
             )
 
     @staticmethod

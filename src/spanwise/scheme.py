@@ -18,6 +18,8 @@ from spanwise.score import check_objectives, judge_of
 _MADE = ("length_n", "block_nt")
 #: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
+#: Options that lie between 0 and 1 in every method that has them.
+_SHARES = ("gamma", "lam")
 #: Inputs of methods that are one field of a `Batch`.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps"}
 _WORDS = {
@@ -370,6 +372,8 @@ def _check_options_used(scheme: Scheme) -> None:
             raise RecipeError(f"ddof is {value!r}; write 0 (population) or 1 (sample).")
         if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
             raise RecipeError(f"eps is {value!r}; it must be a number that is not negative.")
+        if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise RecipeError(f"{name} is {value!r}; it must lie between 0 and 1.")
         if name == "length_adaptive_alpha" and value is not None:
             check_alpha(value)
         if name in chosen.only_with and value != chosen.options[name]:

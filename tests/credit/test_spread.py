@@ -1,5 +1,7 @@
 """Spread: credit per block to advantages per token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,6 +36,24 @@ CREDIT = Credit(
 def test_spread(per, expected):
     assert_close(spread(CREDIT, layout_spans(), per=per, dtype=torch.float64), expected, 1e-12)
     assert spread(CREDIT, layout_spans(), per=per).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("per", "expected"),
+    [
+        ("block", [[1, 1, 0, 1 / 2, 1 / 2], [1, 1, 1 - 3, 0, 0]]),
+        ("completion", [[1 / 2, 1 / 2, 0, 1 / 4, 1 / 4], [1, 1, 1 - 1, 0, 0]]),
+        (6, [[1 / 3, 1 / 3, 0, 1 / 6, 1 / 6], [1 / 2, 1 / 2, 1 / 2 - 1 / 2, 0, 0]]),
+        (torch.tensor([2.0, 6.0]), [[1, 1, 0, 1 / 2, 1 / 2], [1 / 2, 1 / 2, 1 / 2 - 1 / 2, 0, 0]]),
+    ],
+)
+def test_the_decision_to_stop_is_a_block_of_one_token(per, expected):
+    # Advantages 2, 2 and 1, 1; then 3, 3, 3 and -3 for the decision to stop.
+    adv_nt = torch.tensor([[2.0, 2.0, 9.0, 1.0, 1.0], [3.0, 3.0, 3.0, 9.0, 9.0]])
+    spans, stop_n = layout_spans(), torch.tensor([0.0, -3.0]).double()
+    assert_close(spread_tokens(adv_nt, spans, per=per, stop_n=stop_n, dtype=torch.float64), expected, 1e-12)
+    gone = replace(spans, block_nt=torch.full_like(spans.block_nt, -1))
+    assert not spread_tokens(adv_nt, gone, per=per, stop_n=stop_n).any()
 
 
 def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shapes):

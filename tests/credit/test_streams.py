@@ -1,7 +1,7 @@
 """Streams: rewards of blocks under a critic, by hand, against a slow oracle, and as one with what they are made of."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -84,6 +84,32 @@ def test_per_objective_by_hand():
     assert_close(found.block_nk, [[0.5, -0.0625]], 1e-12)
     assert found.stop_n.tolist() == [0.0]
     assert scheme.value_names == ("correct", "brier")
+
+
+def test_the_numbers_of_the_docs():
+    pair = (PAIR[0], Objective("brier", pays="confidence", given="correct"))
+    made = {"shared": [[0.25, 0.5, 9, -0.25, -0.125]], "objective": [[[0.25, 9], [0.5, 9], [9, 9], [9, -0.25], [9, -0.125]]]}
+    # -1/8;  1/8 - 1/16;  1 - 1/4 - 1/2 + 1/32;  1/4 + 9/64
+    expected = {"shared": [25 / 64, 9 / 32, 0, 1 / 16, -1 / 8], "objective": [0.5, 0.5, 0, 0.0625, -0.125]}
+    for values, value_nt in made.items():
+        scheme = Scheme("gae", BLOCKS, pair, 1, {"lam": 0.5}, values=values)
+        assert run(scheme, TOKENS, [[1, -0.25]], double(value_nt))[0].token_nt.tolist() == [expected[values]]
+
+
+@pytest.mark.parametrize("values", ["shared", "objective"])
+def test_whitening_is_of_one_stream(values):
+    """Tokens are compared with the tokens of their stream; a decision to stop is one of them."""
+    options = {"lam": 1.0, "whiten": True, "ddof": 0, "eps": 0.0}
+    scheme = Scheme("gae", BLOCKS, (PAIR[0], replace(PAIR[1], weight=1.0)), 1, options, values=values)
+    block_nt = torch.tensor([[0, 1], [0, -1]])
+    value_nt = torch.zeros(2, 2, len(scheme.value_names), dtype=torch.float64)
+    found, _ = run(scheme, block_nt, [[1, -0.5], [0, NAN]], value_nt)
+    if values == "objective":  # correct: 1 and 0; brier: -1/2, and -1 for stopping
+        assert_close(found.token_nt, [[1, 1], [-1, 0]], 1e-12)
+        assert_close(found.stop_n, [0, -1], 1e-12)
+    else:  # returns 1/2, -1/2 and -1: mean -1/3, squares 25 + 1 + 16 over 36 and 3
+        std = (42 / 108) ** 0.5
+        assert_close(found.token_nt, [[5 / 6 / std, -1 / 6 / std], [-2 / 3 / std, 0]], 1e-12)
 
 
 def test_a_missing_block_is_a_block_of_one_token():

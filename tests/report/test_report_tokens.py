@@ -107,7 +107,7 @@ def test_everything_survives_the_coding():
     assert data["methods"] == ["a", "b"]
     assert data["objectives"] == ["correct", "brier"]
     assert data["steps"] == [None, 1, None, 3, 4, 5, 6]
-    assert data["values"] is None
+    assert data["values"] == []
     for n, given in enumerate(rows):
         assert decoded(data["tokens"], n) == list(given.tokens)
         assert decoded(data["prompts"], n) == [given.prompt]
@@ -179,11 +179,12 @@ def test_hostile_completions_do_not_change_the_markup():
 
 
 def test_the_script_builds_text_nodes_only():
-    script = (STATIC / "tokens.js").read_text()
+    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "tokens")]
     forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
-    assert not re.search(forbidden, script)
-    assert len(script.splitlines()) < 300
-    for name in ("tokens.js", "tokens.css"):
+    for script in scripts:
+        assert not re.search(forbidden, script)
+        assert len(script.splitlines()) < 300
+    for name in ("courses.js", "courses.css", "tokens.js", "tokens.css"):
         assert "</" not in (STATIC / name).read_text()
 
 
@@ -197,12 +198,14 @@ def test_500_long_completions_stay_small():
         credit = {m: [float(dice.normal())] * cut + [float(dice.normal())] * (1000 - cut) for m in ("a", "b", "c")}
         values = np.cumsum(dice.normal(0, 0.02, 1000)) + 0.5
         chances = np.where(dice.random(1000) < 0.5, 1 - dice.exponential(0.005, 1000).clip(0, 1), dice.beta(2, 1, 1000))
-        rows.append(row([words[i] for i in ids], advantages=credit, values=values.tolist(), probabilities=chances.tolist()))
+        rows.append(
+            row([words[i] for i in ids], advantages=credit, values={"": values.tolist()}, probabilities=chances.tolist())
+        )
     html = token_view(TokenView(("a", "b", "c"), rows))
     assert len(html) < 2_000_000  # leaves 1 MB for the charts
     data = data_of(html)
-    assert_numbers(decoded(data["values"], 7), rows[7].values, 2)
-    assert [data["values"]["rounded"], data["advantages"][2]["rounded"]] == [True, False]
+    assert_numbers(decoded(data["values"][0], 7), rows[7].values[""], 2)
+    assert [data["values"][0]["rounded"], data["advantages"][2]["rounded"]] == [True, False]
     assert_numbers(decoded(data["advantages"][2], 7), rows[7].advantages["c"], 4)
 
 
@@ -216,7 +219,9 @@ def test_an_empty_view_says_so():
         ((), {}, DataError, "at least one method"),
         (("c",), {}, DataError, "Completion 1 has no advantages under 'c'; it has a, b."),
         (("a",), {"advantages": {"a": [1.0]}}, AlignmentError, "Completion 2 has 2 tokens and 1 advantages under 'a'"),
-        (("a",), {"values": [1.0] * 3}, AlignmentError, "Completion 2 has 2 tokens and 3 values"),
+        (("a",), {"values": {"": [1.0] * 3}}, AlignmentError, "Completion 2 has 2 tokens and 3 values; give"),
+        (("a",), {"values": {"brier": [1.0]}}, AlignmentError, "Completion 2 has 2 tokens and 1 values of brier"),
+        (("a",), {"opens": {"": [1, 2]}}, AlignmentError, "Segments of completion 2 open at tokens 1 to 2, but there are 2"),
         (("a",), {"probabilities": []}, AlignmentError, "Completion 2 has 2 tokens and 0 probabilities"),
         (
             ("a",),
@@ -351,10 +356,10 @@ def test_what_a_file_holds_beside_the_credit():
     first, second = token_rows(wide, None)
     assert (first.stop, second.stop) == ({"grpo": 0.25}, {"bae": -0.5})
     assert first.probabilities == pytest.approx([1.0, 0.5, 0.25])
-    assert [first.values[0], math.isnan(first.values[1]), first.values[2]] == [0.5, True, 1.0]
+    assert first.values[""] == pytest.approx([0.5, math.nan, 1.0], nan_ok=True)
     assert all(math.isnan(value) for value in second.advantages["grpo"])
     data = data_of(token_view(TokenView(("bae", "grpo"), [first, second])))
-    assert decoded(data["values"], 0) == [0.5, None, 1]
+    assert decoded(data["values"][0], 0) == [0.5, None, 1]
 
 
 def test_a_prompt_that_only_looks_like_a_conversation_is_kept():

@@ -26,7 +26,10 @@ BASE = """
   color-scheme: dark; --background: #14171c; --text: #e7eaee; --muted: #9ba5b2; --line: #313843; } }
 body { margin: 8px; background: var(--background); color: var(--text); }
 """
-SCRIPT, STYLE = ((Path(code.__file__).parent / "static" / name).read_text() for name in ("tokens.js", "tokens.css"))
+STATIC = Path(code.__file__).parent / "static"
+SCRIPT, STYLE = (
+    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "tokens")) for end in ("js", "css")
+)
 
 
 def page(*rows, methods=("a", "b"), outcome="correct"):
@@ -65,12 +68,12 @@ FIRST = row(
     spans={"solution": (0, 2), "confidence": (2, 4)},
     rewards={"correct": 1.0, "brier": None},
     statuses={"correct": "ok", "brier": "absent"},
-    values=[0.5, -0.25, 0.0, 0.125, math.nan],
+    values={"": [0.5, -0.25, 0.0, 0.125, math.nan]},
     probabilities=[1.0, 0.5, 0.25, 0.01, 0.75],
     step=40,
 )
 SECOND = row(["No"], [0.0], [0.0], rewards={"correct": 0.0, "brier": -0.25}, statuses={"correct": "ok", "brier": "ok"},
-             values=[0.5], probabilities=[0.5])  # fmt: skip
+             values={"": [0.5]}, probabilities=[0.5])  # fmt: skip
 THIRD = row(["cut", " Needle"], [0.1, 0.1], [0.0, 0.0], prompt="other", fault="truncated",
             rewards={"correct": None, "brier": None}, statuses={"correct": "timeout", "brier": "absent"})  # fmt: skip
 
@@ -327,7 +330,9 @@ def test_what_differs_most_comes_first(browser):
 def test_other_methods_and_other_colours(browser):
     methods = ("<b>x</b>", "b", "third")
     credit = {"<b>x</b>": [0.5, 0.5], "b": [0.0, 0.0], "third": [-0.5, 0.5]}
-    opened(browser, row(["u", "v"], advantages=credit, values=[0.5, -0.125], probabilities=[1.0, 0.5]), methods=methods)
+    opened(
+        browser, row(["u", "v"], advantages=credit, values={"": [0.5, -0.125]}, probabilities=[1.0, 0.5]), methods=methods
+    )
     assert "<b>x</b> · +0.5 × 2 tokens" in text(browser, ".token-head")
     choose(browser, "left", "2")
     assert text(browser, ".token-head") == "solution · third · −0.5 to +0.5, 2 tokens"

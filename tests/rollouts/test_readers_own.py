@@ -111,12 +111,13 @@ def test_what_is_written_is_shown(case, tokenizer, place):
         for method in case.methods:
             trained = zip(row[f"advantages/{method}"], row["trainable"], strict=True)
             assert same([value if flag else math.nan for value, flag in trained], shown.advantages[method])
-        assert (shown.values is None, shown.probabilities is None) == (
-            "value" not in case.per_token,
+        streams = [name for name in case.per_token if name != "logp"]
+        assert (list(shown.values), shown.probabilities is None) == (
+            [name.partition("/")[2] for name in streams],
             "logp" not in case.per_token,
         )
-        if "value" in case.per_token:
-            assert same(row["value"], shown.values)
+        for name in streams:
+            assert same(row[name], shown.values[name.partition("/")[2]])
         if "logp" in case.per_token:
             assert same(np.exp(np.array(row["logp"])).tolist(), shown.probabilities)
 

@@ -181,7 +181,8 @@ class Critic:
         target[k] = V[k] + A_lam[k] with lam = `gae_lambda_value`, the return itself at 1
         loss = mean over streams and their trainable tokens, of all processes, of (V - target)^2, or the cross entropy
 
-    Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
+    The values of a completion are those of the pass that first fits the critic to it: they never saw its reward, and cost nothing
+    more. Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
 
     Args:
         model: moved to the accelerator's device.
@@ -205,7 +206,8 @@ class Critic:
         self.updates = self.batches = 0
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            self.model.model.gradient_checkpointing_enable()
+            own = self.model.model  # transformers 5 has a new name for it
+            getattr(own, "activation_checkpointing_enable", own.gradient_checkpointing_enable)()
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
@@ -225,21 +227,28 @@ class Critic:
         started = time.perf_counter()
         with self._awake():
             whole = _Batch(rows, streams, truncated_n, self.config).to(self.accelerator.device)
-            once = fit and self.config.epochs == self.config.mini_batches == 1
-            size = {"loss": 0.0, "grad_norm": 0.0}
-            said = None if once else self._values(whole)
-            if fit:
-                for part in self._parts(len(truncated_n)):
-                    fitted, size = self._update(whole.take(part), None if said is None else (said[0][part], said[1][part]))
-                    said = said or fitted
-                self.batches += 1
-        assert said is not None, "a batch is read or fitted"
+            said, size = self._fit(whole) if fit else (self._values(whole), {})
         value_nts, end_ns = (x.cpu() for x in said)
         whole = whole.to(torch.device("cpu"))
-        found = self._compare(whole, value_nts, end_ns)
-        shown = {**found, **(size if fit else {}), "seconds": time.perf_counter() - started}
-        shown = {f"critic/{name}": number for name, number in shown.items()}
-        return Learned(value_nts, whole.bootstrap(end_ns), shown)
+        shown = {**self._compare(whole, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
+        return Learned(value_nts, whole.bootstrap(end_ns), {f"critic/{name}": number for name, number in shown.items()})
+
+    def _fit(self, whole: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
+        """All epochs; what was said of every row before it was first fitted, and the mean size of losses and gradients."""
+        said: tuple[Tensor, Tensor] | None = None
+        sizes = []
+        for epoch in range(self.config.epochs):
+            for part in self._parts(len(whole), epoch):
+                before = (said[0][part], said[1][part]) if said is not None and epoch > 0 else None
+                found, size = self._update(whole.take(part), before)
+                sizes.append(size)
+                if epoch == 0:
+                    said = said or tuple(x.new_zeros(len(whole), *x.shape[1:]) for x in found)
+                    for kept, new in zip(said, found, strict=True):
+                        kept[part] = new
+        assert said is not None, "there is at least one epoch"
+        self.batches += 1
+        return said, {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
     @torch.no_grad()
     def _values(self, whole: _Batch) -> tuple[Tensor, Tensor]:
@@ -252,14 +261,12 @@ class Critic:
             found.append(_split(self.model.value(said), whole.rows.take(part)))
         return torch.cat([value for value, _ in found]), torch.cat([end for _, end in found])
 
-    def _parts(self, n: int) -> Iterator[Tensor]:
-        """The rows of each mini-batch of each epoch; one mini-batch is the batch in its order."""
-        for epoch in range(self.config.epochs):
-            if self.config.mini_batches == 1:
-                yield torch.arange(n)
-                continue
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-            yield from torch.randperm(n, generator=generator).tensor_split(self.config.mini_batches)
+    def _parts(self, n: int, epoch: int) -> Iterator[Tensor]:
+        """The rows of each mini-batch of an epoch; one mini-batch is the batch in its order."""
+        if self.config.mini_batches == 1:
+            return iter([torch.arange(n)])
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
+        return iter(torch.randperm(n, generator=generator).tensor_split(self.config.mini_batches))
 
     def _update(self, batch: _Batch, old: tuple[Tensor, Tensor] | None) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
         """One optimizer step; what the model said on the way, and the size of loss and gradient."""

@@ -141,11 +141,11 @@ def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[f
         V = sum over b of softmax(logits)[b] centre[b]
 
     Args:
-        logits_ntb: one score for each of B bins of one width.
+        logits_ntb: (..., B), one score for each of B bins of one width; any number of streams stands before them.
         value_range: the outer edges of the first and the last bin.
 
     Returns:
-        (N, T), between the centres of the first and the last bin; in the dtype of the logits, float32 for smaller ones.
+        (...), between the centres of the first and the last bin; in the dtype of the logits, float32 for smaller ones.
 
     Raises:
         RecipeError: fewer than 2 bins, an empty range.

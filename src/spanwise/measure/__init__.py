@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:  # the core installs without it
     ) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
-from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms
+from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms, critic_alarms, critic_streams
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -61,7 +61,9 @@ __all__ = [
     "brier",
     "brier_parts",
     "compare",
+    "critic_alarms",
     "critic_error",
+    "critic_streams",
     "curve_difference",
     "ece",
     "explained_variance",

@@ -17,6 +17,8 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str, tuple[str, ...]], ...] = 
     ("format_rate", lambda value: value < 0.9, "many completions are malformed", ()),
 )
 
+_EXPLAINED = "/explained_variance"
+
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     """Which figures of an evaluation must not be read calmly, and why.
@@ -64,4 +66,55 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         absent = [line[key] for line in batches if line.get(key) is not None]
         if absent and min(absent) >= 1.0:
             said.append(f"No completion of any training batch has the reward '{key.split('/')[1]}'.")
+    return said
+
+
+def critic_streams(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The critics, or the values of one, that training batches tell of.
+
+    Args:
+        batches: the lines of `metrics.jsonl` of training batches.
+
+    Returns:
+        name of the value ("" is the only one) -> what its metrics start with.
+
+    Example:
+        >>> critic_streams([{"critic/explained_variance": 0.5}, {"critic/brier/explained_variance": 0.5}])
+        {'': 'critic', 'brier': 'critic/brier'}
+    """
+    keys = dict.fromkeys(key for line in batches for key in line if key.startswith("critic/") and key.endswith(_EXPLAINED))
+    return {
+        key.removesuffix(_EXPLAINED).removeprefix("critic").removeprefix("/"): key.removesuffix(_EXPLAINED) for key in keys
+    }
+
+
+def critic_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
+    """Which values of a critic know nothing at the end of a run, in sentences.
+
+    Args:
+        batches: the lines of `metrics.jsonl` of training batches.
+        last: the mean explained variance of the last quarter of them, at most so many batches, must be above 0.
+
+    Returns:
+        name of the value ("" is the only one) -> what is wrong.
+
+    Edge cases:
+        A batch in which every target is the same has no explained variance (NaN, None); where none has one, that is what is wrong.
+
+    Example:
+        >>> critic_alarms([{"critic/explained_variance": value} for value in (0.9, 0.5, -1.5)])
+        {'': 'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'}
+    """
+    said = {}
+    for name, key in critic_streams(batches).items():
+        values = [value for line in batches if (value := line.get(f"{key}{_EXPLAINED}")) is not None and value == value]
+        values = values[-min(last, max(1, len(values) // 4)) :]
+        critic = f"The critic of '{name}'" if name else "The critic"
+        if not values:
+            said[name] = (
+                f"{critic} cannot be judged: no batch has an explained variance, as everything in it earned the same."
+            )
+        elif (mean := sum(values) / len(values)) <= 0:
+            over = "the last batch" if len(values) == 1 else f"the last {len(values)} batches"
+            said[name] = f"{critic} knows nothing: its explained variance is {mean:.2f} at the end (mean of {over})."
     return said

@@ -31,6 +31,7 @@ def curves(
     y_zero: bool = False,
     percent: bool = False,
     dots: Sequence[str] | None = None,
+    floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
     """Lines with a band over `x`, one colour per series.
@@ -42,6 +43,7 @@ def curves(
         y_zero: start the vertical axis at 0.
         percent: values are shares of 1.
         dots: the series with a point at every value, by default all; the others are thin lines without, for hundreds of steps.
+        floor: what is lower is drawn here, so that one wild value does not flatten the rest.
         height: in pixels.
 
     Example:
@@ -52,6 +54,8 @@ def curves(
     """
     base = _chart(rows).encode(x=_x("x", x), color=_color(names))
     scaled = _y("value", y, zero=y_zero, percent=percent)
+    if floor is not None and any(_known(row["value"]) and row["value"] < floor for row in rows):
+        scaled = scaled.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     layers = []
     if any(_known(row.get("low")) for row in rows):
         bounds = {"y": _y("low", y, zero=y_zero, percent=percent), "y2": alt.Y2("high:Q")}

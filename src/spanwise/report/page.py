@@ -26,7 +26,7 @@ from spanwise.report.charts import Drawn, Palette
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
-Asset = Literal["tokens"]
+Asset = Literal["courses", "tokens"]
 
 ABSENT = "not measured"
 #: Not ASCII or meaningful to an HTML parser; JSON may write any of them as \uXXXX.
@@ -83,6 +83,7 @@ class Section:
         table: rows of one table; the first column names the row.
         body: ready HTML, for the token view.
         needs: further styles and scripts.
+        warnings: what is wrong, above all else.
     """
 
     title: str
@@ -94,6 +95,7 @@ class Section:
     table: Table = ()
     body: Markup | None = None
     needs: tuple[Asset, ...] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def anchor(self) -> str:
@@ -126,7 +128,7 @@ def render(
         >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
         (True, True, False)
     """
-    shown = [s for s in sections if s.panels or s.points or s.table or s.body is not None]
+    shown = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
     drawn = any(section.panels for section in shown)
     needs = list(dict.fromkeys(asset for section in shown for asset in section.needs))
     scripts = [_static("report.js"), *(_static(f"{asset}.js") for asset in needs)]

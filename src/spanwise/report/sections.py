@@ -105,7 +105,9 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
     """The token view, if there are completions to show; `note` says more about them."""
     if view is None or not view.completions:
         return Section("Tokens")
-    return Section("Tokens", f"What every token is credited with. {note}".strip(), body=token_view(view), needs=("tokens",))
+    return Section(
+        "Tokens", f"What every token is credited with. {note}".strip(), body=token_view(view), needs=("courses", "tokens")
+    )
 
 
 def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:

@@ -39,10 +39,11 @@ class TokenRow:
         rewards: objective -> reward; None where there is none.
         statuses: objective -> why the reward has its value or has none, `Status` in lower case.
         fault: what is wrong with the tags, in words; "" is well-formed.
-        values: (T,) what a critic expected at each token.
+        values: stream -> (T,) what a critic expected before each token, NaN where there is none; "" is the only stream.
         probabilities: (T,) of each token under the policy that sampled it.
         step: of training.
         stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
+        opens: stream -> the tokens that open a segment in it, ascending.
     """
 
     prompt: str
@@ -52,10 +53,11 @@ class TokenRow:
     rewards: Mapping[str, float | None]
     statuses: Mapping[str, str]
     fault: str
-    values: Sequence[float] | None = None
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
     probabilities: Sequence[float] | None = None
     step: int | None = None
     stop: Mapping[str, float] = field(default_factory=dict)
+    opens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,17 @@ class TokenView:
         methods: names, in order; every completion has advantages under each of them.
         completions: in order.
         outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
+        segments: what opens a segment, in words; "": there are none.
     """
 
     methods: tuple[str, ...]
     completions: Sequence[TokenRow]
     outcome: str | None = None
+    segments: str = ""
 
 
 def token_view(view: TokenView) -> Markup:
-    """Write the body of the token view; `static/tokens.js` and `static/tokens.css` bring it to life.
+    """Write the body of the token view; the scripts and styles `courses` and `tokens` in `static` bring it to life.
 
     Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup.
 
@@ -141,14 +145,21 @@ def payload(view: TokenView) -> dict[str, Any]:
         "stops": [[_number(row.stop.get(method), DIGITS) for method in view.methods] if row.stop else None for row in rows],
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers(arrays, DIGITS) for arrays in advantages.values()],
-        "values": _coded_numbers([_array(row.values) for row in rows], COARSE),
+        "values": [
+            {"name": name, **column}
+            for name in dict.fromkeys(name for row in rows for name in row.values)
+            if (column := _coded_numbers([_array(row.values.get(name)) for row in rows], COARSE))
+        ],
+        "segments": view.segments,
+        "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
         "probabilities": _coded_numbers([_array(row.probabilities) for row in rows], COARSE),
     }
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Everything about a completion has the size of its tokens."""
-    columns: dict[str, Sequence[float] | None] = {"values": row.values, "probabilities": row.probabilities}
+    columns: dict[str, Sequence[float] | None] = {"probabilities": row.probabilities}
+    columns |= {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
     for method in methods:
         if method not in row.advantages:
             raise DataError(
@@ -159,6 +170,11 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
         if column is not None and len(column) != len(row.tokens):
             raise AlignmentError(
                 f"Completion {number} has {len(row.tokens)} tokens and {len(column)} {name}; give one for each."
+            )
+    for tokens in row.opens.values():
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < len(row.tokens):
+            raise AlignmentError(
+                f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {len(row.tokens)}."
             )
     for name, (start, end) in row.spans.items():
         if start < end and not 0 <= start < end <= len(row.tokens):

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.measure import Curve, alarms, batch_alarms, figure_intervals
+from spanwise.measure import Curve, alarms, batch_alarms, critic_alarms, figure_intervals
 from spanwise.report.charts import curves
+from spanwise.report.critic import critic_headlines, critic_section
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
     FIGURES,
@@ -80,6 +81,7 @@ def train_report(
         voting_section(dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts])),
         attempts_section(votes or {}),
         *_batch_sections(batches),
+        critic_section(batches),
         credit_section(list(credit or {}), credit or {}, of=f"these rollouts{_of_step(view)}"),
         Section("Optimiser", panels=_batch_panels(batches, (), *_OPTIMISER)),
         tokens_section(view, note=_not_trained(view)),
@@ -88,8 +90,17 @@ def train_report(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, batches),
         command=command,
-        warnings=[*_warnings(points, unmeasured or {}), *batch_alarms(batches), *unmeasured_sentences(unmeasured or {})],
-        headlines=[*_headlines(points, samples, unmeasured or {}), *(_reward_headlines(batches) if unmeasured else [])],
+        warnings=[
+            *_warnings(points, unmeasured or {}),
+            *batch_alarms(batches),
+            *critic_alarms(batches).values(),
+            *unmeasured_sentences(unmeasured or {}),
+        ],
+        headlines=[
+            *_headlines(points, samples, unmeasured or {}),
+            *(_reward_headlines(batches) if unmeasured else []),
+            *critic_headlines(batches),
+        ],
         sections=sections,
         recipe=recipe,
     )

@@ -130,6 +130,53 @@ def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
         assert np.unique(one.tokens).size > 4
 
 
+PAIR = """method: sae
+objectives:
+  - {name: correct, reward: correct, pays: solution}
+  - {name: brier, reward: brier, pays: confidence, given: correct}
+"""
+
+
+def two_streams(path):
+    """A run of SAE with a value per objective: .5 before each token of the solution, -.125 before each of the confidence."""
+    folder = own_file(path, values=True)
+    (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text() + PAIR)
+    file = folder / "rollouts" / "step_000001.parquet"
+    table = pq.read_table(file)
+    for name, value in (("values/correct", 0.5), ("values/brier", -0.125)):
+        table = table.append_column(name, pa.array([[value] * len(row) for row in table["values"].to_pylist()]))
+    pq.write_table(table.drop_columns(["values"]), file)
+    return folder
+
+
+def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
+    result = credit_rollouts(two_streams(tmp_path))
+    own = next(one for arm, one in zip(result.arms, result.applied, strict=True) if arm.own)
+    lengths, length_nk = result.table.tokens.lengths, own.marked.length_nk.tolist()
+    brier_n = result.scores.reward_nm[:, result.scores.names.index("brier")].tolist()
+    for n, one in enumerate(trl_small.SAID[:4]):
+        block = own.marked.block[result.table.tokens.offsets[n] : result.table.tokens.offsets[n + 1]]
+        found = own.advantages(result.table, n, n + 1) * lengths[n]  # shared out over the tokens of the completion
+        # By hand: no token is unlikely, so each block is one segment: its reward minus its own value.
+        np.testing.assert_allclose(found[block == 0], one.right - 0.5, rtol=1e-5)
+        assert length_nk[n][0] == (block == 0).sum() > 0
+        if length_nk[n][1]:
+            np.testing.assert_allclose(found[block == 1], brier_n[n] + 0.125, rtol=1e-4)
+    assert sum(length[1] > 0 for length in length_nk) > 1
+
+
+def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
+    one, several = own_file(tmp_path / "one", values=True), two_streams(tmp_path / "two")
+    with pytest.raises(
+        RecipeError, match=r"'sae' needs values .* token for correct, brier, and .* holds one value\. Use the"
+    ):
+        credit_rollouts(one, methods=["recipe"], recipe=several / "recipe.yaml")
+    with pytest.raises(RecipeError, match=r"'gae' needs values .* for return, and .* holds those of correct, brier\."):
+        credit_rollouts(several, methods=["gae"])
+    result = credit_rollouts(one, methods=["recipe"], recipe=several / "recipe.yaml", overrides={"values": "shared"})
+    assert len(result.applied) == 1
+
+
 def test_methods_per_token_without_values_say_what_is_missing(tmp_path):
     folder = own_file(tmp_path)
     with pytest.raises(RecipeError, match=r"'gae' needs values of a critic of every token, and .* holds none of them"):

@@ -9,6 +9,7 @@ from spanwise.credit.methods._ktae import ktae
 from spanwise.credit.methods._oar import oar
 from spanwise.credit.methods._sae import sae
 from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.testing import check_estimator
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
@@ -32,3 +33,9 @@ def test_errors_of_the_reshapers(unchecked_shapes):
         ktae(adv, adv.long(), mask, torch.ones(2), torch.zeros(1).long())
     with pytest.raises(RecipeError, match="no form of KTAE 'papr'"):
         ktae(adv, adv.long(), mask, torch.ones(1), torch.zeros(1).long(), form="papr")
+
+
+@pytest.mark.parametrize("method", ["gae", "sae"])
+@pytest.mark.parametrize("options", [{"length_adaptive_alpha": 0.4}, {"lam": 0.6, "gamma": 0.9}])
+def test_what_the_suite_asks_of_every_method_with_a_critic(method, options):
+    check_estimator(method, options=options, optional=["bootstrap_n"], examples=15)

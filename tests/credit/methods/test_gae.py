@@ -12,6 +12,7 @@ from helpers import NAN, assert_close, double
 from oracles import slow_recursion
 from spanwise.credit.methods._gae import gae, value_target
 from spanwise.credit.recursion import length_adaptive_lambda
+from spanwise.errors import RecipeError
 
 
 @pytest.mark.parametrize("poison", [9.0, 1e9, NAN, math.inf, -1e30])
@@ -54,6 +55,32 @@ def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part()
 def test_length_adaptive_lambda():
     assert_close(length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 1000])), [0, 0, 0, 0.8, 0.98], 1e-12)
     assert_close(length_adaptive_lambda(torch.tensor([1000]), alpha=0.4), [0.9975], 1e-12)
+
+
+def test_gae_with_a_lambda_of_each_length():
+    # Surprises 1/4, 0, 1/2. Three tokens and alpha 1 make lam 2/3: 1/2; 1/3; 1/4 + 2/9. One token makes lam 0; two make 1/2.
+    reward, value = double([[0, 0, 1]] * 3), double([[0.25, 0.5, 0.5]] * 3)
+    mask = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 0, 1]]).bool()
+    adv = gae(reward, value, mask, length_adaptive_alpha=1.0)
+    assert_close(adv, [[17 / 36, 1 / 3, 1 / 2], [0, 0, 1 / 2], [1 / 4 + 1 / 4, 0, 1 / 2]], 1e-12)
+    lam = length_adaptive_lambda(torch.tensor([3, 1, 2]), alpha=1.0)
+    assert torch.equal(adv, gae(reward, value, mask, lam=lam))
+    assert_close(gae(reward, value, mask, length_adaptive_alpha=1e9), gae(reward, value, mask, lam=1.0), 1e-8)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, NAN, math.inf, True])
+def test_a_share_of_no_length_is_refused(unchecked_shapes, alpha):
+    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05"):
+        length_adaptive_lambda(torch.tensor([3]), alpha=alpha)
+    with pytest.raises(RecipeError, match="length_adaptive_alpha is"):
+        gae(GAE_REWARD, GAE_VALUE, GAE_MASK, length_adaptive_alpha=alpha)
+
+
+def test_targets_of_a_critic_at_masked_tokens_are_plain_zeros():
+    value = torch.where(GAE_MASK, GAE_VALUE, -1e9)
+    target = value_target(-GAE_REWARD, value, GAE_MASK, lam=0.95)
+    assert target[~GAE_MASK].tolist() == [0.0, 0.0]
+    assert not bool(target[~GAE_MASK].signbit().any())
 
 
 @given(

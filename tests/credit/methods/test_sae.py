@@ -13,6 +13,7 @@ from oracles import slow_recursion
 from spanwise.credit.methods._gae import gae, value_target
 from spanwise.credit.methods._sae import sae
 from spanwise.credit.recursion import discounted_returns
+from spanwise.errors import RecipeError, RewardError
 
 SAE_LOGP = double([[0.9, 0.95, 0.1, 0.9, 0.15, 0.99]]).log()
 START = [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]]
@@ -79,3 +80,43 @@ def test_the_first_token_may_be_unlikely():
     inputs = SAE_REWARD, SAE_VALUE, SAE_LOGP.clone(), all_of(1, 6)
     inputs[2][0, 0] = -9.0
     assert_close(sae(*inputs, lam=0.9), START, 1e-12)
+
+
+PAPER = ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9, 0.8, 0.1, 0.9, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("reward", "boundary", "expected"),
+    [
+        (1, "start", [0.413, 0.313, 0.57, 0.47, 0.3]),
+        (1, "end", [0.45, 0.35, 0.55, 0.5, 0.3]),
+        (0, "start", [-0.397, -0.497, -0.33, -0.43, -0.7]),
+        (0, "end", [-0.45, -0.55, -0.35, -0.5, -0.7]),
+    ],
+)
+def test_the_two_sides_of_a_boundary(reward, boundary, expected):
+    """The example that tells the two conventions apart: values .5 .6 .4 .5 .7, probabilities .9 .8 .1 .9 .15, lam .9."""
+    value, probability = (double([row]) for row in PAPER)
+    rewards = double([[0, 0, 0, 0, reward]])
+    assert_close(sae(rewards, value, probability.log(), all_of(1, 5), lam=0.9, boundary=boundary), [expected], 1e-12)
+
+
+def test_sae_with_a_weight_of_each_length():
+    # Values 1/4, 1/2, 1/2, 0; one boundary, before the third token. Four tokens and alpha 1/2 make lam 1/2.
+    # 1;  1/2 inverse: surprises 1/4, 0, -1/2, 1: A = 1;  -1/2 + 1 = 1/2;  0 + 1/2 x 1/2;  1/4 + 1/4
+    value, logp = double([[0.25, 0.5, 0.5, 0.0]]), double([[0.9, 0.9, 0.1, 0.9]]).log()
+    adv = sae(double([[0, 0, 0, 1]]), value, logp, all_of(1, 4), length_adaptive_alpha=0.5)
+    assert_close(adv, [[1 / 2, 1 / 4, 1 / 2, 1]], 1e-12)
+
+
+def test_what_is_no_probability_is_refused():
+    inputs = double([[0, 1]]), double([[0.5, 0.5]]), double([[-1, math.nan]])
+    with pytest.raises(
+        RewardError, match="The log-probability of completion 0 is nan at trainable token 1; give that of every"
+    ):
+        sae(*inputs, all_of(1, 2))
+    masked = sae(*inputs, torch.tensor([[True, False]]))
+    assert masked.tolist() == [[0.5, 0.0]]
+    for threshold in (-0.1, math.nan):
+        with pytest.raises(RecipeError, match=f"threshold is {threshold}; it is a probability"):
+            sae(*inputs, all_of(1, 2), threshold=threshold)

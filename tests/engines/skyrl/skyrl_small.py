@@ -13,7 +13,7 @@ import torch
 from loguru import logger
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
-from skyrl.train.generators.base import GeneratorInterface
+from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
 from skyrl.train.trainer import RayPPOTrainer
 from stub_dispatch import StubDispatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -69,8 +69,13 @@ def write_dataset(path, size=24, seed=0, turns=(1, 2, 3, 4)):
         prompt = [{"role": "user", "content": f"q{signs[0]}"}]
         rows.append({"prompt": prompt, "env_class": "signs", "turns": signs, "reward_spec": {"ground_truth": "none"}})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    policy().config.save_pretrained(path.parent / "model")
+    policy().save_pretrained(model_path(path))
     return str(path)
+
+
+def model_path(data):
+    """The folder of the policy's weights, beside the dataset."""
+    return str(Path(data).parent / "model")
 
 
 class SignsGenerator(GeneratorInterface):
@@ -154,6 +159,30 @@ def checked(plan, answers):
     return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
 
 
+def ragged(seed, *, prompts=4, samples=3, keep_history=True):
+    """Rollouts of one to six turns with contexts and responses of many lengths; some turns end with the environment's words."""
+    draw = random.Random(seed)
+    output = {key: [] for key in (*FIELDS, "trajectory_ids", "is_last_step")}
+
+    def words(least, most):
+        return [draw.randrange(2, len(WORDS)) for _ in range(draw.randint(least, most))]
+
+    for prompt in range(prompts):
+        opening = words(2, 6)
+        for sample in range(samples):
+            history, turns = list(opening), draw.randint(1, 6)
+            for turn in range(turns):
+                said, heard = words(1, 7), words(0, 3)
+                output["prompt_token_ids"].append(list(history))
+                output["response_ids"].append(said + heard)
+                output["loss_masks"].append([1] * len(said) + [0] * len(heard))
+                output["rewards"].append(float(draw.randrange(3)) if turn == turns - 1 else 0.0)
+                output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
+                output["is_last_step"].append(turn == turns - 1)
+                history = history + said + heard + words(0, 2) if keep_history else words(2, 9)
+    return {**output, "stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
+
+
 class Tracker:
     """Keeps what the trainer logs."""
 
@@ -187,7 +216,7 @@ def config(data, *, recipe=None, prompts=6, samples=8, steps=25, lr=0.01, layout
             "trainer.resume_mode": "none",
             "trainer.logger": "console",
             "trainer.placement.colocate_all": False,
-            "trainer.policy.model.path": str(Path(data).parent / "model"),
+            "trainer.policy.model.path": model_path(data),
             "trainer.policy.optimizer_config.lr": lr,
             "trainer.algorithm.use_kl_loss": False,
             "trainer.print_example_interval": -1,

@@ -1,10 +1,13 @@
 """What stands in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
 
+Where the configuration names a critic, it is SkyRL's own (`critic_worker`).
+
 Everything else of SkyRL is real: the trainer, its batches, padding, mini-batches, advantages, loss reduction and policy losses.
 """
 
 from unittest.mock import patch
 
+import critic_worker
 import torch
 from skyrl.backends.skyrl_train.distributed import dispatch
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
@@ -22,13 +25,16 @@ class StubDispatch:
     """`dp` ranks that are really one process.
 
     Attributes:
-        trained: the mini-batches of every step as they came to the workers, each a list of chunks.
+        trained: the mini-batches of every step as they came to the policy's workers, each a list of chunks.
+        fitted: those of the critic's.
+        critic: its worker, None without one.
     """
 
     def __init__(self, model, cfg, *, dp=1):
         self.model, self.cfg, self.dp = model, cfg, dp
         self.optimizer = torch.optim.Adam(model.parameters(), lr=cfg.trainer.policy.optimizer_config.lr)
-        self.trained = []
+        self.trained, self.fitted = [], []
+        self.critic = critic_worker.worker(cfg) if cfg.trainer.critic.model.path else None
 
     def init_weight_sync_state(self, client):
         pass
@@ -54,6 +60,8 @@ class StubDispatch:
 
     @torch.no_grad()
     def forward(self, model, data):
+        if model == "critic":
+            return critic_worker.call(self.critic, "forward", data)
         width = data.metadata["response_length"]
         rows = log_probs(self.model, data["sequences"], data["attention_mask"], width).tolist()
         return dispatch.WorkerOutput(loss_fn_outputs=[{"logprobs": row} for row in rows])
@@ -63,6 +71,10 @@ class StubDispatch:
         return dispatch.WorkerOutput(loss_fn_outputs=outputs)
 
     def forward_backward_from_staged(self, model, chunks):
+        if model == "critic":
+            self.fitted.append(chunks)
+            found = [critic_worker.call(self.critic, "forward_backward", chunk).metrics for chunk in chunks]
+            return dispatch.WorkerOutput(metrics={key: sum(one[key] for one in found) / len(found) for key in found[0]})
         algorithm = self.cfg.trainer.algorithm
         policy_loss = PolicyLossRegistry.get(algorithm.policy_loss_type)
         total = 0.0
@@ -77,6 +89,8 @@ class StubDispatch:
         return dispatch.WorkerOutput(metrics={"policy_loss": total})
 
     def optim_step(self, model):
+        if model == "critic":
+            return critic_worker.call(self.critic, "optim_step")
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

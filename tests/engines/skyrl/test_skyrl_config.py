@@ -52,25 +52,24 @@ def test_dynamic_sampling_fits_where_it_looks_at_what_is_trained(data):
         check(small.config(data, recipe=small.BROADCAST, layout="stepwise", **sampling))
 
 
-def test_a_critic_is_there_where_it_is_asked(data):
-    critic = {"trainer.critic.model.path": "some"}
-    with pytest.raises(RecipeError, match="needs values of a critic"):
-        check(small.config(data, recipe=GAE))
-    assert check(small.config(data, recipe=GAE, **critic)).method == "gae"
+@pytest.mark.parametrize("method", ["gae", "sae"])
+def test_a_critic_is_there_where_it_is_asked_and_only_there(data, method):
+    critic, recipe = {"trainer.critic.model.path": "some"}, GAE.replace("gae", method)
+    with pytest.raises(RecipeError, match=r"needs a critic: add trainer\.critic\.model\.path=MODEL"):
+        check(small.config(data, recipe=recipe))
+    assert check(small.config(data, recipe=recipe, **critic)).method == method
     with pytest.raises(RecipeError, match="asks no critic"):
         check(small.config(data, recipe=small.BROADCAST, **critic))
 
 
-def test_old_log_probabilities_stay_in_place(data):
-    several = {"trainer.policy_mini_batch_size": 2}
-    cfg = small.config(data, recipe=small.BROADCAST, layout="stepwise", **several)
-    with pytest.warns(UserWarning, match="is set to false"):
-        check(cfg)
-    assert cfg.trainer.recompute_old_logprobs_per_minibatch is False
-    for layout, changes in (("flat", several), ("stepwise", {})):
-        cfg = small.config(data, recipe=small.BROADCAST, layout=layout, **changes)
-        check(cfg)
-        assert cfg.trainer.recompute_old_logprobs_per_minibatch is True
+@pytest.mark.parametrize("method", ["gae", "sae", "reinforce++"])
+def test_methods_over_tokens_need_a_rollout_in_one_row(data, method):
+    critic = {} if method == "reinforce++" else {"trainer.critic.model.path": "some"}
+    recipe = GAE.replace("gae", method)
+    with pytest.raises(RecipeError, match=r"every row is a turn\. Set generator\.merge_stepwise_output=true"):
+        check(small.config(data, recipe=recipe, layout="stepwise", **critic))
+    for layout in ("flat", "merged"):
+        assert check(small.config(data, recipe=recipe, layout=layout, **critic)).method == method
 
 
 def test_versions():

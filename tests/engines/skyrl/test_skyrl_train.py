@@ -31,10 +31,8 @@ def test_it_learns_and_every_layout_gives_the_same_curve(data, recipe):
 
 
 def test_several_mini_batches_and_ranks(data):
-    with pytest.warns(UserWarning, match="recompute_old_logprobs_per_minibatch is set to false"):
-        made = small.trainer(
-            small.config(data, recipe=small.BY_TURN, layout="stepwise", **{"trainer.policy_mini_batch_size": 2}), dp=3
-        )
+    several = {"trainer.policy_mini_batch_size": 2}
+    made = small.trainer(small.config(data, recipe=small.BY_TURN, layout="stepwise", **several), dp=3)
     small.run(made)
     assert len(made.dispatch.trained) == 3 * 25
     assert sum(made.generator.curve[-3:]) / 3 > 0.8

@@ -15,30 +15,6 @@ from spanwise.engines.skyrl.rows import Rows
 OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
 
 
-def ragged(seed, *, prompts=4, samples=3, keep_history=True):
-    """Rollouts of one to six turns with contexts and responses of many lengths; some turns end with the environment's words."""
-    draw = random.Random(seed)
-    output = {key: [] for key in (*small.FIELDS, "trajectory_ids", "is_last_step")}
-
-    def words(least, most):
-        return [draw.randrange(2, len(small.WORDS)) for _ in range(draw.randint(least, most))]
-
-    for prompt in range(prompts):
-        opening = words(2, 6)
-        for sample in range(samples):
-            history, turns = list(opening), draw.randint(1, 6)
-            for turn in range(turns):
-                said, heard = words(1, 7), words(0, 3)
-                output["prompt_token_ids"].append(list(history))
-                output["response_ids"].append(said + heard)
-                output["loss_masks"].append([1] * len(said) + [0] * len(heard))
-                output["rewards"].append(float(draw.randrange(3)) if turn == turns - 1 else 0.0)
-                output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
-                output["is_last_step"].append(turn == turns - 1)
-                history = history + said + heard + words(0, 2) if keep_history else words(2, 9)
-    return {**output, "stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
-
-
 def through(data, recipe, output, *, merged=False, dp=1, **changes):
     """What the trainer hands to the workers for a generator's output: the batch, and the rows in SkyRL's order."""
     prompts = len({trajectory.instance_id for trajectory in output["trajectory_ids"]})
@@ -80,7 +56,7 @@ def covered(adv_nt, mask_nt, credit_n):
 @pytest.mark.parametrize("merged", [False, True], ids=["rows", "merged"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
-    output = ragged(seed)
+    output = small.ragged(seed)
     made, batch, trained = through(data, OUTCOME, output, merged=merged, dp=4)
     real = len(trained["response_ids"])
     assert (real < len(output["response_ids"])) == merged
@@ -96,7 +72,7 @@ def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
 @pytest.mark.parametrize("seed", range(4))
 def test_the_fault_is_seen(data, seed):
     """The masked advantages of the last step copied to every row, as before SkyRL's pull request 1507."""
-    output = ragged(seed)
+    output = small.ragged(seed)
     made, batch, trained = through(data, OUTCOME, output)
     credit = rollout_credit(output)
     credit_n = torch.tensor([credit[rollout] for rollout in rollout_ids(trained)])
@@ -109,7 +85,7 @@ def test_the_fault_is_seen(data, seed):
 
 def test_twelve_rows_have_one_vote(data):
     """Two rollouts, of twelve turns and of one: the mean of the group is that of two numbers."""
-    output = ragged(0, prompts=1, samples=2)
+    output = small.ragged(0, prompts=1, samples=2)
     twelve = {key: [output[key][0]] * 12 for key in small.FIELDS}
     one = {key: [output[key][-1]] for key in small.FIELDS}
     rows = {key: twelve[key] + one[key] for key in small.FIELDS}
@@ -129,7 +105,7 @@ def test_twelve_rows_have_one_vote(data):
 @pytest.mark.parametrize("seed", range(3))
 def test_merging_moves_credit_and_changes_none(data, recipe, seed):
     """SkyRL's merge drops what the generator says beside its fields, and of scalar rewards all but the last."""
-    output = ragged(seed)
+    output = small.ragged(seed)
     draw = random.Random(seed)
     output["right"] = [float(draw.randrange(2)) for _ in output["rewards"]]
     output["anchors"] = [draw.randrange(3) for _ in output["rewards"]]
@@ -148,7 +124,7 @@ def test_merging_moves_credit_and_changes_none(data, recipe, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_edited_histories_stay_rows(data, seed):
-    output = ragged(seed, keep_history=False)
+    output = small.ragged(seed, keep_history=False)
     made, _, trained = through(data, OUTCOME, output, merged=True)
     assert len(trained["response_ids"]) == len(output["response_ids"])
     rows, _, _ = through(data, OUTCOME, output)
@@ -194,9 +170,8 @@ def test_a_temporal_estimator_of_any_name_lands_on_unrelated_tokens():
 
 
 def test_mini_batches_hold_whole_groups(data):
-    output = ragged(1)
-    with pytest.warns(UserWarning, match="is set to false"):
-        made, batch, _ = through(data, OUTCOME, output, dp=3, **{"trainer.policy_mini_batch_size": 2})
+    output = small.ragged(1)
+    made, batch, _ = through(data, OUTCOME, output, dp=3, **{"trainer.policy_mini_batch_size": 2})
     made._execute_training_step("policy", batch)
     assert len(made.dispatch.trained) == 2
     uids = [t.instance_id for t in output["trajectory_ids"]]
@@ -210,15 +185,14 @@ def test_mini_batches_hold_whole_groups(data):
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_old_log_probabilities_of_several_mini_batches(data, ours):
-    """Step-wise rows, two mini-batches, three ranks, a policy that did not move: SkyRL's default compares rows with others'.
+    """Step-wise rows, two mini-batches, three ranks, a policy that did not move: SkyRL compares rows with others'.
 
-    Where the second half fails, SkyRL has mended it, and the setting can go.
+    Where the second half fails, SkyRL has mended it, and `_execute_forward_pass` can go.
     """
-    output = ragged(5)
+    output = small.ragged(5)
     changes = {"trainer.policy_mini_batch_size": 2}
     if ours:
-        with pytest.warns(UserWarning, match="is set to false"):
-            made, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
+        made, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
     else:
         made = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
         trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
@@ -234,7 +208,7 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
 
 def test_what_is_left_out_of_the_loss_votes_and_trains_nothing(data):
     """A last turn that the generator masked (a reply that was cut off) still says how its rollout ended."""
-    output = ragged(3)
+    output = small.ragged(3)
     last = output["is_last_step"].index(True)
     output["loss_masks"][last] = [0] * len(output["loss_masks"][last])
     assert last > 0
@@ -244,37 +218,6 @@ def test_what_is_left_out_of_the_loss_votes_and_trains_nothing(data):
     assert bool((made.last_advantages[last] == 0).all())
     first = made.last_advantages[0][batch["loss_mask"][0] > 0]
     assert bool((first.sign() == (1.0 if credit > 0 else -1.0)).all())
-
-
-GAE = "layout: {turn: []}\nmethod: gae\nper: completion\noptions: {lam: 0.5}\nobjectives: [{reward: environment, pays: turn}]\n"
-
-
-def test_temporal_methods_on_merged_rows_and_not_on_rows(data):
-    from spanwise.errors import RecipeError
-
-    output = ragged(0)
-    critic = {"trainer.critic.model.path": "some", "trainer.critic_mini_batch_size": 4}
-
-    def with_values(merged):
-        layout = "merged" if merged else "stepwise"
-        made = small.trainer(small.config(data, recipe=GAE, layout=layout, prompts=4, samples=3, **critic))
-        made._execute_forward_pass = lambda model, batch, key, mini_batch_boundaries: torch.full(
-            (len(batch["sequences"]), batch.metadata["response_length"]), 0.25
-        )
-        trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
-        batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
-        return made, made.compute_advantages_and_returns(batch), trained
-
-    made, batch, trained = with_values(True)
-    for n, mask in enumerate(trained["loss_masks"]):
-        # delta is 0 but at the end, where it is reward - value; each step back halves it; the environment's words are no steps.
-        size, reward = sum(mask), trained["rewards"][n][-1]
-        expected = [(reward - 0.25) * 0.5 ** (size - 1 - step) for step in range(size)]
-        kept = batch["loss_mask"][n] > 0
-        assert made.last_advantages[n][kept].tolist() == pytest.approx([value / size for value in expected], abs=1e-5)
-        assert batch["returns"][n][kept].tolist() == pytest.approx([value + 0.25 for value in expected], abs=1e-5)
-    with pytest.raises(RecipeError, match="Merge the turns of a rollout into one row"):
-        with_values(False)
 
 
 def test_bad_rewards_are_said_once(data):
@@ -313,7 +256,7 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
     cls = trainer_class(cfg)
     assert issubclass(cls, FullyAsyncRayPPOTrainer)
     made = small.trainer(cfg, cls=cls)
-    output = ragged(4)
+    output = small.ragged(4)
     output["right"] = [float(n % 2) for n in range(len(output["rewards"]))]
     groups = []
     for prompt in map(str, range(4)):

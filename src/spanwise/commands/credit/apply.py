@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
+from spanwise.commands.credit.per_token import token_keys
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
@@ -127,29 +128,30 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
+    stop_n = torch.zeros(len(table), dtype=torch.float64)
     adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
+    compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
     mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
-        for part in _parts(table, rows, whole="split" in arm.scheme.entry.exceptions):
-            batch, spans, places = _padded(table, marked, group_n, part)
+        for part in _parts(table, rows, whole=compares):
+            batch, spans, places = _padded(table, arm, marked, group_n, part)
             here = reading.take(torch.tensor(part))
             local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
             found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
-            block_nk[part] = found.block_nk
+            block_nk[part], stop_n[part] = found.block_nk, found.stop_n
             if found.adv_nm is not None:
                 adv_nm[part] = found.adv_nm
-    nothing_n = torch.zeros(len(table), dtype=torch.float64)
     singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
-    whole = Credit(block_nk, nothing_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
-    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, block_nk), reading)
+    whole = Credit(block_nk, stop_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, adv_nm[:, 0] != 0), reading)
 
 
-def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, block_nk: Tensor) -> dict[str, float]:
+def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
     """The share of groups in which no token of any completion moved."""
     groups = int(group_n.max()) + 1 if len(group_n) else 0
-    moved = torch.zeros(groups).index_add(0, group_n, (block_nk != 0).any(dim=1).float()) > 0
+    moved = torch.zeros(groups).index_add(0, group_n, moved_n.float()) > 0
     there = len(group_n.unique())
     name = " + ".join(arm.scheme.names)
     return {name: (there - int(moved.sum())) / there} if there else {}
@@ -172,7 +174,9 @@ def _parts(table: RolloutTable, rows: Tensor, *, whole: bool) -> Iterator[list[i
         yield part
 
 
-def _padded(table: RolloutTable, marked: Marked, group_n: Tensor, rows: list[int]) -> tuple[Batch, Spans, np.ndarray]:
+def _padded(
+    table: RolloutTable, arm: Arm, marked: Marked, group_n: Tensor, rows: list[int]
+) -> tuple[Batch, Spans, np.ndarray]:
     """Some rows as a batch with what the file holds per token, their spans, and where each place lies in the flat table."""
     offsets = table.tokens.offsets
     lengths = table.tokens.lengths[rows]
@@ -182,13 +186,11 @@ def _padded(table: RolloutTable, marked: Marked, group_n: Tensor, rows: list[int
     def at(values: np.ndarray, nowhere: float | int | bool) -> Tensor:
         return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
-    held = table.token_values
-    batch = Batch(
-        group_n[rows],
-        at(table.tokens.values, 0),
-        at(table.trainable, False),
-        value_nt=at(held["value"], 0.0) if "value" in held else None,
-        logp_nt=at(held["logp"], 0.0) if "logp" in held else None,
-    )
+    known = {
+        need: torch.stack([at(table.token_values[key], 0.0) for key in keys], dim=2)
+        for need, keys in token_keys(arm.scheme).items()
+    }
+    known = {need: values.squeeze(2) if values.shape[2] == 1 else values for need, values in known.items()}
+    batch = Batch(group_n[rows], at(table.tokens.values, 0), at(table.trainable, False), **known)
     block_nt = at(marked.block, -1)
     return batch, Spans(marked.names, marked.start_nk[rows], marked.end_nk[rows], block_nt, marked.fault_n[rows]), places

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
+from spanwise.commands.credit.per_token import PER_TOKEN, check_rows, check_tokens
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.objective import BASELINES, Objective
@@ -21,7 +22,6 @@ from spanwise.score import REWARDS, judge_of
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
 _LONGEST = {"digits": 32, "digits_twice": 32}
-_PER_TOKEN = {"value_nt": "value", "logp_nt": "logp"}
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,6 @@ def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str
     return origin
 
 
-def provides(table: RolloutTable) -> list[str]:
-    """The fields of a `Batch` that a file fills in."""
-    return ["group_n", "ids_nt", "mask_nt", "columns", *(f"{name}_nt" for name in table.token_values)]
-
-
 @dataclass(frozen=True)
 class _Asked:
     """What arms are made of: a recipe, the file's blocks, objective -> recorded reward, objectives in place of a preset's."""
@@ -205,7 +200,8 @@ def _presets(asked: _Asked) -> Iterator[tuple[str, Scheme]]:
 
 def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:
     if isinstance(own, Arm) and name in ("recipe", own.name):
-        _check_rows(own.scheme.entry, table)
+        check_rows(own.scheme.entry, table)
+        check_tokens(own.scheme, table)
         return own
     if isinstance(own, SpanwiseError) and name == "recipe":
         raise own
@@ -215,30 +211,16 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
     chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
-    _check_rows(chosen, table)
-    lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *_PER_TOKEN)]
+    check_rows(chosen, table)
+    lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]
     if lacking:
         raise RecipeError(
             f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds. "
             f"Call spanwise.credit.{chosen.estimator.__name__} from Python."
         )
-    missing = [column for need, column in _PER_TOKEN.items() if need in chosen.needs and column not in table.token_values]
-    if missing:
-        words = {"value": "values of a critic", "logp": "log-probabilities"}
-        there = "no token ids" if not table.has_ids else "none of them"
-        raise RecipeError(
-            f"Method '{chosen.name}' needs {' and '.join(words[m] for m in missing)} of every token, and '{table.path}' holds "
-            f"{there}. Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns values and logprobs."
-        )
-    return Arm(name, _named(name, asked))
-
-
-def _check_rows(chosen: Method, table: RolloutTable) -> None:
-    if chosen.kind == "token" and table.rollout_n is not None:
-        raise RecipeError(
-            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
-            f"rows (branches). Use a method that needs rewards only (grpo, rlcr, bae)."
-        )
+    scheme = _named(name, asked)
+    check_tokens(scheme, table)
+    return Arm(name, scheme)
 
 
 def _named(name: str, asked: _Asked) -> Scheme:

@@ -13,6 +13,7 @@ from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, recorded_rewards, token_rows
+from spanwise.commands.shared.segments import Segments
 from spanwise.report import TokenView, credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows
@@ -29,7 +30,8 @@ def credit_page(folder: Path) -> str:
     credit = recorded_credit(table)
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
     shown = read_rows(file, chosen)
-    rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)))
+    segments = Segments(**summary["segments"]) if summary.get("segments") else None
+    rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)), segments)
     return credit_report(
         source=summary["source"],
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
@@ -38,7 +40,7 @@ def credit_page(folder: Path) -> str:
         rewards=recorded_rewards(table),
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
-        view=TokenView(tuple(credit), rows, summary.get("outcome")),
+        view=TokenView(tuple(credit), rows, summary.get("outcome"), "" if segments is None else segments.words),
         command=credit_command(folder, summary["source"], options),
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from spanwise.commands.credit.apply import Applied
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
+from spanwise.commands.shared.segments import Segments
 from spanwise.rollouts import Completions, Credited, RolloutTable, write_rollouts
 from spanwise.score import judge_of
 from spanwise.types import Scores
@@ -90,12 +91,16 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
         options: of `credit_rollouts`, and `rows`.
 
     Returns:
-        `options` as plain data; `outcome`, the objective that says what is right, if there is one.
+        `options` as plain data; `outcome`, the objective that says what is right, if there is one; `segments`, where a method cuts
+        completions into some.
     """
     given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
+    cut = (Segments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
+    segments = next((found for found in cut if found is not None), None)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
         "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
+        **({"segments": segments.plain} if segments is not None else {}),
     }
 
 

@@ -18,6 +18,7 @@ from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
+from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
@@ -210,9 +211,10 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
         table = _beside(table, files[-1], "rlcr" if methods[0] in ("bae", "bae_paper") else "bae")
-    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"))
+    segments = Segments.of(recipe.get("method"), recipe.get("options"))
+    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"), segments)
     credit = recorded_credit(table)
-    return TokenView(tuple(credit), rows, outcome), credit
+    return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words), credit
 
 
 def _beside(table: pa.Table, file: Path, method: str) -> pa.Table:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from spanwise.commands.shared.segments import Segments
 from spanwise.errors import AlignmentError, DataError, SpanwiseError
 from spanwise.report import TokenRow, with_stop
 from spanwise.rollouts import schema
@@ -46,12 +47,13 @@ def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
     return {name: numbers(table, schema.reward(name)) for name in schema.objectives(table.column_names)}
 
 
-def token_rows(table: pa.Table, pieces: Pieces | None) -> list[TokenRow]:
+def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None = None) -> list[TokenRow]:
     """The completions of a table as the token view takes them.
 
     Args:
         table: columns of `rollouts.schema`.
         pieces: ids of one completion -> text of each token, as `pieces_of` makes it; None shows the ids.
+        segments: what opens one; they are found in every stream of values, where there are log-probabilities too.
 
     Edge cases:
         What was not trained has advantage NaN, not 0. Objectives, blocks and methods are whatever columns there are. The ids of
@@ -80,14 +82,18 @@ def token_rows(table: pa.Table, pieces: Pieces | None) -> list[TokenRow]:
         raise DataError(f"The rollouts have no column '{missing[0]}'; they have {', '.join(names) or 'none'}.")
     edges = offsets(table[source])
     trained = _aligned(table, schema.TRAINABLE, edges).astype(np.bool_)
-    flat_of = {name: _aligned(table, name, edges) for name in schema.PER_TOKEN.values() if name in names}
+    flat_of = {known: _aligned(table, name, edges) for known, name in schema.token_columns(names).items()}
     credited = {one: np.where(trained, _aligned(table, schema.advantages(one), edges), np.nan) for one in methods}
     texts = _texts(table[source], edges, pieces)
     plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
     made = []
     for row, text, (first, last) in zip(plain, texts, pairwise(edges.tolist()), strict=True):
         known = {name: values[first:last] for name, values in flat_of.items()}
-        values, logprobs = (known.get(schema.PER_TOKEN[name]) for name in ("value", "logp"))
+        logp = known.pop("logp", None)
+        values = {name.partition("/")[2]: value for name, value in known.items()}
+        opens = {}
+        if logp is not None and segments is not None:
+            opens = {name: segments.opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in values.items()}
         made.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
@@ -97,10 +103,11 @@ def token_rows(table: pa.Table, pieces: Pieces | None) -> list[TokenRow]:
                 rewards={name: row[schema.reward(name)] for name in schema.objectives(names)},
                 statuses={name: row[schema.status(name)] for name in schema.objectives(names)},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
-                values=None if values is None else values.tolist(),
-                probabilities=None if logprobs is None else np.exp(logprobs).tolist(),
+                values={name: value.tolist() for name, value in values.items()},
+                probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.credit(method, schema.STOP)))},
+                opens=opens,
             )
         )
     return made

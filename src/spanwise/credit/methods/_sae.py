@@ -12,7 +12,7 @@ from torch import Tensor
 from spanwise.credit.checks import check_mask
 from spanwise.credit.recursion import lambda_advantage, policy_lambda
 from spanwise.credit.registry import Preset
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
 from spanwise.registry import register
 
 _ROWS = 64
@@ -53,7 +53,7 @@ def sae(
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
         lam: the weight at a boundary; one number, or one per completion.
         length_adaptive_alpha: take the weight of each completion's length instead of `lam`, as for `gae`.
-        threshold: tokens less probable than this are boundaries; 0: none, above 1: all.
+        threshold: tokens less probable than this are boundaries, at least 0; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
     Returns:
@@ -62,6 +62,10 @@ def sae(
     Edge cases:
         Values and log-probabilities at masked tokens are never read: the next *trainable* token decides. No boundary: the return
         minus V. An unlikely first token changes nothing ("start"). Every token unlikely: GAE.
+
+    Raises:
+        AlignmentError, RewardError, RecipeError: see `gae`; also a log-probability that is NaN at a trainable token, a threshold
+            below 0.
 
     Example:
         >>> reward_nt, value_nt = torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[.4, .5, .3, .6]])
@@ -75,7 +79,10 @@ def sae(
     """
     if logp_nt.shape != reward_nt.shape:
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    if not threshold >= 0:
+        raise RecipeError(f"threshold is {threshold}; it is a probability, and 0 makes no boundary at all.")
     check_mask(mask_nt)
+    _check_logp(logp_nt, mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
     lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     if boundary == "end":
@@ -85,6 +92,18 @@ def sae(
     return lambda_advantage(
         reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=unlikely_nt, bootstrap_n=bootstrap_n
     )
+
+
+def _check_logp(logp_nt: Tensor, mask_nt: Tensor) -> None:
+    """Refuse an unknown log-probability at a trainable token: as a number it would be no boundary, without a word."""
+    if not bool(logp_nt.sum().isnan()):  # one cheap look
+        return
+    bad = torch.nonzero(logp_nt.isnan() & mask_nt)
+    if len(bad):
+        i, t = bad[0].tolist()
+        raise RewardError(
+            f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
+        )
 
 
 def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

@@ -74,8 +74,7 @@ def check(cfg: Any) -> Scheme:
     """The rule of credit that a configuration asks for, if SkyRL can carry it.
 
     Args:
-        cfg: a `SpanwiseTrainConfig`. Where mini-batches of step-wise rows would get each other's old log-probabilities,
-            `recompute_old_logprobs_per_minibatch` is set to False, with a warning.
+        cfg: a `SpanwiseTrainConfig`.
 
     Raises:
         RecipeError: no recipe, a recipe that needs what SkyRL does not have, an option of SkyRL that would change the credit.
@@ -99,7 +98,6 @@ def check(cfg: Any) -> Scheme:
     scheme = scheme_at(algorithm.spanwise.recipe, longest=turns * generator.sampling_params.max_generate_length)
     _check_sampling(cfg, scheme)
     _check_critic(cfg, scheme)
-    _keep_logprobs_in_place(cfg)
     return scheme
 
 
@@ -120,25 +118,22 @@ def _check_sampling(cfg: Any, scheme: Scheme) -> None:
 
 
 def _check_critic(cfg: Any, scheme: Scheme) -> None:
-    critic = cfg.trainer.critic.model.path
-    scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", *(["value_nt"] if critic else [])))
-    if critic and "value_nt" not in scheme.needs:
+    """A critic where values are asked for, and only there; a rollout in one row where a method runs over its tokens."""
+    generator, critic = cfg.generator, cfg.trainer.critic.model.path
+    asked = "value_nt" in scheme.needs
+    if asked and not critic:
+        raise RecipeError(
+            f"Method '{scheme.method}' needs a critic: add trainer.critic.model.path=MODEL, the policy's own for a new value head "
+            f"on a copy of it. Or use a method that compares completions, such as 'bae' or 'grpo'."
+        )
+    if critic and not asked:
         raise RecipeError(
             f"trainer.critic.model.path is set, but method '{scheme.method}' asks no critic, so it would train on nothing. Leave "
-            f"it out, or use method 'gae'."
+            f"it out, or use method 'gae' or 'sae'."
         )
-
-
-def _keep_logprobs_in_place(cfg: Any) -> None:
-    """Rows that fill up a mini-batch of turns are not taken out of its old log-probabilities: those after it move."""
-    trainer = cfg.trainer
-    several = trainer.policy_mini_batch_size < trainer.train_batch_size
-    if cfg.generator.step_wise_trajectories and several and getattr(trainer, "recompute_old_logprobs_per_minibatch", False):
-        trainer.recompute_old_logprobs_per_minibatch = False
-        warnings.warn(
-            "trainer.recompute_old_logprobs_per_minibatch is set to false: with step-wise rows and several mini-batches SkyRL "
-            "would compare rows with the old log-probabilities of other rows, wherever a mini-batch does not divide by the "
-            "number of data-parallel ranks.",
-            UserWarning,
-            stacklevel=3,
+    scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"))
+    if scheme.entry.kind == "token" and generator.step_wise_trajectories and not generator.merge_stepwise_output:
+        raise RecipeError(
+            f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
+            f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'."
         )

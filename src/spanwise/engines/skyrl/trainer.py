@@ -60,6 +60,16 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.last_rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         return trained, uids
 
+    def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
+        """Old log-probabilities and values, each at its own row.
+
+        SkyRL fills up every mini-batch to a multiple of the ranks and never takes those rows out again, so that all rows after
+        the first mini-batch would get what belongs to other rows. Where a mini-batch has to be filled up it is one pass instead.
+        """
+        ranks = self.dispatch.get_lcm_dp_size()
+        fits = mini_batch_boundaries and not any((end - start) % ranks for start, end in mini_batch_boundaries)
+        return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if fits else None)
+
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """The advantages of the recipe in the place of those of an estimator."""

@@ -3,13 +3,11 @@
 (() => {
   "use strict";
   const ROW_TOKENS = 1000, ROW_CHARACTERS = 6000, PROMPT_CHARACTERS = 100000, DETAIL_CHARACTERS = 120; // shown at a time
-  const SLICE = new RegExp(`[^]{1,${ROW_CHARACTERS}}`, "gu"); // never half a character
-  const FAILED = new Set(["unparsable", "timeout", "error"]), EXTRAS = { value: "values", probability: "probabilities" };
-
+  const FAILED = new Set(["unparsable", "timeout", "error"]), SLICE = new RegExp(`[^]{1,${ROW_CHARACTERS}}`, "gu"); // never half a character
   // ---- reading ----
   const read = async (view) => {
-    const packed = atob(JSON.parse(view.querySelector(".token-data").textContent).deflate);
-    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+    const { deflate } = JSON.parse(view.querySelector(".token-data").textContent);
+    const bytes = Uint8Array.from(atob(deflate), (character) => character.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
   };
   const decode = (column, n) => {
@@ -24,7 +22,6 @@
   // Bytes of cut characters come as lone surrogates (U+DC80 to U+DCFF); joined they are characters again.
   const join = (tokens) => tokens.join("").replace(/[\u{dc80}-\u{dcff}]+/gu, (run) =>
     new TextDecoder().decode(Uint8Array.from(run, (half) => half.charCodeAt(0) - 0xdc00)));
-
   // ---- writing ----
   const make = (tag, name, ...children) => {
     const element = Object.assign(document.createElement(tag), { className: name ?? "" });
@@ -70,21 +67,21 @@
     const control = Object.fromEntries([...view.querySelectorAll("select, input")].map((each) => [each.name, each]));
     const panes = find(".token-panes"), details = find(".token-details"), end = find(".token-end");
     const total = data.steps.length, everyone = [...data.steps.keys()];
-    const extras = Object.keys(EXTRAS).filter((extra) => data[EXTRAS[extra]]);
+    const courses = window.spanwiseCourses({ view, data, make, show, plain, count, inspect: (t) => inspect(t) });
+    const extras = Object.fromEntries([...courses.columns, ...(data.probabilities ? [["probability", data.probabilities]] : [])]);
     let listed = everyone, at = 0, shown = null, waiting = [], pinned = null;
     const credit = (side) => data.advantages[control[side].value], name = (side) => data.methods[control[side].value];
-    const kind = () => control.colour.value, column = (side) => data[EXTRAS[kind()]] ?? credit(side);
+    const kind = () => control.colour.value, column = (side) => extras[kind()] ?? credit(side);
     const sides = () => data.methods.length === 1 || kind() !== "credit" ? ["left"] : ["left", "right"];
     const scale = (side, get = column) => (control.scale.value === "own" ? get(side).scale
       : Math.max(...["left", "right"].map((each) => get(each).scale))) || 1;
     const statuses = (n) => decode(data.statuses, n), fault = (n) => decode(data.faults, n)[0];
-    const silent = (n, side) => numbers(credit(side), n).every((x) => !x);
     const texts = [], text = (n) => texts[n] ??= `${decode(data.prompts, n)[0]}\n${join(decode(data.tokens, n))}`.toLowerCase();
     // ---- which completions, in which order ----
     const fits = {
       "": () => true, well: (n) => !fault(n), malformed: (n) => fault(n),
       absent: (n) => statuses(n).includes("absent"), failed: (n) => statuses(n).some((status) => FAILED.has(status)),
-      left: (n) => silent(n, "left"), right: (n) => silent(n, "right"),
+      ...Object.fromEntries(["left", "right"].map((side) => [side, (n) => numbers(credit(side), n).every((x) => !x)])),
     };
     const difference = (n) => { // mean difference of the two colours, over the tokens both train
       const [a, b] = ["left", "right"].map((side) => numbers(credit(side), n).map((x) => x / scale(side, credit)));
@@ -188,15 +185,16 @@
       shown = { n, values, tokens: decode(data.tokens, n), spans: data.spans[n] };
       shown.columns = sides().map((side) => ({ side, full: scale(side), x: values(column(side)) }));
       panes.classList.toggle("alone", shown.columns.length === 1);
-      [drawFacts, drawLegend, inspect].forEach((step) => step());
+      [drawFacts, drawLegend, () => courses.draw(n, shown.tokens.length, values), inspect].forEach((step) => step());
       waiting = cut(shown.tokens, shown.spans);
       while (waiting.length && panes.childElementCount < 6 && panes.querySelectorAll(".token").length < ROW_TOKENS) drawRow();
       find(".token-panes .token")?.setAttribute("tabindex", "0");
-      if (focused) panes.focus({ preventScroll: true });
+      if (focused) moves.leave();
       more.observe(end);
     };
     const inspect = (t = null) => {
       panes.querySelectorAll(".current").forEach((token) => token.classList.remove("current"));
+      courses.point(t);
       details.replaceChildren(...(t === null ? [find(".token-hint").content.cloneNode(true)] : []));
       if (t === null) return;
       panes.querySelectorAll(`[data-token="${t}"]`).forEach((token) => token.classList.add("current"));
@@ -211,7 +209,8 @@
         const last = shown.values(data.advantages[m]).findLastIndex((x) => !Number.isNaN(x)), stop = data.stops[shown.n]?.[m];
         if (t === last && stop) add(`of it stop credit, ${method}`, signed(stop));
       });
-      extras.forEach((extra) => say(extra, data[EXTRAS[extra]], plain));
+      for (const [extra, column] of Object.entries(extras)) say(extra, column, plain);
+      for (const entry of courses.segments(t)) add(...entry);
       add("rewards", rewards(shown.n).map(([reward]) => reward).join(", ") || "none");
       details.append(list);
     };
@@ -280,7 +279,7 @@
     };
     for (const side of ["left", "right"]) control[side].append(...data.methods.map((method, m) => new Option(method, m)));
     control.right.value = Math.min(1, data.methods.length - 1);
-    control.colour.append(...extras.map((extra) => new Option(extra)));
+    control.colour.append(...Object.keys(extras).map((extra) => new Option(extra)));
     if (data.methods.length === 1) control.order.closest("label").hidden = control.status.querySelector("[value=right]").hidden = true;
     control.outcome.closest("label").hidden = data.outcome === null;
     show(find(".token-outcome"), data.objectives[data.outcome] ?? "");

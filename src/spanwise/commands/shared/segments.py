@@ -1,0 +1,71 @@
+"""Where segments open, as `sae` cuts them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from spanwise.credit import METHODS
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What opens a segment of a completion.
+
+    Attributes:
+        threshold: tokens less probable than this are boundaries.
+        boundary: "start": such a token opens a segment; "end": it closes one.
+
+    Example:
+        >>> Segments.of("sae", {"threshold": 0.5}).words
+        'A tick stands where a token of a probability below 0.5 opens a segment.'
+    """
+
+    threshold: float
+    boundary: str
+
+    @staticmethod
+    def of(method: str | None, options: Mapping[str, Any] | None) -> Segments | None:
+        """Those of a method under its options; None where it knows none.
+
+        >>> Segments.of("gae", {}), Segments.of("sae", None)
+        (None, Segments(threshold=0.2, boundary='start'))
+        """
+        known = METHODS[method].options if method is not None and method in METHODS else {}
+        if not {"threshold", "boundary"} <= set(known):
+            return None
+        given = {**known, **(options or {})}
+        return Segments(float(given["threshold"]), str(given["boundary"]))
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """What a boundary is, in a sentence."""
+        does = "opens a segment" if self.boundary == "start" else "has closed a segment"
+        return f"A tick stands where a token of a probability below {self.threshold:g} {does}."
+
+    def opens(self, logp: Float[np.ndarray, " t"], trained: Bool[np.ndarray, " t"]) -> list[int]:
+        """The tokens that open a segment, but for the first trained one, which has none before it.
+
+        Args:
+            logp: log-probability of each token.
+            trained: the tokens that the method runs over; the others are as if they were deleted.
+
+        Example:
+            >>> logp, trained = np.log([0.1, 0.1, 0.9, 0.1]), np.array([True, False, True, True])
+            >>> Segments(0.2, "start").opens(logp, trained), Segments(0.2, "end").opens(logp, trained)
+            ([3], [2])
+        """
+        places = np.flatnonzero(trained)
+        least = math.log(self.threshold) if self.threshold > 0 else -math.inf
+        unlikely = logp[places].astype(np.float32) < np.float32(least)
+        return places[1:][unlikely[1:] if self.boundary == "start" else unlikely[:-1]].tolist()

@@ -1,0 +1,209 @@
+"""The line of values under a completion in a real browser: its numbers, its ticks, what pointing at it says."""
+
+# ruff: noqa: RUF001 the page writes − where it means it
+
+import math
+import re
+
+import pytest
+
+pytest.importorskip("selenium", reason="needs selenium")
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from test_report_tokens_browser import PIXEL, assert_untouched, choose, luminance, page, row, style, text, token
+
+from spanwise.report.tokens import TokenView
+
+WORDS = "A tick stands where a token of a probability below 0.2 opens a segment."
+VALUES = [0.5, 0.25, math.nan, 0.75, 1.0, -1.0]
+FIRST = row(
+    ["So", " two", "tool", " and", " so", " on"],
+    a=[0.5, -0.25, math.nan, 0.125, 0.0, 1.0],
+    values={"": VALUES},
+    probabilities=[0.9, 0.1, math.nan, 0.5, 0.125, 0.75],
+    opens={"": [1, 4]},
+)
+
+
+@pytest.fixture
+def show(browser, monkeypatch):
+    """Open a page of some completions, with what is said of segments."""
+    plain = TokenView
+
+    def shown(*rows, segments=WORDS, **how):
+        monkeypatch.setattr("test_report_tokens_browser.TokenView", lambda *args: plain(*args, segments))
+        browser.show(page(*rows), **how)
+        browser.wait("return document.querySelector('.token-app:not([hidden])')")
+        return browser
+
+    return shown
+
+
+def charts(browser):
+    return browser.driver.find_elements(By.CSS_SELECTOR, ".token-course svg")
+
+
+def path(chart, name):
+    return chart.find_element(By.CSS_SELECTOR, f".token-{name}").get_attribute("d")
+
+
+def strokes(chart):
+    """The line as lists of points (token, height in the frame); a new list after each gap."""
+    found = []
+    for kind, x, y in re.findall(r"([ML])([\d.]+) ([\d.]+)", path(chart, "line")):
+        if kind == "M":
+            found.append([])
+        found[-1].append((float(x) - 0.5, float(y)))
+    return found
+
+
+def read(chart, low, high):
+    """The values that a reader of the picture would find, by the two numbers at its axis: y = .04 is high, .84 is low."""
+    return [[(t, high - (y - 0.04) / 0.8 * (high - low)) for t, y in stroke] for stroke in strokes(chart)]
+
+
+def point_at(browser, chart, t, size):
+    width = chart.rect["width"]
+    ActionChains(browser.driver).move_to_element(chart).move_by_offset(
+        round((t + 0.5) / size * width - width / 2), 0
+    ).perform()
+
+
+def test_the_line_has_the_values_and_a_gap_where_there_is_none(show):
+    browser = show(FIRST)
+    (chart,) = charts(browser)
+    assert text(browser, ".token-axis").split() == ["1", "−1"]
+    (left, right) = read(chart, -1.0, 1.0)
+    assert [t for t, _ in left + right] == [0, 1, 3, 4, 5]
+    assert [value for _, value in left + right] == pytest.approx([0.5, 0.25, 0.75, 1.0, -1.0], abs=1e-3)
+    assert browser.run("return arguments[0].getAttribute('viewBox')", chart) == "0 0 6 1"
+    assert chart.get_attribute("aria-label") == "value before each token: −1 to 1, 3 segments"
+    assert_untouched(browser)
+
+
+def test_a_tick_stands_at_the_left_edge_of_each_token_that_opens_a_segment(show):
+    browser = show(FIRST)
+    assert re.findall(r"M(\d+) ", path(charts(browser)[0], "ticks")) == ["1", "4"]
+    assert text(browser, ".token-courses").split("\n")[-1] == WORDS
+
+
+def test_a_method_without_segments_has_no_ticks_and_no_words_of_them(show):
+    browser = show(row(["a", "b"], values={"": [0.25, 0.5]}), segments="")
+    assert path(charts(browser)[0], "ticks") == ""
+    assert "segment" not in text(browser, ".token-courses")
+    point_at(browser, charts(browser)[0], 1, 2)
+    assert "segment" not in text(browser, ".token-details")
+    assert_untouched(browser)
+
+
+@pytest.mark.parametrize(
+    ("t", "said"),
+    [
+        (0, {"token 1 of 6": "So", "credit, a": "+0.5", "value": "0.5", "probability": "0.9", "segment": "1 of 3"}),
+        (1, {"token 2 of 6": "·two", "credit, a": "−0.25", "value": "0.25", "probability": "0.1", "segment": "2 of 3"}),
+        (2, {"token 3 of 6": "tool", "credit, a": "not trained", "value": "none", "probability": "none"}),
+        (3, {"token 4 of 6": "·and", "value": "0.75", "segment": "2 of 3"}),
+        (5, {"token 6 of 6": "·on", "credit, a": "+1", "value": "−1", "probability": "0.75", "segment": "3 of 3"}),
+    ],
+)
+def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show, t, said):
+    browser = show(FIRST)
+    point_at(browser, charts(browser)[0], t, 6)
+    entries = browser.run(
+        "return [...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
+    )
+    assert dict(entries).items() >= said.items()
+    assert ("segment" in dict(entries)) == ("segment" in said)
+    assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
+    assert "current" in token(browser, t).get_attribute("class").split()
+    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
+    assert "Point at a token" in text(browser, ".token-details")
+    assert path(charts(browser)[0], "cursor") == ""
+    assert_untouched(browser)
+
+
+def test_pointing_at_a_token_marks_its_place_on_every_line(show):
+    browser = show(row(["a", "b", "c"], values={"correct": [0.1, 0.2, 0.3], "brier": [math.nan, -0.1, -0.2]}))
+    ActionChains(browser.driver).move_to_element(token(browser, 1)).perform()
+    assert [path(chart, "cursor") for chart in charts(browser)] == ["M1.5 0V1"] * 2
+    assert "value, correct\n0.2" in text(browser, ".token-details")
+    assert "value, brier\n−0.1" in text(browser, ".token-details")
+    charts(browser)[0].click()
+    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
+    assert "token 2 of 3" in text(browser, ".token-details")  # a click (a tap) stays
+
+
+def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(show):
+    wild, flat = row(["a", "b"], values={"": [0.0, 1.0]}), row(["a", "b"], values={"": [0.5, 0.505]})
+    browser = show(wild, flat)
+    browser.press("j")
+    (stroke,) = strokes(charts(browser)[0])
+    assert abs(stroke[0][1] - stroke[1][1]) == pytest.approx(0.8 * 0.005, abs=2e-4)
+    assert text(browser, ".token-axis").split() == ["1", "0"]
+    same = show(row(["a", "b"], values={"": [0.5, 0.5]}))
+    assert [y for _, y in strokes(charts(same)[0])[0]] == [0.84] * 2
+    assert text(same, ".token-axis") == "0.5"
+    assert_untouched(same)
+
+
+def test_a_completion_without_values_has_no_line(show):
+    browser = show(FIRST, row(["x"], values={"": [math.nan]}, probabilities=[math.nan]), row(["y"]))
+    assert len(charts(browser)) == 1
+    for _ in range(2):
+        browser.press("j")
+        assert charts(browser) == []
+        assert text(browser, ".token-courses") == ""
+    choose(browser, "search", "nowhere")
+    choose(browser, "search", "")
+    browser.press("Home")
+    assert len(charts(browser)) == 1
+    assert_untouched(browser)
+
+
+def test_each_value_has_a_line_and_a_colour(show):
+    bad = "<b onmouseover='window.hacked=1'>x</b>"
+    both = row(["u", "v"], values={"correct": [0.5, 0.25], bad: [-0.5, math.nan]}, opens={"correct": [1], bad: []})
+    browser = show(both)
+    assert [chart.get_attribute("aria-label") for chart in charts(browser)] == [
+        "value, correct before each token: 0.25 to 0.5, 2 segments",
+        f"value, {bad} before each token: −0.5 to −0.5, 1 segment",
+    ]
+    assert f"value, {bad}" in text(browser, ".token-courses")
+    choose(browser, "colour", f"value, {bad}")
+    assert [token(browser, t).get_attribute("class") for t in (0, 1)] == ["token minus", "token none"]
+    assert_untouched(browser)
+
+
+def test_a_long_completion_keeps_its_extremes_and_stays_small(show):
+    size = 200_000
+    values = [0.5 + 0.001 * (t % 7) for t in range(size)]
+    values[123_456], values[77_777] = 1.0, 0.0
+    browser = show(row(["w"] * size, values={"": values}, opens={"": list(range(1, size, 3))}))
+    (chart,) = charts(browser)
+    assert len(path(chart, "line")) < 60_000
+    assert len(path(chart, "ticks")) < 30_000
+    (stroke,) = read(chart, 0.0, 1.0)
+    assert max(stroke, key=lambda one: one[1]) == pytest.approx((123_456, 1.0), abs=1e-3)
+    assert min(stroke, key=lambda one: one[1]) == pytest.approx((77_777, 0.0), abs=1e-3)
+    assert [t for t, _ in stroke] == sorted(t for t, _ in stroke)
+    assert_untouched(browser)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_it_whole_and_nothing_lies_over_it(show, dark):
+    browser = show(FIRST, width=375, height=700, dark=dark)
+    browser.run("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    (chart,) = charts(browser)
+    assert chart.rect["width"] > 250
+    boxes = browser.run(
+        "return ['.token-courses', '.token-details'].map(name => document.querySelector(name).getBoundingClientRect())"
+        ".map(box => [box.top, box.bottom])"
+    )
+    assert 0 <= boxes[0][0] < boxes[0][1] <= boxes[1][0]  # the hint stands below it
+    ground = browser.run(PIXEL, style(browser, browser.driver.find_element(By.TAG_NAME, "body"), "background-color"))
+    for name in ("line", "ticks", "cursor"):
+        ink = luminance(browser.run(PIXEL, style(browser, chart.find_element(By.CSS_SELECTOR, f".token-{name}"), "stroke")))
+        assert (max(luminance(ground), ink) + 0.05) / (min(luminance(ground), ink) + 0.05) >= 3
+    assert_untouched(browser)

@@ -1,0 +1,130 @@
+"""What a report says of a critic: its charts, that no failure of it looks calm, and that nothing is said without one."""
+
+import json
+
+import pytest
+
+from helpers import NAN
+from report_pages import Page, batch, train_page
+from spanwise.measure import critic_alarms, critic_streams
+from spanwise.report.critic import critic_headlines, critic_section
+
+
+def lines(explained, *, stream="", **more):
+    """A line of metrics per explained variance, with errors that are told apart by their size."""
+    rest = {"error_point": 0.375, "error_mean": 0.25, "error_within": 0.125, "value_mean": 0.5, "target_mean": 0.75}
+    return [
+        {
+            "step": step, "critic/share": 0.25, **more, f"critic/{stream}explained_variance": value,
+            **{f"critic/{stream}{name}": number for name, number in rest.items()},
+        }
+        for step, value in enumerate(explained, start=1)
+    ]  # fmt: skip
+
+
+def points(panel):
+    """What the charts of a panel draw: series -> (x, value)."""
+    found = {}
+    for chart in panel.charts:
+        spec = chart.to_dict()
+        for row in (row for rows in spec["datasets"].values() for row in rows):
+            found.setdefault(row["series"], []).append((row["x"], row["value"]))
+    return found
+
+
+def section_html(html):
+    return html.split('<section id="critic">')[1].split("</section>")[0]
+
+
+def test_the_charts_show_the_metrics():
+    section = critic_section(lines([0.25, NAN, 0.5]))
+    explained, error, level = section.panels
+    assert points(explained) == {"critic": [(1, 0.25), (3, 0.5)]}  # NaN is not there, and not 0
+    assert points(error) == {
+        "of a completion's mean": [(1, 0.25), (2, 0.25), (3, 0.25)],
+        "within a completion": [(1, 0.125), (2, 0.125), (3, 0.125)],
+    }
+    assert points(level) == {"expected": [(1, 0.5), (2, 0.5), (3, 0.5)], "earned": [(1, 0.75), (2, 0.75), (3, 0.75)]}
+    assert (explained.legend, error.legend) == ((), ["of a completion's mean", "within a completion"])
+    assert "It took 25.0 % of the time of the rest of a step." in section.text
+    assert [row["step"] for row in explained.rows] == [1, 3]
+
+
+def test_a_wild_start_does_not_flatten_the_rest():
+    panel = critic_section(lines([-40.0, 0.25, 0.5])).panels[0]
+    spec = panel.charts[0].to_dict()
+    assert spec["layer"][0]["encoding"]["y"]["scale"] == {"clamp": True, "domainMin": -1.0, "zero": True}
+    assert panel.rows[0]["critic"] == -40.0  # the numbers are what they are
+    assert "What is below -1 is drawn there." in panel.note
+    calm = critic_section(lines([-0.5, 0.25])).panels[0]
+    assert "domainMin" not in json.dumps(calm.charts[0].to_dict())
+    assert "drawn there" not in calm.note
+
+
+def test_every_stream_has_its_own():
+    both = [a | b for a, b in zip(lines([0.5, 0.5], stream="correct/"), lines([-0.5, -0.5], stream="brier/"), strict=True)]
+    section = critic_section(both)
+    titles = [panel.title for panel in section.panels]
+    assert titles == [
+        "Explained variance", "Error of the critic: correct", "Expected and earned: correct", "Error of the critic: brier",
+        "Expected and earned: brier",
+    ]  # fmt: skip
+    assert points(section.panels[0]) == {"correct": [(1, 0.5), (2, 0.5)], "brier": [(1, -0.5), (2, -0.5)]}
+    assert section.warnings == [
+        "The critic of 'brier' knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
+    ]
+    assert [(line.label, line.wrong) for line in critic_headlines(both)] == [
+        ("explained variance: correct", ""), ("explained variance: brier", "the critic knows nothing"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("explained", "said"),
+    [
+        ([0.9, 0.8, 0.0], "is 0.00 at the end (mean of the last batch)"),  # knows no more than one number for all
+        ([0.9] * 4 + [-1.0] * 4, "is -1.00 at the end (mean of the last 2 batches)"),  # forgot
+        ([-9.0] * 40 + [0.1] * 10, None),  # learned
+        ([0.5] * 90 + [-0.1, 0.05] * 5, "is -0.03 at the end (mean of the last 10 batches)"),
+        ([-100.0] * 3 + [0.01], None),
+        ([0.5, NAN, None], None),  # the last one that has any
+        ([NAN, None], "cannot be judged"),
+        ([], None),
+    ],
+)
+def test_a_critic_that_knows_nothing_is_an_alarm(explained, said):
+    found = critic_alarms(lines(explained))
+    assert (list(found) == [""]) == (said is not None)
+    if said:
+        assert said in found[""]
+
+
+def test_no_report_is_calm_over_a_critic_that_knows_nothing():
+    html = train_page(metrics=[batch(1) | lines([-0.25])[0]])
+    sentence = "The critic knows nothing: its explained variance is -0.25 at the end (mean of the last batch)."
+    assert html.count(sentence) == 2  # at the top of the page and of the section
+    section = section_html(html)
+    assert section.index(sentence) < section.index("GAE and SAE") < section.index("<figure>")
+    assert "the critic knows nothing" in html.split('class="wrong"')[1].split("</div>")[0]
+    assert Page(html).headline("explained variance") == "-0.25"
+
+
+def test_a_critic_that_knows_something_is_no_alarm():
+    html = train_page(metrics=[batch(1) | lines([0.75])[0]])
+    assert "knows nothing" not in section_html(html)
+    assert Page(html).headline("explained variance") == "0.75"
+    assert 'class="wrong"' not in html
+
+
+def test_where_nothing_differs_the_critic_is_not_measured():
+    html = train_page(metrics=[batch(1) | lines([None])[0]])
+    assert "The critic cannot be judged: no batch has an explained variance" in section_html(html)
+    assert Page(html).headline("explained variance") == "not measured"
+
+
+def test_a_run_without_a_critic_has_no_section_of_one():
+    html = train_page()
+    assert 'id="critic"' not in html
+    assert "explained variance" not in html
+    assert critic_streams([batch(1)]) == {}
+    assert critic_alarms([batch(1)]) == {}
+    assert not critic_section([batch(1)]).panels
