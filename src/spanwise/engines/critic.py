@@ -326,7 +326,7 @@ class Critic:
     def _diverged(self, what: str) -> DivergedError:
         self.optimizer.zero_grad()
         return DivergedError(
-            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated. Set critic.learning_rate "
+            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated from them. Set critic.learning_rate "
             f"({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
         )
 
