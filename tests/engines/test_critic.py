@@ -176,9 +176,10 @@ def test_more_mini_batches_than_completions():
     assert all(value.isfinite().all() for value in state(found.model).values())
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("kind", TRUNKS)  # gpt2 counts positions from 0, the others from token to token
+def test_padding_changes_nothing(kind):
     rows, streams = question(completions=8)
-    found, wide = (critic(CriticConfig(learning_rate=1e-3)) for _ in range(2))
+    found, wide = (critic(CriticConfig(learning_rate=1e-3), model=policy(kind)) for _ in range(2))
     pad = torch.full((8, 2), PAD)
     ids = torch.cat([pad, rows.ids_nl, pad], dim=1)
     attention = torch.cat([0 * pad, rows.attention_nl, 0 * pad], dim=1)
