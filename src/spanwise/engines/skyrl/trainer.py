@@ -95,7 +95,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             batch, way = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
-        if self.scheme.value_names:  # a row that the generator left out of the loss is read, for others are compared with it
+        if self.scheme.value_names:  # a row that the generator left out of the loss has a reward, and no token to run over
             batch = replace(batch, mask_nt=mask_nt[:real])
         found = credit(reading, batch, self.scheme)
         adv_nt = advantages(found, reading.spans, self.scheme, dtype=self.advantage_dtype)
