@@ -310,6 +310,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
         told = ("prompts", "completions", "completion_ids")
+        value_nts = batch.value_nt
+        if value_nts is not None and self.scheme.value_names != ("return",):  # of an objective: elsewhere it is of nothing
+            value_nts = value_nts.masked_fill(~streams(reading, batch, self.scheme).mask_snt.permute(1, 2, 0), torch.nan)
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
@@ -325,7 +328,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             scores=reading.scores,
             credit=own,
             advantages_nt=advantages_nt,
-            value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
+            value_nt=None if value_nts is None else pad(value_nts, (0, 0, *spare), value=torch.nan),
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
         )
