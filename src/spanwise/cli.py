@@ -32,7 +32,7 @@ def train(
     recipe: Path | None = None,
     /,
     *,
-    task: Literal["digits", "digits_twice", "confidence", "two_attempts"] | None = None,
+    task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] | None = None,
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,
@@ -56,7 +56,7 @@ def train(
 
     Args:
         recipe: YAML file; options on the command line win over it.
-        task: digits or digits_twice (embedded), confidence or two_attempts (with --model and --dataset).
+        task: digits, digits_twice or digits_long (embedded), confidence or two_attempts (with --model and --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv).
@@ -185,7 +185,9 @@ def fidelity(
     rerolls: int = 32,
     tokens: Flag = False,
     token_prompts: int = 48,
+    critics: str | None = None,
     critic_steps: int = 80,
+    reference: Literal["token", "segment"] | None = None,
     seed: int = 0,
     output: Path = Path("runs/fidelity"),
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
@@ -198,9 +200,12 @@ def fidelity(
         prompts: held-out prompts.
         samples: completions per prompt.
         rerolls: fresh last blocks per distinct prefix.
-        tokens: also compare GAE, SAE and GRPO at every token of the first block, with critics fitted on other prompts.
+        tokens: also compare GAE, SAE and GRPO at the tokens of the first block.
         token_prompts: held-out prompts of --tokens, four completions each.
-        critic_steps: how long the critic of --tokens is fitted; it is looked at on the way.
+        critics: of --tokens, separated by commas: own, the run's, saved with the model; fitted on other prompts; mc, means of
+            further re-rolls; default: all there are.
+        critic_steps: how long the fitted critic is fitted; it is looked at on the way.
+        reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
         seed: of sampling.
         output: folder for fidelity.json and report.html.
         set_: any recipe field, as field=value; may be repeated.
@@ -214,17 +219,25 @@ def fidelity(
     _check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     place, loaded = run_or_model(checkpoint, recipe, _assignments(set_ or []))
-    rows, options = [], {}
+    rows, options, counts = [], {}, {}
+    if (critics or reference) and not tokens:
+        raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
     if tokens:
         from spanwise.commands.fidelity.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
+        from spanwise.measure import Segments
 
         steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
-        found = token_fidelity_folder(place, loaded, prompts=token_prompts, rerolls=rerolls, steps=steps, seed=seed)
-        show_tokens(found, console=Console())
-        rows = token_rows(found)
-        options = {"tokens": True, "token_prompts": token_prompts, "critic_steps": critic_steps}
+        segments = Segments() if reference == "segment" else None
+        found = token_fidelity_folder(
+            place, loaded, segments=segments, critics=critics and critics.split(","), prompts=token_prompts, rerolls=rerolls,
+            steps=steps, seed=seed,
+        )  # fmt: skip
+        show_tokens(found, segments=segments, console=Console())
+        rows, counts = token_rows(found), found.counts
+        asked = {"critics": critics, "critic_steps": critic_steps, "reference": reference}
+        options = {"tokens": True, "token_prompts": token_prompts, **asked}
     sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    show(place, loaded, output=output, tokens=rows, options=options, console=Console(), **sizes)
+    show(place, loaded, output=output, tokens=rows, counts=counts, options=options, console=Console(), **sizes)
 
 
 @app.command

@@ -19,7 +19,7 @@ from spanwise.registry import imported, seen_from_here
 from spanwise.scheme import Scheme
 
 #: The tasks that need no model or dataset by name.
-EMBEDDED = ("digits", "digits_twice")
+EMBEDDED = ("digits", "digits_twice", "digits_long")
 #: What only an embedded task, and what only a model by name can use.
 _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),
@@ -42,9 +42,10 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
-    task: Literal["digits", "digits_twice", "confidence", "two_attempts"] = Field(
+    task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] = Field(
         "digits",
-        description="digits: the embedded task; digits_twice: the same with two attempts; "
+        description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of a "
+        "hundred tokens; "
         "confidence, two_attempts: a model and a dataset by name or folder",
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
@@ -161,8 +162,8 @@ class Recipe(BaseModel):
                 raise ValueError(
                     f"The task is '{self.task}', which has no use for {field} (got {getattr(self, field)!r}); leave it out."
                 )
-        if self.task == "digits_twice" and self.start != "easy":
-            raise ValueError(f"Task 'digits_twice' has one warm start; leave out start (got '{self.start}').")
+        if self.task in EMBEDDED[1:] and self.start != "easy":
+            raise ValueError(f"Task '{self.task}' has one warm start; leave out start (got '{self.start}').")
         batch = self.prompts * self.group_size
         if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(

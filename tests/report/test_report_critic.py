@@ -46,7 +46,7 @@ def test_the_charts_show_the_metrics():
     }
     assert points(level) == {"expected": [(1, 0.5), (2, 0.5), (3, 0.5)], "earned": [(1, 0.75), (2, 0.75), (3, 0.75)]}
     assert (explained.legend, error.legend) == ((), ["of a completion's mean", "within a completion"])
-    assert "It took 25.0 % of the time of the rest of a step." in section.text
+    assert "It took 25.0 % of the time of the rest of a step (median)." in section.text
     assert [row["step"] for row in explained.rows] == [1, 3]
 
 

@@ -17,7 +17,8 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification, AutoTokenizer, get_constant_schedule_with_warmup
+from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer, get_constant_schedule_with_warmup
+from transformers.utils.hub import has_file
 
 from spanwise.credit import Streams, bootstrap_values, value_target
 from spanwise.critic import CriticConfig
@@ -78,7 +79,8 @@ class ValueModel(nn.Module):
         """
         own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         settings = deepcopy(own.config)
-        settings.num_labels, settings.classifier_dropout = _labels(names, config), 0.0
+        settings.num_labels = _labels(names, config)
+        _calm(settings)
         try:
             model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
         except ValueError as error:
@@ -108,10 +110,11 @@ class ValueModel(nn.Module):
         if tokenizer is not None:
             _check_tokenizer(place, about, tokenizer)
         try:
+            settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config))
+            _calm(settings)
             model, found = AutoModelForTokenClassification.from_pretrained(
-                place, num_labels=_labels(names, config), ignore_mismatched_sizes=True, output_loading_info=True,
-                dtype=torch.float32,
-            )  # fmt: skip
+                place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
+            )
         except Exception as error:  # transformers, safetensors and json each raise their own
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
@@ -123,6 +126,7 @@ class ValueModel(nn.Module):
             )
         if found["missing_keys"] or found["mismatched_keys"]:
             _zero_head(model)
+        _check_forwards(place, model)
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
@@ -228,6 +232,8 @@ class Critic:
         with self._awake():
             whole = _Batch(rows, streams, truncated_n, self.config).to(self.accelerator.device)
             said, size = self._fit(whole) if fit else (self._values(whole), {})
+            if not fit:
+                self._check_finite(whole.lost(*said))
         value_nts, end_ns = (x.cpu() for x in said)
         whole = whole.to(torch.device("cpu"))
         shown = {**self._compare(whole, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
@@ -266,13 +272,13 @@ class Critic:
         if self.config.mini_batches == 1:
             return iter([torch.arange(n)])
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-        return iter(torch.randperm(n, generator=generator).tensor_split(self.config.mini_batches))
+        return iter(torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n)))
 
     def _update(self, batch: _Batch, old: tuple[Tensor, Tensor] | None) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
         """One optimizer step; what the model said on the way, and the size of loss and gradient."""
         self.model.train()
         count = self._sum(batch.mask_nts.sum().float()).clamp(min=1)
-        said, total = [], torch.zeros((), device=count.device)
+        said, total, lost = [], torch.zeros((), device=count.device), torch.zeros((), device=count.device)
         for part in torch.arange(len(batch)).split(self.micro_batch):
             here = batch.take(part)
             with self.accelerator.autocast():
@@ -280,6 +286,7 @@ class Critic:
             value_nts, end_ns = _split(self.model.value(logits), here.rows)
             said.append((value_nts.detach(), end_ns.detach()))
             before_nts, after_ns = said[-1] if old is None else (old[0][part], old[1][part])
+            lost += here.lost(before_nts, after_ns)
             target_nts = here.targets(before_nts, after_ns)
             loss = torch.zeros((), device=count.device)
             for s in range(len(self.model.names)):
@@ -289,6 +296,7 @@ class Critic:
                 )
             loss.backward()
             total += loss.detach()
+        self._check_finite(lost)
         norm = self._step()
         return (
             (torch.cat([v for v, _ in said]), torch.cat([e for _, e in said])),
@@ -302,16 +310,25 @@ class Critic:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
         if not norm < float("inf"):  # NaN as well; every process sees the same sum
-            self.optimizer.zero_grad()
-            raise DivergedError(
-                f"The critic has diverged: after {self.updates} updates the norm of its gradient is {norm}. Nothing was updated. "
-                f"Set critic.learning_rate ({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
-            )
+            raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
         self.updates += 1
         return norm
+
+    def _check_finite(self, lost: Tensor) -> None:
+        """Stop all processes before anything is made of values that are not finite in one of them."""
+        count = int(self._sum(lost))
+        if count:
+            raise self._diverged(f"{count} of its values are not finite")
+
+    def _diverged(self, what: str) -> DivergedError:
+        self.optimizer.zero_grad()
+        return DivergedError(
+            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated from them. Set critic.learning_rate "
+            f"({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
+        )
 
     def _sum(self, value: Tensor) -> Tensor:
         """The sum over processes."""
@@ -403,8 +420,15 @@ class _Batch:
             [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)], 1
         )
 
+    def lost(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
+        """How many of the values that are read are not finite."""
+        behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
+        here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts.isfinite()
+        return here_nts.sum().float() + (behind_n[:, None] & ~end_ns.isfinite()).sum()
+
     def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
-        """What each value should have been; 0 where there is no target."""
+        """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
+        value_nts, end_ns = (torch.where(x.isfinite(), x, 0.5) for x in (value_nts, end_ns))
         lam = self.config.gae_lambda_value
         parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts, self.bootstrap(end_ns))
         return torch.stack([value_target(**part, lam=lam) for part in parts], dim=2)
@@ -452,6 +476,26 @@ def _labels(names: Sequence[str], config: CriticConfig) -> int:
     return len(names) * (1 if config.head == "scalar" else config.bins)
 
 
+def _calm(settings: Any) -> None:
+    """No dropout: the values of a batch are read on the way of its fit, and must not be random."""
+    for name, share in vars(settings).items():
+        if isinstance(share, float) and "drop" in name:
+            setattr(settings, name, 0.0)
+    settings.classifier_dropout = 0.0  # .1 where a configuration does not say
+
+
+@torch.no_grad()
+def _check_forwards(place: str, model: Any) -> None:
+    """Refuse a model that looks ahead: its value of a token would depend on that token."""
+    ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
+    state_nlc = model.eval()(input_ids=ids, output_hidden_states=True).hidden_states[-1][:, :2]
+    if (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max():
+        raise DataError(
+            f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
+            "would give away what the policy is about to write. Use a model that reads forwards only."
+        )
+
+
 def _zero_head(model: Any) -> None:
     """Start from the same value everywhere."""
     trunk = {id(p) for p in model.base_model.parameters()}
@@ -494,6 +538,8 @@ def _check_tokenizer(place: str, about: Mapping[str, Any], tokenizer: Any) -> No
     own, theirs = fingerprint(tokenizer), about.get("tokenizer")
     if theirs is None:
         try:
+            if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer
+                return
             other = AutoTokenizer.from_pretrained(place)
         except Exception:  # many ways to have none; the number of ids is compared then
             return

@@ -67,21 +67,21 @@ class CriticError:
     def __add__(self, other: CriticError) -> CriticError:
         """The error over the completions of both."""
         tokens = self.tokens + other.tokens
-        moments = [
+        value, target, error = (
             _joined(self.tokens, other.tokens, mean, square, other_mean, other_square)
             for mean, square, other_mean, other_square in (
                 (self.value_mean, self.value_square, other.value_mean, other.value_square),
                 (self.target_mean, self.target_square, other.target_mean, other.target_square),
                 (self.error_mean, self.error_square, other.error_mean, other.error_square),
             )
-        ]
+        )
         return CriticError(
             self.completions + other.completions,
             tokens,
             self.mean_sum + other.mean_sum,
             self.within_sum + other.within_sum,
-            *(mean for mean, _ in moments),
-            *(square for _, square in moments),
+            *(value[0], target[0], error[0]),
+            *(value[1], target[1], error[1]),
             self.value_inside + other.value_inside,
         )
 
@@ -140,14 +140,14 @@ def critic_error(
     deviation_nt = _centred(error_nt, mask_nt)
     mean_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
     within_n = deviation_nt.square().sum(dim=1) / length_n.clamp(min=1)
-    moments = [_moments(x_nt[mask_nt]) for x_nt in (value_nt, target_nt, error_nt)]
+    value, target, error = (_moments(x_nt[mask_nt]) for x_nt in (value_nt, target_nt, error_nt))
     return CriticError(
         float((length_n > 0).sum()),
         float(length_n.sum()),
         float(mean_n.square().sum()),
         float(within_n.sum()),
-        *(mean for mean, _ in moments),
-        *(square for _, square in moments),
+        *(value[0], target[0], error[0]),
+        *(value[1], target[1], error[1]),
         float(_centred(value_nt, mask_nt).square().sum()),
     )
 

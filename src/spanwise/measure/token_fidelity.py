@@ -47,6 +47,11 @@ class TokenFidelity:
         """How many tokens of a kind were compared."""
         return int(self.count_s[_index("kind of token", TOKEN_KINDS, kind)])
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many completions and prompts there are."""
+        return {"completions": len(self.prompt_n), "prompts": len(self.prompt_n.unique())}
+
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all", level: float = 0.95) -> Interval:
         """One figure of one estimator."""
         return self._bootstrap(self._figure(critic, estimator, figure, kind), level)

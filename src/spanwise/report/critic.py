@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from spanwise.measure import critic_alarms, critic_streams
@@ -93,7 +94,7 @@ def _panel(
 def _text(batches: Lines) -> str:
     """What the critic is for, and what it costs."""
     share = [value for line in batches if (value := figure(line, "critic/share")) is not None]
-    cost = f" It took {percent(sum(share) / len(share))} of the time of the rest of a step." if share else ""
+    cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
     return (
         "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are worth what its "
         f"values are.{cost}"

@@ -117,10 +117,10 @@ def _lead(counts: Mapping[str, int | float]) -> str:
     def number(name: str) -> str:
         return f"{counts[name]:,}" if name in counts else "an unknown number of"
 
-    return (
-        f"{number('completions')} completions of {number('prompts')} prompts; {number('rerolls')} re-rolls of "
-        f"{number('prefixes')} distinct prefixes."
-    )
+    first = f"{number('completions')} completions of {number('prompts')} prompts"
+    if counts and "rerolls" not in counts:  # tokens alone
+        return f"{first}."
+    return f"{first}; {number('rerolls')} re-rolls of {number('prefixes')} distinct prefixes."
 
 
 def _headlines(figures: Table, counts: Mapping[str, int | float]) -> list[Headline]:
@@ -132,10 +132,14 @@ def _headlines(figures: Table, counts: Mapping[str, int | float]) -> list[Headli
         if row["figure"] == "correlation" and row["group_size"] == smallest and row["baseline"] != "none":
             made.append(Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo"))
     share = counts.get("share")
-    return [
-        *made,
-        Headline("completions used", None if share is None else percent(share), "with re-rolls to compare"),
-    ]
+    return (
+        []
+        if counts and share is None
+        else [
+            *made,
+            Headline("completions used", None if share is None else percent(share), "with re-rolls to compare"),
+        ]
+    )
 
 
 def _panel(figures: Table, figure: str, names: Sequence[str]) -> Panel | None:

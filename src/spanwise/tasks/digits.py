@@ -7,10 +7,10 @@ every prompt has the same number of tokens. Steps are taken from left to right, 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,6 +31,9 @@ _RISKY = "*~"
 
 #: The two blocks of a completion.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+
+
+AnyProblems = TypeVar("AnyProblems", bound="Problems")
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Problems:
         """The number of problems."""
         return len(self.start_n)
 
-    def take(self, rows: Int[np.ndarray, " m"]) -> Problems:
+    def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
         """The problems of some rows, in that order."""
-        return Problems(*(column[rows] for column in vars(self).values()))
+        return type(self)(*(column[rows] for column in vars(self).values()))
 
     @property
     def items(self) -> list[list[str]]:
@@ -119,12 +122,19 @@ def draw_problems(size: int, *, rng: np.random.Generator, exclude: Set[str] = fr
         >>> [len(p.replace("_", "")) == 2 * k + 2 for p, k in zip(problems.prompts, problems.length_n.tolist())]
         [True, True, True]
     """
+    return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
+
+
+def draw_until(
+    size: int, draw: Callable[[int], AnyProblems], *, exclude: Set[str] = frozenset(), unique: bool = False
+) -> AnyProblems:
+    """Call `draw(missing)` until `size` problems are allowed; for the arguments and what is refused see `draw_problems`."""
     if size < 1:
         raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-    seen, kept = set(exclude), list[Problems]()
+    seen, kept = set(exclude), list[AnyProblems]()
     missing = size
     while missing:
-        drawn = _draw_any(missing, rng)
+        drawn = draw(missing)
         rows = list[int]()
         for row, prompt in enumerate(drawn.prompts):
             if prompt in seen:
@@ -134,7 +144,8 @@ def draw_problems(size: int, *, rng: np.random.Generator, exclude: Set[str] = fr
                 seen.add(prompt)
         kept.append(drawn.take(np.array(rows, dtype=np.int64)))
         missing -= len(rows)
-    return Problems(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in kept), strict=True)))
+    columns = zip(*(vars(part).values() for part in kept), strict=True)
+    return type(kept[0])(*(np.concatenate(column) for column in columns))
 
 
 def held_out_problems(size: int = HELD_OUT) -> Problems:
@@ -148,12 +159,17 @@ def held_out_problems(size: int = HELD_OUT) -> Problems:
         >>> len(set(problems.prompts)), held_out_problems(2).prompts == problems.prompts[:2]
         (512, True)
     """
+    problems = draw_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True)
+    return first_of(problems, size)
+
+
+def first_of(held_out: AnyProblems, size: int) -> AnyProblems:
+    """The first `size` of the evaluation problems; a DataError if there are not so many."""
     if not 1 <= size <= HELD_OUT:
         raise DataError(
             f"The digit chain holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}."
         )
-    problems = draw_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True)
-    return problems.take(np.arange(size))
+    return held_out.take(np.arange(size))
 
 
 @cache

@@ -12,6 +12,13 @@ import numpy as np
 from spanwise.errors import DataError
 from spanwise.layout import Layout
 from spanwise.tasks.digits import DIGITS_LAYOUT, HELD_OUT, Problems, draw_problems, held_out_problems, held_out_prompts
+from spanwise.tasks.digits_long import (
+    LONG_LAYOUT,
+    LONGEST,
+    draw_long_problems,
+    held_out_long_problems,
+    held_out_long_prompts,
+)
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
 from spanwise.tasks.warm_start import Start, WarmStartSettings, warm_start
 
@@ -19,6 +26,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 else:
     Dataset = Any  # the name must exist for runtime type checkers
+
+
+_LAYOUTS: Mapping[str, Layout] = {"twice": TWICE_LAYOUT, "long": LONG_LAYOUT}
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ def digits_task(
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
     Args:
-        start: how good the warm start is, or "twice" for two attempts; see `warm_start`.
+        start: how good the warm start is, "twice" for two attempts, "long" for the long chain; see `warm_start`.
         seed: of the training prompts.
         start_seed: of the warm start; runs that differ only in `seed` share it.
         train_size: how many training prompts.
@@ -74,17 +84,21 @@ def digits_task(
         raise DataError("The start 'agent' is asked step by step and answers no whole prompts; see spanwise.tasks.agent.")
     if train_size < 1:
         raise DataError(f"The digit chain needs at least 1 training prompt; train_size is {train_size}.")
-    evaluation = held_out_problems(eval_size)
     rng = np.random.default_rng([seed, 1])
-    train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
+    if start == "long":
+        evaluation = held_out_long_problems(eval_size)
+        train = draw_long_problems(train_size, rng=rng, exclude=held_out_long_prompts())
+    else:
+        evaluation = held_out_problems(eval_size)
+        train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
     model = warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
     return Task(
         name=f"digits-{start}",
         model=str(model),
         train=_dataset(train),
         evaluation=_dataset(evaluation),
-        layout=TWICE_LAYOUT if start == "twice" else DIGITS_LAYOUT,
-        max_completion_length=32,
+        layout=_LAYOUTS.get(start, DIGITS_LAYOUT),
+        max_completion_length=LONGEST if start == "long" else 32,
     )
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer of some sixty ids and a transformer of 0.4 million parameters, both real `transformers` classes."""
+"""A tokenizer of some sixty ids and a transformer of 0.4 or 0.6 million parameters, both real `transformers` classes."""
 
 from __future__ import annotations
 
@@ -49,15 +49,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """A Llama of two layers, width 128 and four heads with random weights; the global random state stays as it was.
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 2, positions: int = 64) -> PreTrainedModel:
+    """A Llama of width 128 and four heads with random weights; the global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
+
+    Args:
+        tokenizer: of the embedded tasks.
+        seed: of the weights.
+        layers: two are enough for short chains.
+        positions: room for prompt and completion.
 
     Example:
         >>> model = build_model(build_tokenizer(), 0)
         >>> type(model).__name__, model.num_parameters()
         ('LlamaForCausalLM', 403712)
+        >>> build_model(build_tokenizer(), 0, layers=3, positions=256).num_parameters()
+        601600
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -66,10 +74,10 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedMode
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         pad_token_id=ids[PAD],
         eos_token_id=ids[END],

@@ -23,6 +23,16 @@ from torch import Tensor
 from spanwise.errors import DataError
 from spanwise.tasks.agent import AGENT_NOISE, AgentNoise, AgentPart, draw_chains, held_out_chains, noisy_talk
 from spanwise.tasks.digits import NOISE, Difficulty, TraceNoise, draw_problems, held_out_prompts, noisy_traces
+from spanwise.tasks.digits_long import (
+    LONG_NOISE,
+    LONG_POSITIONS,
+    LongNoise,
+    LongPart,
+    draw_long_problems,
+    held_out_long_prompts,
+    long_traces,
+    tables,
+)
 from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, TwicePart, twice_traces
 from spanwise.tasks.tiny import END, PAD, build_model, build_tokenizer
 
@@ -33,15 +43,24 @@ else:
 
 Progress = Callable[[int, int, float], None]
 #: The warm starts, and the stretches of training each is made of; every stretch is cached.
-Start = Difficulty | Literal["twice", "agent"]
-Part = Difficulty | TwicePart | AgentPart
+Start = Difficulty | Literal["twice", "agent", "long"]
+Part = Difficulty | TwicePart | AgentPart | LongPart
 _PARTS: dict[str, tuple[Part, ...]] = {
     "easy": ("easy",),
     "hard": ("easy", "hard"),
     "twice": ("twice_early", "twice"),
     "agent": ("agent_early", "agent"),
+    "long": ("long_tables", "long_early", "long"),
 }
-_ALL_NOISE: dict[Part, TraceNoise | TwiceNoise | AgentNoise] = {**NOISE, **TWICE_NOISE, **AGENT_NOISE}
+# New parts go to the end: a part's place seeds its traces.
+_ALL_NOISE: dict[Part, TraceNoise | TwiceNoise | AgentNoise | LongNoise] = {
+    **NOISE,
+    **TWICE_NOISE,
+    **AGENT_NOISE,
+    **LONG_NOISE,
+}
+#: Where the model is another one than that of the short chains.
+_SHAPE: dict[str, dict[str, int]] = {"long": {"layers": 3, "positions": LONG_POSITIONS}}
 _RECORD = "warm_start.json"
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +96,9 @@ class WarmStartSettings:
         version: raised when traces, tokenizer or model change, so that older caches are not taken for new ones.
         agent_early: conversations about a chain, from random weights, without a slip.
         agent: from the end of `agent_early`; replies slip often.
+        long_tables: arithmetic alone, from random weights; a model that meets it first within long traces learns it much later.
+        long_early: long traces, from the end of `long_tables`; most slips are put right.
+        long: from the end of `long_early`; slips are frequent, and most of them stay.
     """
 
     easy: Phase = Phase(steps=400, learning_rate=3e-3, matrix_learning_rate=0.03)
@@ -90,6 +112,9 @@ class WarmStartSettings:
     version: int = 1
     agent_early: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
     agent: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
+    long_tables: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
+    long_early: Phase = Phase(steps=250, learning_rate=2e-3, matrix_learning_rate=0.02)
+    long: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
 
 
 def shortened(steps: int) -> WarmStartSettings:
@@ -121,7 +146,8 @@ def warm_start(
     Args:
         start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
             two attempts, each of which solves about 18 %, see `digits_twice`; "agent" is asked step by step, see `agent`: about
-            68 % of its turns are right and 14 % of its episodes solved.
+            68 % of its turns are right and 14 % of its episodes solved; "long" writes a hundred tokens, see `digits_long`: about
+            a third of the held-out prompts.
         seed: of the weights and the traces.
         cache_folder: where to keep it; None: see `default_cache_folder`.
         progress: called as `progress(step, total, loss)` after every step that is really made.
@@ -142,7 +168,7 @@ def warm_start(
         return folders[-1]
     total = sum(_phase(part, settings).steps for part in path[done:])
     tokenizer = build_tokenizer()
-    model = _load(folders[done - 1]) if done else build_model(tokenizer, seed)
+    model = _load(folders[done - 1]) if done else build_model(tokenizer, seed, **_SHAPE.get(start, {}))
     made = 0
     for part, folder in zip(path[done:], folders[done:], strict=True):
         for loss in _train(model, tokenizer, part, seed, settings):
@@ -162,6 +188,8 @@ def trace_batch(
     """
     if part == "agent_early" or part == "agent":
         return _talk_batch(tokenizer, size, AGENT_NOISE[part], rng)
+    if part == "long_tables" or part == "long_early" or part == "long":
+        return _long_batch(tokenizer, size, part, rng)
     problems = draw_problems(size, rng=rng, exclude=held_out_prompts())
     if part == "twice_early" or part == "twice":
         traces = twice_traces(problems, TWICE_NOISE[part], rng=rng)
@@ -170,6 +198,20 @@ def trace_batch(
     texts = [f"{prompt}{trace}{END}" for prompt, trace in zip(problems.prompts, traces, strict=True)]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     return ids_nt, len(tokenizer(problems.prompts[0])["input_ids"])
+
+
+def _long_batch(
+    tokenizer: PreTrainedTokenizerFast, size: int, part: LongPart, rng: np.random.Generator
+) -> tuple[Int[Tensor, "n t"], int]:
+    """Exercises, or half as many long traces as there are short ones in a step."""
+    if part == "long_tables":
+        pairs = tables(4 * size, rng=rng)
+    else:
+        problems = draw_long_problems(size // 2 or 1, rng=rng, exclude=held_out_long_prompts())
+        pairs = list(zip(problems.prompts, long_traces(problems, LONG_NOISE[part], rng=rng), strict=True))
+    texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
+    ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+    return ids_nt, len(tokenizer(pairs[0][0])["input_ids"])
 
 
 def _talk_batch(
@@ -205,6 +247,9 @@ def _train(
             imitated_nt = ids_nt[:, prompt_length:]
             if part in AGENT_NOISE:  # not what the environment says
                 imitated_nt = imitated_nt.masked_fill(torch.isin(imitated_nt, shown), tokenizer.get_vocab()[PAD])
+            if part == "long_tables":  # nothing but what a step leads to
+                asked_nt = ids_nt[:, prompt_length - 1 : -1] == tokenizer.get_vocab()["="]
+                imitated_nt = imitated_nt.masked_fill(~asked_nt, tokenizer.get_vocab()[PAD])
             loss = torch.nn.functional.cross_entropy(
                 logits_ntv[:, :-1].flatten(0, 1),
                 imitated_nt.flatten(),

@@ -1,21 +1,30 @@
 """Monte Carlo values and critics against a policy whose values are enumerated, and `spanwise fidelity` per token."""
 
 import io
+import json
 import math
 import re
 from functools import cache
 
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from spanwise.commands.fidelity.token_fidelity import show_tokens, token_fidelity_folder
-from spanwise.commands.fidelity.token_rollouts import Roller, collect_tokens, fitted_critics
-from spanwise.errors import DataError
+from spanwise.cli import fidelity
+from spanwise.commands.fidelity.token_critics import fitted_critics, values
+from spanwise.commands.fidelity.token_fidelity import rolled_tokens, show_tokens, token_fidelity_folder
+from spanwise.commands.fidelity.token_rollouts import Roller, collect_tokens, picked
+from spanwise.commands.shared.task import run_or_model
+from spanwise.commands.train.train import train
+from spanwise.critic import CriticConfig
+from spanwise.engines.critic import ValueModel
+from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.measure.token_fidelity import token_fidelity
+from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.recipe import load
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
 
@@ -119,6 +128,54 @@ def test_monte_carlo_values_are_the_enumerated_ones(tabular, collected):
         assert float(blocks.reward_n[n]) == float(f"<answer>{answer}</answer>" in text)
 
 
+def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular):
+    # Tokens below .35 are boundaries; of the other decisions, and of the tokens that are none, one of each completion is picked.
+    blocks, trajectories, again_ntm = collect_tokens(
+        roller(tabular), ROWS, samples=6, rerolls=50, sets=1, most=1, threshold=0.35, seed=1
+    )
+    assert again_ntm.shape == (*blocks.mask_nt.shape, 0)
+    known = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
+    places = list(prefixes(tabular, blocks))
+    expected, kinds = set(), {}
+    for n, t, answer, tokens in places:
+        own = TABLE[tokens[-1] if tokens else "="][tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))]
+        weight = float(trajectories.weight_nt[n, t])
+        kinds.setdefault((n, "cut" if own < 0.35 else "choice" if own < 0.97 else "sure"), []).append(weight)
+        after = [u for m, u, _, _ in places if m == n and u > t][:1]
+        expected |= {(n, u) for u in [t, *after] if weight > 0} | ({(n, t)} if not tokens else set())
+        if (n, t) in known:
+            v = worth(answer, tokens)
+            assert float(trajectories.value_nt[n, t]) == pytest.approx(v, abs=4.5 * math.sqrt(v * (1 - v) / 50) + 1e-9)
+    assert known == expected
+    assert len(known) < len(places)
+    for (_, kind), weights in kinds.items():
+        assert sum(weights) == pytest.approx(len(weights))
+        assert sum(weight > 0 for weight in weights) == (len(weights) if kind == "cut" else 1)
+    # Every segment has both of its values, for either convention.
+    for side in ("start", "end"):
+        target_nt, _ = monte_carlo_advantage(trajectories, Segments(0.35, side))
+        assert torch.equal(target_nt.isfinite(), blocks.mask_nt & ~blocks.reward_n.isnan()[:, None])
+
+
+def test_picked_tokens_stand_for_all_of_their_kind():
+    g = torch.Generator().manual_seed(0)
+    p_nt, mask_nt = torch.rand(40, 60, generator=g).sqrt(), torch.rand(40, 60, generator=g) < 0.8
+    p_nt[:, ::3] = 0.99
+    weight_nt = picked(p_nt.log(), mask_nt, most=5, seed=3)
+    for kind_nt in (p_nt < 0.2, (p_nt >= 0.2) & (p_nt < 0.97), p_nt >= 0.97):
+        here_nt = kind_nt & mask_nt
+        assert torch.allclose(torch.where(here_nt, weight_nt, 0.0).sum(dim=1), here_nt.sum(dim=1).double())
+        there_n = ((weight_nt > 0) & here_nt).sum(dim=1)
+        assert torch.equal(
+            there_n, here_nt.sum(dim=1) if bool((p_nt[kind_nt] < 0.2).all()) else here_nt.sum(dim=1).clamp(max=5)
+        )
+    assert not bool(weight_nt[~mask_nt].any())
+    poisoned = torch.where(mask_nt, p_nt.log(), torch.nan)
+    assert torch.equal(picked(poisoned, mask_nt, most=5, seed=3), weight_nt)
+    assert torch.equal(picked(p_nt.log(), mask_nt, most=60), mask_nt.double())
+    assert not torch.equal(picked(p_nt.log(), mask_nt, most=5, seed=4), weight_nt)
+
+
 def test_the_exact_values_explain_the_advantages(tabular, collected):
     blocks, trajectories, _ = collected
     exact_nt = torch.zeros(blocks.mask_nt.shape, dtype=torch.float64)
@@ -166,8 +223,7 @@ def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular):
     blocks = one.blocks(rows, samples=20, seed=5)
     looks = {}
     for step, critic in fitted_critics(one, rows, steps=(1, 40), batch=64, learning_rate=0.03, seed=6):
-        with torch.no_grad():
-            looks[step] = critic(blocks)
+        looks[step] = values(critic, blocks)
     assert list(looks) == [1, 40]
     error = {1: [], 40: []}
     for n, t, answer, tokens in prefixes(tabular, blocks):
@@ -205,6 +261,73 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
         assert words in text
     with pytest.raises(DataError, match="from 2 re-rolls on; 1 were asked for"):
         token_fidelity_folder(tmp_path / "model", recipe, rerolls=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    fields = {
+        "layout": {"solution": ["reasoning", "answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}],
+        "start_steps": 1, "eval_prompts": 8,
+    }  # fmt: skip
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(yaml.safe_dump(fields))
+    for part in tabular:
+        part.save_pretrained(run / "model")
+    sizes = {"tokens": True, "token_prompts": 6, "rerolls": 6, "output": tmp_path / "out"}
+    with pytest.raises(DataError, match="There is no critic with the model in"):
+        fidelity(run, critics="own", **sizes)
+    critic = ValueModel.of_policy(tabular[0], ("correct",), CriticConfig())
+    torch.nn.init.normal_(critic.model.score.weight)
+    critic.save(run / "critic", tabular[1])
+    for reference, words in (("token", "over each token"), ("segment", "it favours the SAE of these segments")):
+        fidelity(run, critics="own", reference=reference, **sizes)
+        said = " ".join(capsys.readouterr().out.split())
+        assert words in said
+        assert "The last block states no confidence" in said
+        written = json.loads((tmp_path / "out" / "fidelity.json").read_text())
+        assert written["counts"] == {"completions": 24, "prompts": 6}
+        assert {row["critic"] for row in written["tokens"]} == {"own"}
+        again = ("--tokens", "--token-prompts 6", "--critics own", f"--reference {reference}", "--rerolls 6")
+        page = (tmp_path / "out" / "report.html").read_text()
+        assert all(word in page for word in (*again, "24 completions of 6 prompts.", "SAE end 0.9, 0.95"))
+    with pytest.raises(RecipeError, match="There is no kind of critic 'mine'"):
+        fidelity(run, critics="own,mine", **sizes)
+    with pytest.raises(RecipeError, match="add --tokens"):
+        fidelity(run, critics="own", output=tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_a_real_run(tabular, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    for part in tabular:
+        part.save_pretrained(tmp_path / "start")
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in (1, 2, 3, 4, 5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = load(
+        None,
+        {
+            "task": "confidence", "model": str(tmp_path / "start"), "dataset": str(tmp_path / "rows.jsonl"),
+            "prompt_column": "prompt", "instruction": None, "layout": {"solution": ["reasoning", "answer"]},
+            "method": "sae", "objectives": [{"reward": "correct", "pays": ["solution"]}], "critic": {"learning_rate": 0.1},
+            "steps": 2, "prompts": 2, "group_size": 4, "save_every": 1, "max_completion_length": 32, "eval_samples": 1,
+            "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(tmp_path / "run"),
+        },
+    )  # fmt: skip
+    train(recipe)
+    found = {}
+    for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
+        folder, own = run_or_model(tmp_path / "run" / place, None, {})
+        trajectories, critics = rolled_tokens(folder, own, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
+        assert list(critics) == ["own"]
+        found[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
+    # The last checkpoint is the end of the run, policy and critic; the one before it is not.
+    for position in (0, 1):
+        first, second, end = (one[position] for one in found.values())
+        assert torch.equal(second, end)
+        assert first.shape != end.shape or not torch.equal(first, end)
+    assert found[""][2].count() > 8
 
 
 def test_a_model_without_a_first_block(tabular):

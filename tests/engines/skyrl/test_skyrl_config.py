@@ -8,7 +8,7 @@ import skyrl_small as small
 from skyrl.train.entrypoints import main_base
 
 from spanwise.engines.skyrl import main
-from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, check_version
+from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, check_version, critic_of
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.errors import RecipeError
 
@@ -70,6 +70,40 @@ def test_methods_over_tokens_need_a_rollout_in_one_row(data, method):
         check(small.config(data, recipe=recipe, layout="stepwise", **critic))
     for layout in ("flat", "merged"):
         assert check(small.config(data, recipe=recipe, layout=layout, **critic)).method == method
+
+
+BLOCKS = (
+    "layout: {solution: [answer], confidence: [confidence]}\nmethod: gae\nobjectives:\n"
+    "  - {reward: correct, pays: [solution]}\n  - {reward: brier, pays: [confidence], if_missing: -1.0}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (BLOCKS, r"\(correct, brier\), and SkyRL's critic gives one per token; write values: shared"),
+        (GAE + "critic: {head: hl_gauss}", "says one number; leave it out"),
+        (GAE + "critic: {truncated: bootstrap}", "apply_overlong_filtering=true"),
+        (GAE + "critic: {truncated: mask}", "apply_overlong_filtering=true"),
+        (GAE + "critic: {gae_lambda_valu: 1.0}", "gae_lambda_value"),
+        (GAE + "options: {lam: 0.9, length_adaptive_alpha: 0.1}", "lam"),
+    ],
+)
+def test_what_skyrls_critic_cannot_do(data, recipe, sentence):
+    critic = {"trainer.critic.model.path": "some"}
+    with pytest.raises(RecipeError, match=sentence):
+        check(small.config(data, recipe=recipe, **critic))
+    assert check(small.config(data, recipe=BLOCKS + "values: shared", **critic)).value_names == ("return",)
+
+
+def test_what_nothing_reads_is_said(data):
+    recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
+    cfg = small.config(data, recipe=recipe, **{"trainer.critic.model.path": "some"})
+    with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, which SkyRL's own configuration decides"):
+        check(cfg)
+    assert critic_of(cfg).gae_lambda_value == 0.9
+    with pytest.raises(RecipeError, match="has a critic section, but method 'rloo' asks no critic"):
+        check(small.config(data, recipe=small.BROADCAST + "critic: {gae_lambda_value: 0.9}"))
 
 
 def test_versions():

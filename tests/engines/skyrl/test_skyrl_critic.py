@@ -1,5 +1,8 @@
 """SkyRL's own critic under a recipe: its values on their tokens, its targets, and whole runs."""
 
+import json
+import math
+
 import pytest
 import skyrl_small as small
 import torch
@@ -7,7 +10,10 @@ from critic_worker import call
 from skyrl.train.generators.utils import merge_stepwise_output
 from skyrl.train.trainer import RayPPOTrainer
 
-ONE = "layout: {turn: []}\nmethod: gae\noptions: {lam: 0.5}\nobjectives: [{reward: environment, pays: turn}]\n"
+from spanwise.errors import RewardError
+
+HEAD = "layout: {turn: []}\nobjectives: [{reward: environment, pays: turn}]\n"
+ONE = f"{HEAD}method: gae\noptions: {{lam: 0.5}}\n"
 
 
 def config(data, recipe=ONE, *, layout="merged", prompts=4, samples=3, **changes):
@@ -64,3 +70,167 @@ def test_skyrl_itself_gives_rows_the_values_of_others(data, layout):
     off_n = ((batch["values"] - whole).abs() * batch["loss_mask"]).amax(dim=1)
     assert bool((off_n[:6] < 1e-5).all())
     assert bool((off_n[6:] > 1e-3).any())
+
+
+def told(method, **changes):
+    """A recipe of one reward at the end."""
+    critic = changes.pop("critic", {})
+    return f"{HEAD}method: {method}\noptions: {json.dumps(changes)}\ncritic: {json.dumps(critic)}\n"
+
+
+def backwards(reward, values, lams, gamma):
+    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k+1] A[k+1], over a list of tokens."""
+    found, ahead = [], 0.0
+    for k in reversed(range(len(values))):
+        last = k == len(values) - 1
+        surprise = (reward if last else gamma * values[k + 1]) - values[k]
+        ahead = surprise + (0.0 if last else gamma * lams[k + 1] * ahead)
+        found.insert(0, ahead)
+    return found
+
+
+LAMBDAS = {
+    "gae": ({"lam": 0.5}, lambda size, logp: [0.5] * size),
+    "gae, adaptive": ({"length_adaptive_alpha": 0.4}, lambda size, logp: [max(0.0, 1 - 1 / (0.4 * size))] * size),
+    "gae, discounted": ({"lam": 0.9, "gamma": 0.8}, lambda size, logp: [0.9] * size),
+    "gae, decoupled": ({"gae_lambda_policy": 0.3, "critic": {"gae_lambda_value": 0.7}}, lambda size, logp: [0.3] * size),
+    "sae": ({"lam": 0.5, "threshold": 0.07}, lambda size, logp: [0.5 if p < math.log(0.07) else 1.0 for p in logp]),
+    "sae, closing": (
+        {"lam": 0.5, "threshold": 0.07, "boundary": "end"},
+        lambda size, logp: [1.0, *(0.5 if p < math.log(0.07) else 1.0 for p in logp[:-1])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAMBDAS)
+@pytest.mark.parametrize("layout", ["flat", "merged"])
+def test_advantages_and_returns_are_those_of_loops(data, layout, name):
+    """Over the tokens that the model sampled alone; what the environment says in between is no step and its value is not read."""
+    options, lams = LAMBDAS[name]
+    made = small.trainer(config(data, told(name[:3], **options), layout=layout), dp=2)
+    batch, trained = up_to_values(made, *generated(layout))
+    before, gamma = batch["values"].clone(), options.get("gamma", 1.0)
+    critic_lam = options.get("critic", {}).get("gae_lambda_value", 1.0)
+    made.compute_advantages_and_returns(batch)
+    cut = 0
+    for n, mask in enumerate(trained["loss_masks"]):
+        kept = torch.tensor(mask) > 0
+        values, logp = ([*batch_nt[n, -len(mask) :][kept].tolist()] for batch_nt in (before, batch["action_log_probs"]))
+        reward, size = trained["rewards"][n][-1] if layout == "merged" else sum(trained["rewards"][n]), len(values)
+        cut += size < len(mask)
+        adv = backwards(reward, values, lams(size, logp), gamma)
+        target = [v + a for v, a in zip(values, backwards(reward, values, [critic_lam] * size, gamma), strict=True)]
+        assert made.last_advantages[n, -len(mask) :][kept].tolist() == pytest.approx([a / size for a in adv], abs=1e-5)
+        assert batch["returns"][n, -len(mask) :][kept].tolist() == pytest.approx(target, abs=1e-5)
+    assert cut > 6
+    trained_nt = batch["loss_mask"] > 0
+    for field in ("advantages", "returns", "values"):
+        assert bool((batch[field][~trained_nt] == 0).all())
+    assert torch.equal(batch["values"][trained_nt], before[trained_nt])
+
+
+def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
+    """SkyRL's recursion takes every token for a step and its result is whitened; there both agree, returns included."""
+    output, uids = generated("flat")
+    output["loss_masks"] = [[1] * len(mask) for mask in output["loss_masks"]]
+    changes = {
+        "trainer.algorithm.advantage_estimator": "gae",
+        "trainer.algorithm.gamma": 0.9,
+        "trainer.algorithm.lambd": 0.7,
+    }
+    theirs, _ = up_to_values(small.trainer(config(data, None, layout="flat", **changes)), output, uids)
+    whole = small.trainer(config(data, None, layout="flat", **changes)).compute_advantages_and_returns(theirs)
+    recipe = told("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
+    made = small.trainer(config(data, recipe, layout="flat"))
+    ours, _ = up_to_values(made, output, uids)
+    made.compute_advantages_and_returns(ours)
+    mask_nt = whole["response_mask"] > 0
+    found_nt = made.last_advantages * mask_nt.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(found_nt[mask_nt], whole["advantages"][mask_nt], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours["returns"][mask_nt], whole["returns"][mask_nt], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("poison", [1e9, float("nan")])
+@pytest.mark.parametrize("layout", ["flat", "merged"])
+@pytest.mark.parametrize("method", ["gae", "sae"])
+def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, poison):
+    """Neither advantages nor returns nor the critic after a step: a row left out of the loss, padding, the environment's words."""
+    output, uids = generated(layout)
+    n = next(n for n, mask in enumerate(output["loss_masks"]) if len(mask) > 3)
+    output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
+    found = []
+    for value in (None, poison):
+        made = small.trainer(
+            config(data, told(method, lam=0.5, whiten=True) if method == "gae" else told(method), layout=layout)
+        )
+        batch, _ = up_to_values(made, output, uids)
+        for field in ("values", "action_log_probs"):
+            if value is not None:
+                batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
+        made.compute_advantages_and_returns(batch)
+        made._execute_training_step("critic", batch)
+        weights = [p.detach().clone() for p in made.dispatch.critic.model.parameters()]
+        found.append([batch["advantages"], batch["returns"], *weights])
+    assert all(torch.equal(clean, poisoned) for clean, poisoned in zip(*found, strict=True))
+    assert not torch.equal(found[0][-1], small.trainer(config(data)).dispatch.critic.model.value_head.weight)
+
+
+def test_a_value_that_is_not_finite_stops_before_anything_is_trained(data):
+    made = small.trainer(config(data))
+    batch, _ = up_to_values(made, *generated("merged"))
+    row, token = (int(x) for x in torch.nonzero(batch["loss_mask"])[5])
+    batch["values"][row, token] = float("nan")
+    with pytest.raises(RewardError, match=f"The value of completion {row} is nan at trainable token {token}"):
+        made.compute_advantages_and_returns(batch)
+
+
+def test_a_rollout_without_its_reward_moves_neither(data):
+    """A check that failed: no advantage, and the critic's own value as its target."""
+    output, uids = generated("merged")
+    output["paid"] = [None if t.instance_id == "1" else 1.0 for t in output["trajectory_ids"]]
+    recipe = told("gae").replace("pays: turn", "pays: turn, options: {column: paid}")
+    made = small.trainer(config(data, recipe))
+    batch, trained = up_to_values(made, output, uids)
+    made.compute_advantages_and_returns(batch)
+    silent_n = torch.tensor([t.instance_id == "1" for t in trained["trajectory_ids"]])
+    assert int(silent_n.sum()) == 3
+    assert bool((batch["advantages"][silent_n] == 0).all())
+    assert torch.equal(batch["returns"][silent_n], batch["values"][silent_n])
+    trained_nt = batch["loss_mask"][~silent_n] > 0
+    torch.testing.assert_close(batch["returns"][~silent_n][trained_nt], torch.ones(int(trained_nt.sum())))
+
+
+def decided(plans):
+    """Answers that are all right or all wrong, as the first sign says: what a critic can know from the prompt."""
+    return [[small.FIRST_SAID + (small.right(sign) + plan[0] % 2) % small.SIGNS for sign in plan] for plan in plans]
+
+
+@pytest.mark.parametrize(("layout", "dp", "mini_batch"), [("flat", 2, 12), ("merged", 3, 8)])
+def test_the_critic_is_fitted_while_the_policy_waits(data, layout, dp, mini_batch):
+    """`train()` with SkyRL's critic model, loss and worker: pre-training on a frozen policy, then both."""
+    recipe = told("gae", lam=0.95, critic={"policy_training_start_step": 7})
+    changes = {"trainer.critic_mini_batch_size": mini_batch, "trainer.max_training_steps": 9}
+    made = small.trainer(config(data, recipe, layout=layout, prompts=24, samples=2, **changes), dp=dp, script=decided)
+    start = [p.clone() for p in (*made.dispatch.model.parameters(), *made.dispatch.critic.model.parameters())]
+    small.run(made)
+    ends = (*made.dispatch.model.parameters(), *made.dispatch.critic.model.parameters())
+    assert not any(torch.equal(before, after) for before, after in zip(start, ends, strict=True))
+    assert len(made.dispatch.fitted) == 9 * 24 // mini_batch
+    assert len(made.dispatch.trained) == 2
+    logged = made.tracker.logged
+    assert logged[0]["critic/explained_variance"] < 0.0
+    assert logged[-1]["critic/explained_variance"] > 0.9
+    assert logged[-1]["critic/critic_loss"] < 0.1 * logged[0]["critic/critic_loss"]
+    assert ["policy/policy_loss" in line for line in logged] == [False] * 7 + [True] * 2
+
+
+@pytest.mark.parametrize("name", ["gae", "sae"])
+def test_it_learns_the_same_flat_and_merged(data, name):
+    options, _ = LAMBDAS[name]
+    curves = []
+    for layout, dp in (("flat", 2), ("merged", 3)):
+        cfg = config(data, told(name, **options), layout=layout, prompts=6, samples=8, **{"trainer.max_training_steps": 15})
+        curves.append(small.run(small.trainer(cfg, dp=dp)).generator.curve)
+    assert curves[0] == curves[1]
+    assert sum(curves[0][:3]) / 3 < 0.2
+    assert sum(curves[0][-3:]) / 3 > 0.3

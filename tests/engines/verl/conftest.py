@@ -1,7 +1,10 @@
 """Tests against verl itself: not collected where it is not installed."""
 
+import asyncio
 import warnings
 from pathlib import Path
+
+import pytest
 
 from installed import installed
 
@@ -14,3 +17,29 @@ if installed("verl"):
         import verl.trainer.main_ppo
         import verl.trainer.main_ppo_v0
         import verl.trainer.ppo.v1  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def queue():
+    """A real TransferQueue."""
+    import ray
+    import transfer_queue as tq
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        tq.init()
+        yield
+        tq.close()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def loop():
+    """V0's trainer looks for a loop when it is made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            asyncio.get_event_loop()
+        except RuntimeError:
+            asyncio.set_event_loop(asyncio.new_event_loop())

@@ -1,6 +1,7 @@
 """Rollouts put into a real TransferQueue by verl's own agent loop worker, as V1 trainers find them."""
 
 import uuid
+import warnings
 
 import numpy as np
 import transfer_queue as tq
@@ -36,3 +37,15 @@ def filled(manager, prompts):
             keys += [f"{uid}_{session}_{n}" for n in range(len(outputs))]
     tags = tq.kv_list("train")["train"]
     return KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id="train")
+
+
+def trainer_of(config, mode="sync"):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return get_trainer_cls(mode)(config=config)
+
+
+def advantages_of(batch):
+    return list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind())

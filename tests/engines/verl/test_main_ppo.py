@@ -7,12 +7,8 @@ credit computed from the rollouts that verl dumped.
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,9 +16,8 @@ import torch
 pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
 sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
-from run_verl import options, run, write_task
+from run_verl import Run, options, run, write_task
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 import spanwise
 from spanwise import pipeline
@@ -64,38 +59,6 @@ RUNS = {
 }
 
 
-@dataclass
-class Run:
-    """The folder of a finished run, its name (the mode of the trainer) and its log."""
-
-    folder: Path
-    name: str
-    log: str
-
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line)["data"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(self.folder / "model")
-
-    def dumped(self, step: int) -> list[dict[str, Any]]:
-        lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    def trained(self, step: int) -> list[tuple[str, list[int], list[float]]]:
-        """Prompt, sampled tokens, and what each of them was trained with, as the loss of this step took them."""
-        file = sorted((self.folder / "record").iterdir(), key=lambda file: file.name.split("-")[1])[step - 1]
-        seen = torch.load(file)
-        rows = []
-        for prompt, ids, mask, adv in zip(*seen.values(), strict=True):
-            ids, adv, mask = ids[: len(mask)], adv[: len(mask)], mask.bool()
-            assert (adv[~mask] == 0).all()
-            rows.append((self.tokenizer.decode(prompt, skip_special_tokens=True), ids[mask].tolist(), adv[mask].tolist()))
-        return rows
-
-
 @pytest.fixture(scope="module", params=list(RUNS))
 def finished(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
@@ -124,19 +87,20 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
     vocabulary = Vocabulary.from_tokenizer(finished.tokenizer)
     seen_blocks = torch.zeros(2)
     for step in range(1, STEPS + 1):
-        rows, dumped = finished.trained(step), finished.dumped(step)
-        texts = [(prompt, finished.tokenizer.decode(ids, skip_special_tokens=True)) for prompt, ids, _ in rows]
+        rows, dumped = finished.seen("actor", step), finished.dumped(step)
+        texts = [(row["prompt"], finished.tokenizer.decode(row["ids"], skip_special_tokens=True)) for row in rows]
         assert sorted(texts) == sorted((line["input"], line["output"]) for line in dumped)
 
         answer = {line["input"]: line["gts"] for line in dumped}
-        prompts = [prompt for prompt, _, _ in rows]
-        batch = Batch.jagged([ids for _, ids, _ in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
+        prompts = [row["prompt"] for row in rows]
+        batch = Batch.jagged([row["ids"] for row in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
         reading = pipeline.read(batch, SCHEME, vocabulary)
         found = pipeline.credit(reading, batch, SCHEME)
         expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
-        for (_, ids, adv), expected_t in zip(rows, expected_nt, strict=True):
-            undone = len(ids) if finished.name == "v0" else 1
-            torch.testing.assert_close(torch.tensor(adv), expected_t[: len(ids)] * undone, atol=1e-6, rtol=1e-6)
+        for row, expected_t in zip(rows, expected_nt, strict=True):
+            undone = len(row["ids"]) if finished.name == "v0" else 1
+            expected = expected_t[: len(row["ids"])] * undone
+            torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
         logged, told = finished.metrics[step - 1], pipeline.metrics(found, reading, SCHEME)
         assert {name: logged[name] for name in told} == pytest.approx(told, abs=1e-9)

@@ -15,7 +15,7 @@ def carried(folder, name, rollouts):
     """Score each rollout, a list of rows, as verl does; the rows it trains on, and our numbers for them."""
     conformance.tokenizer().save_pretrained(folder / "model")
     config = config_of(folder, recipe=conformance.RECIPES[name])
-    prepare(config, provides=("steps",))
+    prepare(config)
     manager = manager_of(config)
     rows, packed, session, step = [], [], [], []
     for number, rollout in enumerate(rollouts):

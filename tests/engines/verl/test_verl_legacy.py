@@ -1,60 +1,16 @@
 """The V0 trainer: verl's own agent loop worker makes the batch, verl's own `compute_advantage` is called as `fit` calls it."""
 
-import asyncio
-import warnings
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
-from verl_small import TEXT, Handle, config_of, manager_of, outputs_of
+from legacy_small import batch_of, credited, trainer_of
+from verl_small import TEXT, config_of, manager_of
 
 from spanwise import Batch, DataError, RecipeError, advantages, credit, read
-
-
-def trainer_of(config):
-    """verl's `RayPPOTrainer`, made and not run."""
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return RayPPOTrainer(config, None, {Role.ActorRollout: None}, None, train_dataset=[0] * 8, val_dataset=[0])
-
-
-def batch_of(manager, prompts, width=64):
-    """A batch as V0's rollout returns it, with the arrays that `fit` adds."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-
-    worker = AgentLoopWorker.__new__(AgentLoopWorker)
-    worker.reward_loop_worker_handles, worker.tokenizer = [Handle(manager)], manager.tokenizer
-    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
-    worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
-    made, uids = [], []
-    for uid, texts in prompts:
-        ids, mask = texts if isinstance(texts, tuple) else (texts, None)
-        (output,) = outputs_of(manager.tokenizer, [ids], None if mask is None else [mask])
-        row = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2"}
-        made.append(manager.loop.run_until_complete(worker._agent_loop_postprocess(output, False, **row)))
-        uids.append(uid)
-    batch = worker._postprocess(made)
-    batch.non_tensor_batch["uid"] = np.array(uids, dtype=object)
-    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
-    return batch
-
-
-def credited(config, batch):
-    from verl.trainer.ppo import ray_trainer
-
-    return ray_trainer.compute_advantage(batch, adv_estimator=config.algorithm.adv_estimator, config=config.algorithm)
-
 
 PROMPTS = [("b", TEXT.format(4, 0.9)), ("a", TEXT.format(5, 0.2)), ("b", "<answer>5</answer>"), ("a", TEXT.format(4, 0.3))]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def loop():
-    """V0's trainer looks for a running loop when it is made."""
-    asyncio.set_event_loop(asyncio.new_event_loop())
+pytestmark = pytest.mark.usefixtures("loop")
 
 
 @pytest.fixture

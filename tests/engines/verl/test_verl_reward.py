@@ -9,13 +9,12 @@ from verl_small import TEXT, config_of, manager_of, outputs_of, scored
 from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
 from spanwise.engines.verl.settings import prepare, scheme_in
-from spanwise.engines.verl.trainer import PROVIDES
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     found = config_of(tmp_path_factory.mktemp("verl"))
-    prepare(found, provides=PROVIDES)
+    prepare(found)
     return found
 
 
@@ -97,7 +96,7 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
 
 
 def prepared(config):
-    prepare(config, provides=PROVIDES)
+    prepare(config)
     return config
 
 

@@ -6,12 +6,11 @@ import pytest
 from verl_small import RECIPE, config_of
 
 from spanwise.engines.verl.settings import prepare
-from spanwise.engines.verl.trainer import PROVIDES
 from spanwise.errors import RecipeError
 
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "actor.use_kl_loss=True",
-    "critic.enable=True": "leave critic.enable out",
+    "critic.enable=True": "reads no values; leave critic.enable out",
     "algorithm.use_pf_ppo=True": "under GAE only",
     "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
     "algorithm.gamma=0.9": "under options: in the recipe",
@@ -31,34 +30,81 @@ REFUSED = {
 @pytest.mark.parametrize("override", REFUSED)
 def test_refused(tmp_path, override):
     with pytest.raises(RecipeError, match=REFUSED[override]):
-        prepare(config_of(tmp_path, override), provides=PROVIDES)
+        prepare(config_of(tmp_path, override))
 
 
 def test_token_mean_needs_one_mini_batch(tmp_path):
     mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
-    prepare(config_of(tmp_path, mode), provides=PROVIDES)
+    prepare(config_of(tmp_path, mode))
     several = config_of(tmp_path, mode, "data.train_batch_size=8")
     with pytest.raises(RecipeError, match=r"train_batch_size=8 prompts makes several of ppo_mini_batch_size=2"):
-        prepare(several, provides=PROVIDES)
+        prepare(several)
 
 
 def test_rejection_inside_the_loss(tmp_path):
     more = ["+algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=token_k1"]
     more[0] = more[0].removeprefix("+")
-    prepare(config_of(tmp_path, *more), provides=PROVIDES)
+    prepare(config_of(tmp_path, *more))
     with pytest.raises(RecipeError, match=r"rejects tokens inside the loss"):
-        prepare(config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"), provides=PROVIDES)
+        prepare(config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"))
 
 
-def test_a_method_that_needs_a_critic_names_others(tmp_path):
-    recipe = "method: gae\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
-    with pytest.raises(RecipeError, match=r"values of a critic.*bae"):
-        prepare(config_of(tmp_path, recipe=recipe), provides=PROVIDES)
+GAE = "method: {}\nlayout: {{a: [answer], b: [confidence]}}\nobjectives:\n- {{reward: correct, pays: [{}]}}\n{}"
+TWO = GAE.format("gae", "a", "- {reward: brier, pays: [b], given: correct}\n")
+#: What a recipe with a critic says, and the answer; None: it runs.
+CRITIC = {
+    "gae": (GAE.format("gae", "a", ""), True, None),
+    "sae, length-adaptive": (GAE.format("sae", "a", "options: {length_adaptive_alpha: 0.05}\n"), True, None),
+    "two objectives, one value": (TWO + "values: shared\n", True, None),
+    "the critic's own lambda": (GAE.format("gae", "a", "critic: {gae_lambda_value: 0.9}\n"), True, None),
+    "no critic": (GAE.format("gae", "a", ""), None, r"'gae' needs the values of verl's critic.*add critic.enable=True"),
+    "refused critic": (
+        GAE.format("sae", "a", ""),
+        False,
+        r"'sae' needs the values of verl's critic.*add critic.enable=True",
+    ),
+    "nobody reads it": (
+        GAE.format("rloo", "a", ""),
+        True,
+        r"'rloo' reads no values; leave critic.enable out, or",
+    ),
+    "two values": (TWO, True, r"value of its own here \(correct, brier\).*values: shared"),
+    "warm-up": (GAE.format("gae", "a", "critic: {policy_training_start_step: 20}\n"), True, r"trainer\.critic_warmup=21"),
+    "cut off": (GAE.format("gae", "a", "critic: {truncated: bootstrap}\n"), True, r"truncated is 'bootstrap'.*leave it out"),
+    "misspelt": (GAE.format("gae", "a", "critic: {gae_lambda: 0.9}\n"), True, r"gae_lambda_value"),
+}
+
+
+def test_a_recipe_whose_policy_waits_agrees_with_verl(tmp_path):
+    """The same file as in TRL: 20 steps of the critic alone are those before verl's step 21."""
+    recipe = GAE.format("gae", "a", "critic: {policy_training_start_step: 20}\n")
+    prepare(config_of(tmp_path, "critic.enable=True", "trainer.critic_warmup=21", recipe=recipe))
+    with pytest.raises(RecipeError, match=r"trainer\.critic_warmup is 20; add trainer\.critic_warmup=21"):
+        prepare(config_of(tmp_path, "critic.enable=True", "trainer.critic_warmup=20", recipe=recipe))
+
+
+def test_a_critic_needs_no_group(tmp_path, capsys):
+    config = config_of(tmp_path, "critic.enable=True", "actor_rollout_ref.rollout.n=1", recipe=GAE.format("gae", "a", ""))
+    prepare(config)  # warnings are errors here
+    assert "spanwise" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", CRITIC)
+def test_a_critic_and_who_reads_it(tmp_path, case):
+    recipe, enabled, sentence = CRITIC[case]
+    config = config_of(tmp_path, *([] if enabled is None else [f"critic.enable={enabled}"]), recipe=recipe)
+    if sentence is None:
+        settings = prepare(config)
+        assert settings.value_lam == (0.9 if "gae_lambda_value" in recipe else 1.0)
+        assert set(settings.tokens) == {"value_nt", *(["logp_nt"] if settings.scheme.method == "sae" else [])}
+    else:
+        with pytest.raises(RecipeError, match=sentence):
+            prepare(config)
 
 
 def test_what_is_set(tmp_path, capsys):
     config = config_of(tmp_path)
-    settings = prepare(config, provides=PROVIDES)
+    settings = prepare(config)
     manager = config.reward.reward_manager
     assert (manager.source, manager.module.path, manager.name) == (
         "importlib",
@@ -68,11 +114,16 @@ def test_what_is_set(tmp_path, capsys):
     assert settings.mini_batch == 2 * 4
     assert settings.scheme.names == ("correct", "brier")
     assert "spanwise" not in capsys.readouterr().err
-    prepare(config, provides=PROVIDES)  # what it set itself is not refused
+    prepare(config)  # what it set itself is not refused
 
 
 SAID = {
     "recipe": ("", {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE}, "sets learning_rate, steps"),
+    "critic": (
+        "critic.enable=True",
+        {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
+        "sets critic.learning_rate, which verl's own",
+    ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
     "filter": ("algorithm.filter_groups.enable=True", {}, "one number per completion"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh by length"),
@@ -84,7 +135,7 @@ def test_what_is_said(tmp_path, capsys, case):
     override, more, sentence = SAID[case]
     config = config_of(tmp_path, *([override] if override else []), **more)
     with pytest.warns(UserWarning, match=sentence):
-        prepare(config, provides=PROVIDES)
+        prepare(config)
     assert sentence in capsys.readouterr().err  # Ray's workers may have their warnings filtered
 
 

@@ -3,38 +3,15 @@
 import warnings
 
 import pytest
-import ray
 import torch
 import transfer_queue as tq
-from queue_small import filled
+from queue_small import advantages_of, filled, trainer_of
 from verl_small import TEXT, WHOLE, config_of, manager_of
 
 from spanwise import Batch, advantages, credit, read
 from spanwise.errors import AlignmentError, RecipeError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def queue():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        tq.init()
-        yield
-        tq.close()
-        ray.shutdown()
-
-
-def trainer_of(config, mode="sync"):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return get_trainer_cls(mode)(config=config)
-
-
-def advantages_of(batch):
-    return list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind())
-
+pytestmark = pytest.mark.usefixtures("queue")
 
 PROMPTS = [
     [[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)], ["<answer>4</answer>"], [TEXT.format(4, 0.3)]],
@@ -117,7 +94,7 @@ def test_rejected_rows_stay_in_the_comparison(tmp_path):
     data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
     mask_nt = data["response_mask"].to_padded_tensor(0)
     mask_nt[1] = 0
-    with trainer.spanwise.carrying(rows_of(batch)):
+    with trainer.spanwise.carrying(rows_of(batch, {})):
         found_nt, returns_nt = carried_advantages(torch.zeros(3, 7), mask_nt, index=["a", "a", "a"])
     assert found_nt[1].tolist() == [0.0] * 7
     # rloo of rewards 1, 0, 0 is 1, -1/2, -1/2
@@ -169,10 +146,9 @@ def test_verls_own_estimators_run_as_before(tmp_path):
 
 def config_of_spanwise(tmp_path):
     from spanwise.engines.verl.settings import prepare
-    from spanwise.engines.verl.trainer import PROVIDES
 
     config = config_of(tmp_path)
-    prepare(config, provides=PROVIDES)
+    prepare(config)
     return config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,7 +187,7 @@ def _padded(
     def at(values: np.ndarray, nowhere: float | int | bool) -> Tensor:
         return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
-    known = {
+    known: dict[str, Any] = {
         need: torch.stack([at(table.token_values[key], 0.0) for key in keys], dim=2)
         for need, keys in token_keys(arm.scheme).items()
     }

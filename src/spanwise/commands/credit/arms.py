@@ -18,10 +18,11 @@ from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
+from spanwise.tasks.digits_long import LONGEST
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
-_LONGEST = {"digits": 32, "digits_twice": 32}
+_LONGEST = {"digits": 32, "digits_twice": 32, "digits_long": LONGEST}
 
 
 @dataclass(frozen=True)

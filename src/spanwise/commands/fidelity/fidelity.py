@@ -17,12 +17,13 @@ from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
 from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
 from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe, calibration_of
+from spanwise.recipe import Recipe, answer_layout, calibration_of
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
-from spanwise.tasks import Task
+from spanwise.tasks import TASK_LAYOUTS, Task
 
 GROUP_SIZES = (4, 8, 16, 32)
 PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95)
@@ -58,7 +59,7 @@ def collect(
         DataError: no completion has a last block.
     """
     solution, last = task.layout.names[0], task.layout.names[-1]
-    if "confidence" not in dict(task.layout.blocks)[last]:
+    if not states_confidence(task.layout):
         raise RecipeError(f"Fidelity re-rolls stated confidences, but the last block '{last}' has no tag 'confidence'.")
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     limit = max_new_tokens or task.max_completion_length
@@ -90,6 +91,11 @@ def collect(
         prefix_xs=prefix_n.reshape(-1, samples),
         again_dm=confidences(again_text, last, task.layout).reshape(-1, rerolls),
     )
+
+
+def states_confidence(layout: Layout) -> bool:
+    """Whether the last block of a layout holds a confidence, which is what the baselines are compared on."""
+    return "confidence" in dict(layout.blocks)[layout.names[-1]]
 
 
 def joined(
@@ -139,22 +145,31 @@ def show(
     *,
     output: str | Path,
     tokens: Sequence[Mapping[str, Any]] = (),
+    counts: Mapping[str, int] | None = None,
     options: Mapping[str, Any] | None = None,
     console: Console | None = None,
     **sizes: Unpack[Sizes],
-) -> Fidelity:
+) -> Fidelity | None:
     """What `spanwise fidelity CHECKPOINT` does: the fidelity tables of a model folder, the q* table, `fidelity.json`, the report.
 
     Args:
         checkpoint: the model folder.
         recipe: says the task, the score of the confidence and the temperature.
         output: folder for what is written.
-        tokens: what `run.token_fidelity.token_rows` gives, for the report.
+        tokens: what `run.token_fidelity.token_rows` gives, for the report; all there is where no confidence is stated (None).
+        counts: completions and prompts of the tokens.
         options: further options of the command, which the report prints.
         console: where the tables go.
         sizes: see `collect`.
     """
     console = console or Console()
+    about = {"source": str(checkpoint), "recipe": recipe.model_dump(mode="json"), "tokens": tokens}
+    options = {**sizes, **(options or {})}
+    if tokens and not states_confidence(answer_layout(recipe, TASK_LAYOUTS[recipe.task])):
+        console.print("The last block states no confidence, so there is nothing else to compare.", highlight=False)
+        write_fidelity(output, **about, counts=counts, options=options)
+        console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
+        return None
     found, rolled = fidelity_folder(checkpoint, recipe, console=console, **sizes)
     console.print(
         f"{rolled.prefix_xs.numel()} completions of {len(rolled.prefix_xs)} prompts, {rolled.again_dm.numel()} re-rolls of "
@@ -166,10 +181,7 @@ def show(
     console.print(difference_table(found))
     points = fixed_point_rows(rule=calibration_of(recipe), seed=sizes.get("seed", 0))
     console.print(fixed_point_table(points))
-    write_fidelity(
-        output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), found=found, rolled=rolled, points=points,
-        tokens=tokens, options={**sizes, **(options or {})},
-    )  # fmt: skip
+    write_fidelity(output, **about, found=found, rolled=rolled, points=points, options=options)
     console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
     return found
 

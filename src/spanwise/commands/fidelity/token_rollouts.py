@@ -1,13 +1,12 @@
-"""Monte Carlo values before every token of the first block of completions, and critics fitted on other prompts."""
+"""Monte Carlo values before the tokens of the first block of completions: before all of them, or before a sample of long ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import torch
@@ -15,18 +14,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.commands.fidelity.fidelity import joined
+from spanwise.engines.critic import Sequences
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError
+from spanwise.measure.token_reference import place_before
 from spanwise.measure.trajectories import Trajectories
 from spanwise.objective import Objective
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task
 
-#: How long the critic is fitted, in steps, each time it is looked at.
-CRITIC_STEPS = (5, 25, 80)
-#: Completions per step.
-CRITIC_BATCH = 256
+#: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
+MOST = 16
+#: Continuations sampled at a time.
+ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -51,32 +52,17 @@ class Blocks:
         """Some of the completions."""
         return Blocks(self.prompt_n[rows], self.heads[rows], self.ids_nt[rows], self.mask_nt[rows], self.reward_n[rows])
 
-    def rows(self) -> tuple[Int[Tensor, "n l"], Int[Tensor, "n l"], Int[Tensor, "n t"]]:
-        """Prompt and tokens in one row, padded on the right; the attention mask; the last position before each token."""
-        length_n, t = torch.tensor([len(head) for head in self.heads]), self.ids_nt.shape[1]
-        ids_nl = torch.zeros(len(self.heads), int(length_n.max()) + t, dtype=torch.long)
+    def sequences(self, device: Any = "cpu") -> Sequences:
+        """Prompts and tokens as a model reads them."""
+        longest = max(map(len, self.heads))
+        head_nl = torch.zeros(len(self.heads), longest, dtype=torch.long)
         for n, head in enumerate(self.heads):
-            ids_nl[n, : len(head)] = torch.tensor(head)
-            ids_nl[n, len(head) : len(head) + t] = self.ids_nt[n]
-        attention_nl = (torch.arange(ids_nl.shape[1]) < length_n[:, None] + t).long()
-        return ids_nl, attention_nl, length_n[:, None] + torch.arange(t) - 1
-
-
-class Critic(torch.nn.Module):
-    """A copy of the policy's trunk with a linear head: the value of the state before each token."""
-
-    def __init__(self, policy: Any, *, start: float = 0.0) -> None:
-        super().__init__()
-        self.trunk = deepcopy(policy.base_model).float()
-        self.head = torch.nn.Linear(policy.config.get_text_config().hidden_size, 1).to(policy.device)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.constant_(self.head.bias, start)
-
-    def forward(self, blocks: Blocks) -> Float[Tensor, "n t"]:
-        """Values before each token of each completion."""
-        ids_nl, attention_nl, before_nt = (x.to(self.head.weight.device) for x in blocks.rows())
-        hidden_nlh = self.trunk(input_ids=ids_nl, attention_mask=attention_nl, use_cache=False).last_hidden_state
-        return self.head(hidden_nlh).squeeze(-1).gather(1, before_nt)
+            head_nl[n, longest - len(head) :] = torch.tensor(head)
+        length_n = torch.tensor([len(head) for head in self.heads])
+        there_nl = torch.arange(longest) >= longest - length_n[:, None]
+        attention_nl = torch.cat([there_nl, torch.ones_like(self.mask_nt)], dim=1).long()
+        ids_nl = torch.cat([head_nl, self.ids_nt], dim=1)
+        return Sequences(ids_nl.to(device), attention_nl.to(device), self.ids_nt.shape[1])
 
 
 @dataclass(frozen=True)
@@ -129,14 +115,16 @@ class Roller:
         """Rewards of fresh continuations of each prefix: the number of its row, and the tokens of the completion so far."""
         heads = prompt_ids(self.tokenizer, rows["prompt"][:])
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
-        by_length: dict[int, list[int]] = {}
-        for d, (_, before) in enumerate(prefixes):
-            by_length.setdefault(len(before), []).append(d)
-        for length, members in by_length.items():
+        # The shortest first, so that those that run together have about as far to go.
+        order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
+        together = max(1, ROWS // rerolls)
+        for number, members in enumerate(order[first : first + together] for first in range(0, len(order), together)):
+            length = len(prefixes[members[0]][1])
             with self._stopping():
                 more_nt, more_mask_nt = continue_ids(
                 self.model, self.tokenizer, [[*heads[prefixes[d][0]], *prefixes[d][1]] for d in members], samples=rerolls,
-                max_new_tokens=max(1, self.limit - length), temperature=self.temperature, seed=seed + length,
+                max_new_tokens=max(1, self.limit - length), temperature=self.temperature, seed=seed + number,
+                batch_size=ROWS,
             )  # fmt: skip
             befores = [prefixes[d][1] for d in members for _ in range(rerolls)]
             ids_nt, mask_nt = joined(befores, more_nt, more_mask_nt, self.limit)
@@ -161,100 +149,108 @@ class Roller:
     @torch.no_grad()
     def logp(self, blocks: Blocks) -> Float[Tensor, "n t"]:
         """Log-probability of each token at the temperature of sampling."""
-        ids_nl, attention_nl, before_nt = (x.to(self.model.device) for x in blocks.rows())
-        logits_nlv = self.model(input_ids=ids_nl, attention_mask=attention_nl).logits.double() / self.temperature
-        at_ntv = logits_nlv.log_softmax(dim=-1)[torch.arange(len(ids_nl), device=ids_nl.device)[:, None], before_nt]
-        return at_ntv.gather(2, blocks.ids_nt.to(ids_nl.device)[..., None]).squeeze(-1).cpu()
+        rows = blocks.sequences(self.model.device)
+        place_nl = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+        logits_nlv = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=place_nl).logits
+        logp_ntv = (logits_nlv[:, -rows.width - 1 : -1].double() / self.temperature).log_softmax(dim=-1)
+        return logp_ntv.gather(2, blocks.ids_nt.to(logp_ntv.device)[..., None]).squeeze(-1).cpu()
 
 
 def collect_tokens(
-    roller: Roller, rows: Any, *, samples: int = 4, rerolls: int = 48, seed: int = 0
+    roller: Roller,
+    rows: Any,
+    *,
+    samples: int = 4,
+    rerolls: int = 48,
+    sets: int = 2,
+    most: int = MOST,
+    threshold: float = 0.2,
+    seed: int = 0,
 ) -> tuple[Blocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll from before every one of their tokens, twice over.
+    """Sample first blocks, and re-roll from before their tokens.
 
     Equal prefixes of one prompt are re-rolled once. A value is the mean reward of the re-rolls, absent ones left out; its noise is
-    their variance over their number.
+    their variance over their number. Of long blocks a sample of tokens is picked, see `picked`, and re-rolled on both sides.
 
     Args:
         roller: samples and judges.
         rows: prompts and answers.
         samples: completions of each.
-        rerolls: in each of the two sets.
+        rerolls: in each set.
+        sets: how many sets of re-rolls, 1 or 2.
+        most, threshold: see `picked`.
         seed: of sampling.
 
     Returns:
-        The blocks; their trajectories with the values of the first set; the rewards of the
-        second set, NaN where there are none: their mean is a critic whose noise is its own.
+        The blocks; their trajectories with the values of the first set; the rewards of the second set, NaN where there are none:
+        their mean is a critic whose noise is its own.
 
     Raises:
         DataError: no completion has a first block.
     """
-    seeds = _seeds(seed)
+    seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
-    if not bool(blocks.mask_nt.any()):
+    mask_nt = blocks.mask_nt
+    if not bool(mask_nt.any()):
         raise DataError(
             f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
         )
+    logp_nt, rolling = roller.logp(blocks), next(seeds)
+    weight_nt = picked(logp_nt, mask_nt, most=most, threshold=threshold, seed=rolling)
+    before_nt = place_before(mask_nt)
+    after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     found: dict[tuple[int, tuple[int, ...]], int] = {}
     place_nt = torch.full(blocks.ids_nt.shape, -1)  # a last row of NaN serves the tokens that have no prefix
-    for n, t in blocks.mask_nt.nonzero().tolist():
+    for n, t in (mask_nt & ((weight_nt > 0) | after_nt)).nonzero().tolist():
         key = (int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist()))
         place_nt[n, t] = found.setdefault(key, len(found))
-    reward_dm = roller.rewards_from(rows, list(found), rerolls=2 * rerolls, seed=next(seeds))
-    first_dm, second_dm = torch.cat([reward_dm, torch.full((1, 2 * rerolls), torch.nan)]).split(rerolls, dim=1)
-    value_d, noise_d = _mean_and_noise(first_dm)
+    reward_dm = roller.rewards_from(rows, list(found), rerolls=sets * rerolls, seed=rolling)
+    reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
+    value_d, noise_d = _mean_and_noise(reward_dm[:, :rerolls])
     trajectories = Trajectories(
-        blocks.prompt_n, blocks.reward_n, value_d[place_nt], noise_d[place_nt], roller.logp(blocks), blocks.mask_nt
+        blocks.prompt_n, blocks.reward_n, value_d[place_nt], noise_d[place_nt], logp_nt, mask_nt, weight_nt
     )
-    return blocks, trajectories, second_dm[place_nt]
+    return blocks, trajectories, reward_dm[:, rerolls:][place_nt]
 
 
-def fitted_critics(
-    roller: Roller,
-    rows: Any,
+def picked(
+    logp_nt: Float[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
     *,
-    steps: Sequence[int] = CRITIC_STEPS,
-    batch: int = CRITIC_BATCH,
-    learning_rate: float = 1e-3,
+    most: int = MOST,
+    threshold: float = 0.2,
+    decision: float = 0.97,
     seed: int = 0,
-) -> Iterator[tuple[int, Critic]]:
-    r"""A critic fitted to the rewards of fresh completions, as it stands after each of these numbers of steps.
+) -> Float[Tensor, "n t"]:
+    """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for.
 
-    Equation
-        loss = mean over the tokens of the batch of (V(state before the token) - reward)^2
-
-    The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
+    All tokens less probable than `threshold`, so that the values at both ends of every segment are known; of each completion's
+    other decisions, and of its tokens that are none, `most` at random each, which stand for the rest.
 
     Args:
-        roller: samples and judges; its model is not changed.
-        rows: prompts and answers, taken in order and from the start again when they are used up.
-        steps: when to yield, in ascending order.
-        batch: completions per step, each of another prompt as far as there are prompts.
-        learning_rate: of AdamW.
-        seed: of sampling.
+        logp_nt: log-probability of each token.
+        mask_nt: the tokens that count.
+        most: of each of the two kinds, in each completion.
+        threshold: of the segments.
+        decision: tokens less probable than this are decisions.
+        seed: of the choice.
+
+    Returns:
+        (N, T); 0 at tokens that are not picked. The weights of a completion add up to its tokens.
+
+    Example:
+        >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
+        tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
     """
-    critic, optimizer, seeds = None, None, _seeds(seed)
-    for step, rest in zip(range(1, max(steps, default=0) + 1), _batches(roller, rows, batch, seeds), strict=False):
-        if critic is None:
-            critic = Critic(roller.model, start=float(rest.reward_n.nanmean().nan_to_num(nan=0.0)))
-            optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
-        use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
-        if optimizer is not None and bool(use_nt.any()):
-            error_nt = critic(rest) - rest.reward_n.float()[:, None].to(critic.head.weight.device)
-            error_nt[use_nt].square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        if step in steps:
-            yield step, critic
-
-
-def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[Blocks]:
-    """Batches of fresh completions for ever, sampled two at a time: large batches cost less each."""
-    for first in count(0, 2 * batch):
-        picked = [x % len(rows) for x in range(first, first + 2 * batch)]
-        blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))
-        yield blocks.take(slice(0, batch))
-        yield blocks.take(slice(batch, None))
+    draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
+    p_nt = logp_nt.exp()
+    weight_nt = (mask_nt & (p_nt < threshold)).double()
+    for low, high in ((threshold, decision), (max(threshold, decision), math.inf)):
+        here_nt = mask_nt & (p_nt >= low) & (p_nt < high)
+        rank_nt = draw_nt.masked_fill(~here_nt, math.inf).argsort(dim=1).argsort(dim=1)
+        there_n1 = here_nt.sum(dim=1, keepdim=True)
+        weight_nt += torch.where(here_nt & (rank_nt < most), there_n1 / there_n1.clamp(min=1, max=most), 0.0)
+    return weight_nt
 
 
 def _mean_and_noise(reward_dm: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,7 +261,8 @@ def _mean_and_noise(reward_dm: Tensor) -> tuple[Tensor, Tensor]:
     return value_d, torch.where(count_d > 1, noise_d, torch.nan)
 
 
-def _seeds(seed: int) -> Iterator[int]:
+def make_seeds(seed: int) -> Iterator[int]:
+    """Seeds for whatever is sampled, one after the other."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield int(torch.randint(2**31, (1,), generator=generator))

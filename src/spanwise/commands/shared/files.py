@@ -71,10 +71,11 @@ def write_fidelity(
     *,
     source: str,
     recipe: Mapping[str, Any],
-    found: Fidelity,
-    rolled: Rerolls,
-    points: Sequence[Mapping[str, Any]],
+    found: Fidelity | None = None,
+    rolled: Rerolls | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
     tokens: Sequence[Mapping[str, Any]] = (),
+    counts: Mapping[str, int | float] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `fidelity.json`, all that the report of a fidelity measurement shows.
@@ -83,28 +84,33 @@ def write_fidelity(
         folder: made if it does not exist.
         source: the checkpoint.
         recipe: of the run.
-        found, rolled: as `run.fidelity.fidelity_folder` gives them.
+        found, rolled: as `run.fidelity.fidelity_folder` gives them; None where no confidence is stated.
         points: as `fixed_point_rows` gives them.
         tokens: see `report.fidelity_report`.
+        counts: of completions and prompts, where there is no `rolled`.
         options: of `spanwise fidelity`, as they were given; the report prints them.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    pair = ("blended", "outcome") if {"blended", "outcome"} <= set(found.baselines) else None
+    counts, figures, differences = dict(counts or {}), [], []
+    if found is not None and rolled is not None:
+        counts = {
+            "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+            "prefixes": len(rolled.again_dm), "share": found.share,
+        }  # fmt: skip
+        figures = fidelity_rows(found)
+        differences = difference_rows(found) if {"blended", "outcome"} <= set(found.baselines) else []
     data = {
         "source": source,
         "recipe": dict(recipe),
-        "counts": {
-            "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
-            "prefixes": len(rolled.again_dm), "share": found.share,
-        },
-        "figures": fidelity_rows(found),
-        "differences": difference_rows(found, *pair) if pair else [],
+        "counts": counts,
+        "figures": figures,
+        "differences": differences,
         "points": [dict(row) for row in points],
         "tokens": [dict(row) for row in tokens],
         "options": dict(options or {}),
-    }  # fmt: skip
+    }
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / FIDELITY).write_text(json.dumps(without_nan(data), indent=1) + "\n", encoding="utf-8")

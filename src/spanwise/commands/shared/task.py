@@ -14,8 +14,11 @@ from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import warm_up_progress
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
-from spanwise.tasks import TASK_LAYOUTS, Task, build_tokenizer, digits_task, load_task
+from spanwise.tasks import TASK_LAYOUTS, Start, Task, build_tokenizer, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
+
+#: The warm start of an embedded task that has only one.
+_STARTS: Mapping[str, Start] = {"digits_twice": "twice", "digits_long": "long"}
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
@@ -34,7 +37,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
     if recipe.task in EMBEDDED:
         _check_written(recipe)
         task = digits_task(
-            recipe.start if recipe.task == "digits" else "twice",
+            _STARTS.get(recipe.task, recipe.start),
             seed=recipe.seed,
             start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),

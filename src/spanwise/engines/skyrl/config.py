@@ -8,9 +8,11 @@ from typing import Any
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
+from spanwise.critic import CriticConfig
+from spanwise.engines.idle import idle_fields
 from spanwise.engines.windows import WINDOWS, is_tested
 from spanwise.errors import RecipeError
-from spanwise.recipe import scheme_at
+from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
 
@@ -98,6 +100,7 @@ def check(cfg: Any) -> Scheme:
     scheme = scheme_at(algorithm.spanwise.recipe, longest=turns * generator.sampling_params.max_generate_length)
     _check_sampling(cfg, scheme)
     _check_critic(cfg, scheme)
+    _remark(algorithm.spanwise.recipe)
     return scheme
 
 
@@ -117,23 +120,43 @@ def _check_sampling(cfg: Any, scheme: Scheme) -> None:
         )
 
 
+#: The fields of a recipe's `critic` section that are read here; it may say `terminal`, for that is what SkyRL does.
+_CRITIC = ("gae_lambda_value", "policy_training_start_step", "truncated")
+
+
+def critic_of(cfg: Any) -> CriticConfig:
+    """The `critic` section of the recipe."""
+    return CriticConfig.of(load(cfg.trainer.algorithm.spanwise.recipe).critic or {})
+
+
 def _check_critic(cfg: Any, scheme: Scheme) -> None:
     """A critic where values are asked for, and only there; a rollout in one row where a method runs over its tokens."""
-    generator, critic = cfg.generator, cfg.trainer.critic.model.path
-    asked = "value_nt" in scheme.needs
-    if asked and not critic:
-        raise RecipeError(
-            f"Method '{scheme.method}' needs a critic: add trainer.critic.model.path=MODEL, the policy's own for a new value head "
-            f"on a copy of it. Or use a method that compares completions, such as 'bae' or 'grpo'."
-        )
-    if critic and not asked:
-        raise RecipeError(
-            f"trainer.critic.model.path is set, but method '{scheme.method}' asks no critic, so it would train on nothing. Leave "
-            f"it out, or use method 'gae' or 'sae'."
-        )
+    generator, critic, names, own = cfg.generator, cfg.trainer.critic.model.path, scheme.value_names, critic_of(cfg)
+    rows = generator.step_wise_trajectories and not generator.merge_stepwise_output
+    sentences = {
+        f"Method '{scheme.method}' needs a critic: add trainer.critic.model.path=MODEL, the policy's own for a new value head on "
+        f"a copy of it. Or use a method that compares completions, such as 'bae' or 'grpo'.": names and not critic,
+        f"trainer.critic.model.path is set, but method '{scheme.method}' asks no critic, so it would train on nothing. Leave it "
+        f"out, or use method 'gae' or 'sae'.": critic and not names,
+        f"The recipe has a critic section, but method '{scheme.method}' asks no critic. Leave it out, or use method 'gae' or "
+        f"'sae'.": own != CriticConfig() and not names,
+        f"Each objective has a value of its own here ({', '.join(names)}), and SkyRL's critic gives one per token; write values: "
+        f"shared in the recipe.": len(names) > 1,
+        "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": own.head != "scalar",
+        f"The recipe's critic has truncated: {own.truncated}, and SkyRL has no value after the last token; leave it out. "
+        f"generator.apply_overlong_filtering=true takes what was cut off out of the loss.": own.truncated != "terminal",
+        f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
+        f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": scheme.entry.kind == "token" and rows,
+    }
+    for sentence, wrong in sentences.items():
+        if wrong:
+            raise RecipeError(sentence)
     scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"))
-    if scheme.entry.kind == "token" and generator.step_wise_trajectories and not generator.merge_stepwise_output:
-        raise RecipeError(
-            f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
-            f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'."
-        )
+
+
+def _remark(path: str) -> None:
+    """Say what of the recipe nothing reads here."""
+    idle = idle_fields(path, critic=_CRITIC)
+    if idle:
+        sentence = f"The recipe also sets {', '.join(idle)}, which SkyRL's own configuration decides; nothing reads it here."
+        warnings.warn(sentence, UserWarning, stacklevel=3)

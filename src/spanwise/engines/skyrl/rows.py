@@ -85,8 +85,9 @@ class Rows:
         told = {**self.extra, "environment": self.environment_s}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
+        values, logp = data.get("values"), data.get("action_log_probs")
+        logp = data.get("rollout_logprobs") if logp is None else logp  # of losses that start from the sampler's own
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        fields = {"value_nt": data.get("values"), "logp_nt": data.get("action_log_probs")}
         steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
         return Batch(
             uids,
@@ -94,7 +95,8 @@ class Rows:
             trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
             columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in told.items()}},
             steps=Steps(*steps) if self.stepwise else None,
-            **{name: table[:size].float() for name, table in fields.items() if table is not None},
+            value_nt=None if values is None else values[:size],
+            logp_nt=None if logp is None else logp[:size],
         )
 
     def turns(

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig
 
-from spanwise.engines.skyrl.config import check
+from spanwise.batch import Batch
+from spanwise.credit import value_target
+from spanwise.engines.skyrl.config import check, critic_of
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
-from spanwise.pipeline import Reading, advantages, credit, metrics, read
+from spanwise.losses import critic_error
+from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
 from spanwise.remarks import remarks, unsaid
 from spanwise.segment import Vocabulary
 
@@ -32,6 +36,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     Attributes:
         scheme: the rule of credit.
+        critic_config: the `critic` section of the recipe.
         advantage_dtype: of the advantages; SkyRL trains in float32.
         last_advantages: of the last batch, before they are multiplied for the loss reduction.
         last_rows: the rows of the generator that they belong to.
@@ -43,7 +48,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     advantage_dtype = torch.float32
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        self.scheme = check(cfg)
+        self.scheme, self.critic_config = check(cfg), critic_of(cfg)
         register()
         super().__init__(cfg, *args, **kwargs)
         model = AutoConfig.from_pretrained(cfg.trainer.policy.model.path, trust_remote_code=True)
@@ -70,6 +75,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         fits = mini_batch_boundaries and not any((end - start) % ranks for start, end in mini_batch_boundaries)
         return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if fits else None)
 
+    def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
+        """The policy waits while its critic is fitted alone."""
+        waits = model == "policy" and self.global_step <= self.critic_config.policy_training_start_step
+        return {} if waits else super()._execute_training_step(model, data)
+
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """The advantages of the recipe in the place of those of an estimator."""
@@ -85,18 +95,42 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             batch, way = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None, "what was read here has spans"
+        if self.scheme.value_names:  # a row that the generator left out of the loss is read, for others are compared with it
+            batch = replace(batch, mask_nt=mask_nt[:real])
         found = credit(reading, batch, self.scheme)
         adv_nt = advantages(found, reading.spans, self.scheme, dtype=self.advantage_dtype)
         adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
         data["advantages"] = adv_nt * self._factor(data, rows)
         data["returns"] = adv_nt
-        if found.token_nt is not None and data.get("values") is not None:
-            data["returns"] = data["values"] + pad(found.token_nt, (0, 0, 0, len(mask_nt) - real)).to(adv_nt.dtype)
+        shown = metrics(found, reading, self.scheme)
+        if self.scheme.value_names:
+            shown |= self._teach(data, batch, reading)
         self.last_advantages = adv_nt[:real]
-        self._log(metrics(found, reading, self.scheme), adv_nt[mask_nt])
+        self._log(shown, adv_nt[mask_nt])
         self._say(reading)
         return data
+
+    def _teach(self, data: Any, batch: Batch, reading: Reading) -> dict[str, float]:
+        """Lay out what SkyRL's critic is fitted to, and say how good it was.
+
+        Where nothing is known of a token that is its own value, which moves nothing. SkyRL multiplies errors by the loss mask,
+        which a NaN survives, so masked tokens hold 0.
+        """
+        (part,) = streams(reading, batch, self.scheme).inputs(batch.value_nt)
+        target_nt = value_target(
+            **part, gamma=self.scheme.options.get("gamma", 1.0), lam=self.critic_config.gae_lambda_value
+        )
+        mask_nt, value_nt = data["loss_mask"] > 0, part["value_nt"]
+        rest = (0, 0, 0, len(mask_nt) - len(value_nt))
+        data["values"] = torch.where(mask_nt, pad(value_nt, rest), 0.0)
+        data["returns"] = torch.where(mask_nt, pad(torch.where(part["mask_nt"], target_nt, value_nt), rest), 0.0)
+        known = critic_error(value_nt, target_nt, part["mask_nt"])
+        return {
+            "critic/explained_variance": known.explained_variance,
+            **{f"critic/error_{name}": getattr(known, name) for name in ("point", "mean", "within")},
+            **{f"critic/{name}": getattr(known, name) for name in ("value_mean", "target_mean")},
+        }
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.

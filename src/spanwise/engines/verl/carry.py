@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit import Turns, group_index, split_turns
+from spanwise.credit import Turns, group_index, split_turns, value_target
 from spanwise.credit.trajectories.turns import runs
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.pipeline import Reading, advantages, credit, metrics
+from spanwise.pipeline import Reading, advantages, credit, metrics, streams
 from spanwise.scheme import Scheme
 from spanwise.types import Spans
 
@@ -36,12 +36,14 @@ class Rows:
         session: the rollout that each row belongs to; None: every row is one of its own.
         step: where each row stands among the outputs of its rollout.
         padding: rows that V1 trainers fill up with.
+        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`); whatever where the mask is 0.
     """
 
     packed: Sequence[Any]
     session: Sequence[Any] | None = None
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
+    tokens: Mapping[str, Float[Tensor, "n t"]] = field(default_factory=dict)
 
     @cached_property
     def real(self) -> list[int]:
@@ -153,16 +155,32 @@ def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
     return split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n[:, None], -1))
 
 
+class Credited(NamedTuple):
+    """What the rows of a batch are trained with: advantages, what a critic is fitted to (None: there is none), and their story."""
+
+    adv_nt: Float[Tensor, "n t"]
+    return_nt: Float[Tensor, "n t"] | None
+    reading: Reading
+    metrics: dict[str, float]
+
+
 def credited(
-    rows: Rows, uids: Sequence[Any], mask_nt: Shaped[Tensor, "n t"], scheme: Scheme, *, dtype: torch.dtype = torch.float32
-) -> tuple[Float[Tensor, "n t"], Reading, dict[str, float]]:
-    """Advantages of the rows of a batch, 0 at masked tokens and at padding; what they come of; block metrics.
+    rows: Rows,
+    uids: Sequence[Any],
+    mask_nt: Shaped[Tensor, "n t"],
+    scheme: Scheme,
+    *,
+    value_lam: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Credited:
+    """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
 
     Args:
         rows: what was carried.
         uids: the prompt of each row.
         mask_nt: verl's response mask: trained tokens, perhaps fewer than were sampled (rejection).
         scheme: the rule.
+        value_lam: the critic's own lambda, see `value_target`.
         dtype: of the advantages.
 
     Raises:
@@ -181,14 +199,27 @@ def credited(
     _check_tokens(mask_nt[real], carried.sampled_nt, carried.masked_n)
     group_n = group_index(taken(uids) or [])
     group_s = group_n if turns is None else group_n[turns.row_s]
-    batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=_steps(own, carried, scheme))
+    tokens = {name: held_nt[real] if turns is None else turns.take(held_nt[real]) for name, held_nt in rows.tokens.items()}
+    batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=_steps(own, carried, scheme), **tokens)
     found = credit(reading, batch, scheme)
-    own_nt = advantages(found, reading.spans, scheme, dtype=dtype)
+    adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)
+    return_nt = _placed(_returns(reading, batch, scheme, value_lam), mask_nt, real, turns) if scheme.value_names else None
+    return Credited(adv_nt, return_nt, reading, metrics(found, reading, scheme))
+
+
+def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | None) -> Float[Tensor, "n t"]:
+    """What the tokens that were read hold, among all rows of the batch; 0 where verl trains nothing."""
     own_nt = own_nt if turns is None else turns.put(own_nt, rows=len(real))
-    adv_nt = own_nt
     if len(real) < len(mask_nt):
-        adv_nt = torch.zeros(mask_nt.shape, dtype=dtype).index_copy(0, torch.tensor(real), own_nt)
-    return adv_nt.masked_fill_(~mask_nt, 0.0), reading, metrics(found, reading, scheme)
+        own_nt = own_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), own_nt)
+    return own_nt.masked_fill_(~mask_nt, 0.0)
+
+
+def _returns(reading: Reading, batch: Batch, scheme: Scheme, lam: float) -> Float[Tensor, "n t"]:
+    """What a critic of one value is fitted to; where nothing is known of a completion its own value, which moves nothing."""
+    (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
+    gamma = {"gamma": 1.0, **scheme.entry.options, **scheme.options}["gamma"]
+    return torch.where(part["mask_nt"], value_target(**part, gamma=gamma, lam=lam), part["value_nt"])
 
 
 def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:

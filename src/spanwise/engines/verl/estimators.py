@@ -20,8 +20,8 @@ from spanwise.losses import aspo
 #: How the prompt ids of V1's padding rows begin.
 PADDING = "pad"
 #: What a trainer of ours lays out for the estimator `spanwise`, which verl calls with rewards and a mask alone: a function from
-#: group ids and mask to advantages.
-CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], Tensor] | None] = ContextVar("carried", default=None)
+#: group ids and mask to advantages and returns.
+CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
 
 
 def attach(core_algos: Any) -> None:
@@ -85,7 +85,7 @@ def outcome_advantages(
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The advantages of a recipe, from what the reward workers read; the trainer lays it out before verl calls this.
+    """The advantages and returns of a recipe, from what the reward workers read; the trainer lays it out before verl calls this.
 
     Raises:
         RecipeError: a trainer that lays nothing out.
@@ -99,8 +99,8 @@ def carried_advantages(
             + ", ".join(f"spanwise_{n}" for n in outcome_methods())
             + "."
         )
-    adv_nt = credited(_plain(index), response_mask).to(token_level_rewards.dtype)
-    return adv_nt, adv_nt
+    adv_nt, return_nt = credited(_plain(index), response_mask)
+    return adv_nt.to(token_level_rewards.dtype), return_nt.to(token_level_rewards.dtype)
 
 
 def _plain(index: Any) -> list[Any]:

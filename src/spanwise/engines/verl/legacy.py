@@ -8,9 +8,6 @@ from typing import Any
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.settings import Settings, prepare
 
-#: The fields of `Batch` that this trainer's rows can fill in: a rollout is one output, in which its turns lie.
-PROVIDES = ("group_n", "mask_nt", "columns", "steps")
-
 
 def attach(ray_trainer: Any) -> None:
     """Wrap the trainer's set-up, its advantages and its metrics; nothing changes where the estimator is not `spanwise`."""
@@ -23,7 +20,7 @@ def attach(ray_trainer: Any) -> None:
     @wraps(start)
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         if config.algorithm.adv_estimator == "spanwise":
-            state["settings"] = prepare(config, provides=PROVIDES)
+            state["settings"] = prepare(config)
         start(self, config, *args, **kwargs)
 
     @wraps(advantage)
@@ -31,7 +28,8 @@ def attach(ray_trainer: Any) -> None:
         settings: Settings | None = state.get("settings")
         if adv_estimator != "spanwise" or settings is None or KEY not in data.non_tensor_batch:
             return advantage(data, adv_estimator, *args, **kwargs)
-        with settings.carrying(Rows(data.non_tensor_batch[KEY].tolist())) as found:
+        tokens = {name: data.batch[field] for name, field in settings.tokens.items()}
+        with settings.carrying(Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)) as found:
             data = advantage(data, adv_estimator, *args, **kwargs)
         shown.update(found)
         return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import yaml
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from spanwise.critic import CriticConfig
 from spanwise.engines.verl.carry import Rows, credited
 from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.weights import check_mode, loss_factor
@@ -24,7 +25,23 @@ from spanwise.remarks import remarks, unsaid
 from spanwise.scheme import Scheme
 
 #: The fields of a recipe that say how credit is given; verl's own configuration says everything else.
-CREDIT = frozenset(("method", "calibration", "baseline", "layout", "segmenter", "prefilled", "objectives", "per", "options"))
+CREDIT = frozenset(
+    (
+        "method",
+        "calibration",
+        "baseline",
+        "layout",
+        "segmenter",
+        "prefilled",
+        "objectives",
+        "per",
+        "options",
+        "values",
+        "critic",
+    )
+)
+#: What verl calls the fields of `Batch` that hold a number per token: of its critic, and of the policy that its loss starts from.
+TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs"}
 #: Where the reward manager is, as `reward.reward_manager` names it.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: Losses that one advantage per token does not suit.
@@ -43,6 +60,7 @@ class Settings:
         scheme: the rule of credit.
         mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
         mini_batch: rows per optimiser step.
+        value_lam: lambda of what verl's critic is fitted to.
         said: the remarks that were made already.
     """
 
@@ -50,18 +68,25 @@ class Settings:
     mode: str
     horizon: int | float | None
     mini_batch: int
+    value_lam: float = 1.0
     said: set[str] = field(default_factory=set)
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """Those of `TOKENS` that the method needs."""
+        return {name: field for name, field in TOKENS.items() if name in self.scheme.needs}
 
     @contextmanager
     def carrying(self, rows: Rows) -> Iterator[dict[str, float]]:
         """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
         shown: dict[str, float] = {}
 
-        def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> Tensor:
-            adv_nt, reading, found = credited(rows, uids, mask_nt, self.scheme)
-            shown.update(found)
-            self._say(reading)
-            return adv_nt * self._factor(rows, reading, mask_nt)
+        def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
+            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam)
+            shown.update(found.metrics)
+            self._say(found.reading)
+            adv_nt = found.adv_nt * self._factor(rows, found.reading, mask_nt)
+            return adv_nt, adv_nt if found.return_nt is None else found.return_nt
 
         token = CARRIED.set(credited_here)
         try:
@@ -85,28 +110,32 @@ class Settings:
             say(sentence)
 
 
-def prepare(config: Any, *, provides: Sequence[str]) -> Settings:
+def prepare(config: Any) -> Settings:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager.
 
     Args:
         config: verl's whole configuration; `reward.reward_manager` and `algorithm.spanwise.recipe` are filled in.
-        provides: the fields of `Batch` that the trainer can fill in.
 
     Raises:
         RecipeError: one sentence that says what to write.
     """
     scheme = scheme_in(config)
-    scheme.check(provides)
+    path = Path(config.algorithm.spanwise.recipe).resolve()
+    written = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    value_lam = _value_lambda(written, config)
+    _check_critic(config.critic.get("enable"), scheme)
+    scheme.check(
+        ("group_n", "columns", "steps", "logp_nt", *(["value_nt"] if config.critic.get("enable") else []))
+    )  # every mode
     _check(config)
     actor = config.actor_rollout_ref.actor
     with open_dict(config):
-        config.algorithm.spanwise.recipe = str(Path(config.algorithm.spanwise.recipe).resolve())
+        config.algorithm.spanwise.recipe = str(path)
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
-    _remark(config)
-    horizon = actor.get("loss_scale_factor")
+    _remark(config, written, scheme)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    return Settings(scheme, actor.loss_agg_mode, horizon, rows)
+    return Settings(scheme, actor.loss_agg_mode, actor.get("loss_scale_factor"), rows, value_lam)
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -121,6 +150,42 @@ def scheme_in(config: Any) -> Scheme:
     return scheme_at(path, longest=config.data.max_response_length)
 
 
+def _check_critic(enabled: bool | None, scheme: Scheme) -> None:
+    """Refuse a method without the critic it needs, a critic that nobody reads, and one value where several are needed."""
+    if enabled and not scheme.value_names:
+        raise RecipeError(
+            f"critic.enable=True trains a critic, and method '{scheme.method}' reads no values; leave critic.enable out, or write "
+            f"method: gae or method: sae in the recipe."
+        )
+    if scheme.value_names and not enabled:
+        raise RecipeError(
+            f"Method '{scheme.method}' needs the values of verl's critic, which is there for verl's own gae alone; add "
+            f"critic.enable=True and critic.model.path."
+        )
+    if len(scheme.value_names) > 1:
+        raise RecipeError(
+            f"Each objective has a value of its own here ({', '.join(scheme.value_names)}), and verl's critic gives one per token; "
+            f"write values: shared in the recipe."
+        )
+
+
+def _value_lambda(written: Mapping[str, Any], config: Any) -> float:
+    """The critic's lambda. Of the recipe's `critic:` the rest is verl's own business, which must not say otherwise."""
+    critic = CriticConfig.of(written.get("critic") or {})
+    alone = critic.policy_training_start_step
+    if alone and config.trainer.critic_warmup != alone + 1:
+        raise RecipeError(
+            f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {config.trainer.critic_warmup}; add "
+            f"trainer.critic_warmup={alone + 1} (verl counts steps from 1 and trains the policy from that one on)."
+        )
+    if critic.truncated != "terminal":
+        raise RecipeError(
+            f"critic.truncated is '{critic.truncated}', and verl keeps no value from after the last token and trains on what was "
+            f"cut off; leave it out."
+        )
+    return critic.gae_lambda_value
+
+
 def _check(config: Any) -> None:
     """Refuse settings of verl that would change, drop or double the credit, each with its sentence."""
     algorithm, actor, reward = config.algorithm, config.actor_rollout_ref.actor, config.reward
@@ -132,9 +197,6 @@ def _check(config: Any) -> None:
     faults = {
         "algorithm.use_kl_in_reward=True puts the KL term into a reward that blocks do not read. Use "
         "actor_rollout_ref.actor.use_kl_loss=True.": algorithm.get("use_kl_in_reward"),
-        "critic.enable=True trains a critic on returns, which spanwise does not give; leave critic.enable out.": (
-            config.critic.get("enable")
-        ),
         "algorithm.use_pf_ppo=True resamples under GAE only and would change nothing; leave it out.": (
             algorithm.get("use_pf_ppo")
         ),
@@ -170,14 +232,13 @@ def _check(config: Any) -> None:
             raise RecipeError(sentence)
 
 
-def _remark(config: Any) -> None:
+def _remark(config: Any, written: Mapping[str, Any], scheme: Scheme) -> None:
     """Say what is legal and may not be what was meant."""
-    path = config.algorithm.spanwise.recipe
-    written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    idle = sorted(set(written) - CREDIT)
+    critic = set(written.get("critic") or {}) - {"gae_lambda_value", "policy_training_start_step", "truncated"}
+    idle = sorted({*written} - CREDIT | {f"critic.{name}" for name in critic})
     if idle:
         say(f"The recipe also sets {', '.join(idle)}, which verl's own configuration decides; nothing reads it here.")
-    if config.actor_rollout_ref.rollout.n == 1:
+    if config.actor_rollout_ref.rollout.n == 1 and not scheme.value_names:
         say("actor_rollout_ref.rollout.n is 1: a completion that is alone in its group has nothing to be compared with.")
     if (config.algorithm.get("filter_groups") or {}).get("enable"):
         say("algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.")

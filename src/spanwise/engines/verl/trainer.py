@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
@@ -14,8 +14,6 @@ from spanwise.errors import RecipeError
 
 #: The modes of verl, in each of which a recipe can be trained.
 MODES = ("sync", "colocate_async", "separate_async")
-#: The fields of `Batch` that the rows of these trainers can fill in.
-PROVIDES = ("group_n", "mask_nt", "columns", "steps")
 
 
 def attach(v1: Any) -> None:
@@ -40,11 +38,11 @@ def credited_trainer(stock: Any, mode: str) -> Any:
                 )
             with open_dict(config):
                 config.trainer.v1.trainer_mode = mode  # verl looks at the name
-            self.spanwise = prepare(config, provides=PROVIDES)
+            self.spanwise = prepare(config)
             super().__init__(config)
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            with self.spanwise.carrying(rows_of(batch)) as shown:
+            with self.spanwise.carrying(rows_of(batch, self.spanwise.tokens)) as shown:
                 batch = super()._compute_advantage(batch, metrics)
             metrics.update(shown)
             return batch
@@ -53,16 +51,23 @@ def credited_trainer(stock: Any, mode: str) -> Any:
     return SpanTrainer
 
 
-def rows_of(batch: Any) -> Rows:
-    """What the reward workers packed for the rows of a batch in the TransferQueue."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+def rows_of(batch: Any, tokens: Mapping[str, str]) -> Rows:
+    """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token.
+
+    Args:
+        batch: the keys of the rows.
+        tokens: field of `Batch` -> what verl calls it.
+    """
+    fields = ["extra_fields", *tokens.values()]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
     return Rows(
-        packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],
+        packed=[(told.get("reward_extra_info") or {}).get(KEY) for told in extra],
         session=[(uid, session) for uid, session, _ in names],
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
+        tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
     )
 
 

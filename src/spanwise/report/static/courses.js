@@ -32,18 +32,18 @@ window.spanwiseCourses = ({ view, data, make, show, plain, count, inspect }) => 
     const cell = Math.max(1, size / BINS / 2), ticks = new Set(opens.map((t) => Math.round(t / cell) * cell)); // that can be told apart
     find("svg").setAttribute("viewBox", `0 0 ${size} 1`);
     find("svg").setAttribute("aria-label", `${nameOf(column)} before each token: ${said}`);
-    find(".token-ticks").setAttribute("d", [...ticks].map((t) => `M${t} 0.88V1`).join(""));
+    find(".token-ticks").setAttribute("d", [...ticks].map((t) => `M${t} 0.85V1`).join(""));
     find(".token-line").setAttribute("d", line(x, low, high));
     find(".token-high").textContent = plain(high);
     find(".token-low").textContent = low < high ? plain(low) : "";
-    box.append(make("p", "token-head", show(make("b"), nameOf(column)), ` before each token · ${said}`), chart);
+    box.append(make("p", "token-course-head", show(make("b"), nameOf(column)), ` before each token · ${said}`), chart);
     drawn.push({ column, x, opens, cursor: find(".token-cursor") });
   };
   const draw = (n, tokens, values) => {
     box.replaceChildren();
     [drawn, size, pinned] = [[], tokens, null];
     data.values.forEach((column, s) => add(column, extents[s], values(column), data.opens[n][column.name] ?? []));
-    if (drawn.length && data.segments) box.append(make("p", "token-head", data.segments));
+    if (drawn.length && data.segments) box.append(make("p", "token-course-head", data.segments));
   };
   const point = (t) => drawn.forEach(({ cursor }) => cursor.setAttribute("d", t === null ? "" : `M${t + 0.5} 0V1`));
   const segments = (t) => drawn.filter(({ x }) => data.segments && !Number.isNaN(x[t])).map(({ column, opens }) =>

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +116,42 @@ def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys
     text = (folder / "log.txt").read_text()
     assert code == 0, f"verl ended with code {code}:\n{text[-6000:]}"
     return text
+
+
+@dataclass
+class Run:
+    """The folder of a finished run, its name (the mode of the trainer) and its log."""
+
+    folder: Path
+    name: str
+    log: str
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line)["data"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder / "model")
+
+    def dumped(self, step: int) -> list[dict[str, Any]]:
+        lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def seen(self, loss: str, call: int) -> list[dict[str, Any]]:
+        """Prompt, sampled tokens and what stands beside each of them, as a loss ("actor", "critic") took them at a call of it."""
+        import torch
+
+        file = sorted((self.folder / "record" / loss).iterdir(), key=lambda file: file.name.split("-")[1])[call - 1]
+        held, rows = torch.load(file), []
+        for n, (prompt, ids, mask) in enumerate(zip(held["prompts"], held["responses"], held["response_mask"], strict=True)):
+            mask = mask.bool()
+            beside = {name: held[name][n][: len(mask)] for name in set(held) - {"prompts", "responses", "response_mask"}}
+            for name in {"advantages", "returns"} & set(beside):
+                assert (beside[name][~mask] == 0).all()
+            told = {name: values[mask].tolist() for name, values in beside.items()}
+            text = self.tokenizer.decode(prompt, skip_special_tokens=True)
+            rows.append({"prompt": text, "ids": ids[: len(mask)][mask].tolist(), **told})
+        return rows

@@ -1,4 +1,4 @@
-"""verl without a GPU, for tests: a CPU platform, a rollout by transformers' `generate`, and a record of what the loss saw.
+"""verl without a GPU, for tests: a CPU platform, a rollout by transformers' `generate`, and a record of what the losses saw.
 
 verl imports it where `VERL_USE_EXTERNAL_MODULES=verl_on_cpu` is set; `run_verl.py` sets that and what else it takes.
 Everything else of a run is verl's own: configuration, Ray, TransferQueue, agent loop, reward loop, FSDP2, loss, weight sync.
@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 import torch
 import verl.workers.utils.losses as losses
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -86,6 +86,18 @@ def _one_backend_per_device(init):
 
 
 torch.distributed.init_process_group = _one_backend_per_device(torch.distributed.init_process_group)
+
+
+def _eager(load):
+    """verl asks for flash attention for every critic, whatever the configuration says."""
+
+    def from_pretrained(*args, **kwargs):
+        return load(*args, **{**kwargs, "attn_implementation": "eager"})
+
+    return from_pretrained
+
+
+AutoModelForTokenClassification.from_pretrained = _eager(AutoModelForTokenClassification.from_pretrained)
 
 
 @ray.remote
@@ -176,17 +188,22 @@ RolloutReplicaRegistry.register("generate", lambda: GenerateReplica)
 _ROLLOUT_REGISTRY["generate", "async"] = f"{__name__}.GenerateRollout"
 
 
-def _recorded(loss):
-    """Write token ids, mask and advantages of every micro-batch, as they enter the loss."""
-    folder, count = Path(RECORD or "."), iter(range(10**9))
+FIELDS = ("prompts", "responses", "response_mask", "advantages", "returns", "values", "old_log_probs")
 
-    def ppo_loss(config, model_output, data, dp_group=None):
-        rows = {name: list(data[name].unbind()) for name in ("prompts", "responses", "response_mask", "advantages")}
+
+def _recorded(loss, name):
+    """Write token ids, mask, advantages and what else is there of every micro-batch, as they enter the loss."""
+    folder, count = Path(RECORD or ".") / name, iter(range(10**9))
+
+    def recorded(config, model_output, data, dp_group=None):
+        rows = {name: list(held.unbind()) for name, held in data.select(*FIELDS, strict=False).items()}
+        folder.mkdir(exist_ok=True)
         torch.save(rows, folder / f"{os.getpid()}-{next(count):05d}.pt")
         return loss(config=config, model_output=model_output, data=data, dp_group=dp_group)
 
-    return ppo_loss
+    return recorded
 
 
 if RECORD:
-    losses.ppo_loss = _recorded(losses.ppo_loss)
+    losses.ppo_loss = _recorded(losses.ppo_loss, "actor")
+    losses.value_loss = _recorded(losses.value_loss, "critic")

@@ -1,0 +1,121 @@
+"""The critics of token fidelity: the run's own, and one fitted on other prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spanwise.commands.fidelity.token_rollouts import Blocks, Roller, make_seeds
+from spanwise.critic import CriticConfig
+from spanwise.engines.critic import ABOUT, ValueModel
+from spanwise.errors import DataError, RecipeError
+
+#: How long the critic is fitted, in steps, each time it is looked at.
+CRITIC_STEPS = (5, 25, 80)
+#: Completions per step.
+CRITIC_BATCH = 256
+
+
+def own_critic_folder(model_folder: Path) -> Path | None:
+    """The critic that was saved with a model: in a checkpoint, or beside the model of a run that has ended; None: there is none."""
+    places = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
+    return next((place for place in places if (place / ABOUT).is_file()), None)
+
+
+def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
+    """A saved critic as it is, and which of its values is that of being right.
+
+    Args:
+        place: its folder.
+        tokenizer: the policy's.
+        objectives: the rewards of the run, by name.
+
+    Raises:
+        RecipeError: none of its values is of the reward `correct` alone; DataError: it cannot be read.
+    """
+    try:
+        about = json.loads((place / ABOUT).read_text(encoding="utf-8"))
+        names, bins = list(about["values"]), {"bins": about["bins"], "value_range": tuple(about["value_range"])}
+        config = CriticConfig(head=about["head"], **({} if about["head"] == "scalar" else bins))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"'{place / ABOUT}' is damaged: {error!r}.") from error
+    alone = names[0] if len(names) == len(objectives) == 1 else "correct"
+    if alone not in names:
+        of = " + ".join(objectives) if len(names) == 1 else ", ".join(names)
+        raise RecipeError(
+            f"The critic '{place}' gives the value of {of}, and what is re-rolled is the reward 'correct' alone. Train with "
+            "values: objective, or look at other critics: --critics fitted,mc."
+        )
+    return ValueModel.load(str(place), names, config, tokenizer).eval(), names.index(alone)
+
+
+@torch.no_grad()
+def values(critic: ValueModel, blocks: Blocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
+    """What a critic says before each token."""
+    device = next(critic.parameters()).device
+    return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
+
+
+def fitted_critics(
+    roller: Roller,
+    rows: Any,
+    *,
+    steps: Sequence[int] = CRITIC_STEPS,
+    batch: int = CRITIC_BATCH,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> Iterator[tuple[int, ValueModel]]:
+    r"""A critic fitted to the rewards of fresh completions, as it stands after each of these numbers of steps.
+
+    Equation
+        loss = mean over the tokens of the batch of (V(state before the token) - reward)^2
+
+    The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
+
+    Args:
+        roller: samples and judges; its model is not changed.
+        rows: prompts and answers, taken in order and from the start again when they are used up.
+        steps: when to yield, in ascending order.
+        batch: completions per step, each of another prompt as far as there are prompts.
+        learning_rate: of AdamW.
+        seed: of sampling.
+    """
+    critic, optimizer, seeds = None, None, make_seeds(seed)
+    for step, rest in zip(range(1, max(steps, default=0) + 1), _batches(roller, rows, batch, seeds), strict=False):
+        if critic is None:
+            critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
+            _start(critic, float(rest.reward_n.nanmean().nan_to_num(nan=0.0)))
+            optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+        use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
+        if optimizer is not None and bool(use_nt.any()):
+            value_nt = critic(rest.sequences(roller.model.device))[:, :-1, 0]
+            error_nt = value_nt - rest.reward_n.float()[:, None].to(value_nt.device)
+            error_nt[use_nt.to(value_nt.device)].square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step in steps:
+            yield step, critic
+
+
+def _start(critic: ValueModel, value: float) -> None:
+    """Let a fresh head say the same value everywhere."""
+    trunk = {id(parameter) for parameter in critic.model.base_model.parameters()}
+    for parameter in critic.model.parameters():
+        if id(parameter) not in trunk and parameter.dim() == 1:
+            torch.nn.init.constant_(parameter, value)
+
+
+def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[Blocks]:
+    """Batches of fresh completions for ever, sampled two at a time: large batches cost less each."""
+    for first in count(0, 2 * batch):
+        picked = [x % len(rows) for x in range(first, first + 2 * batch)]
+        blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))
+        yield blocks.take(slice(0, batch))
+        yield blocks.take(slice(batch, None))

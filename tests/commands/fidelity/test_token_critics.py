@@ -1,0 +1,89 @@
+"""The run's own critic: which it is, what it says before every token, what is refused."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from spanwise.commands.fidelity.token_critics import own_critic, own_critic_folder, values
+from spanwise.commands.fidelity.token_rollouts import Blocks
+from spanwise.critic import CriticConfig
+from spanwise.engines.critic import ValueModel
+from spanwise.errors import DataError, RecipeError
+from spanwise.tasks import build_model, build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = build_tokenizer()
+    return build_model(tokenizer, 0).eval(), tokenizer
+
+
+def saved(tiny, folder, *, names=("return",), **config):
+    """A critic whose head says something."""
+    critic = ValueModel.of_policy(tiny[0], names, CriticConfig(**config))
+    torch.manual_seed(3)
+    torch.nn.init.normal_(critic.model.score.weight, std=0.3)
+    critic.save(folder, tiny[1])
+    return critic
+
+
+@pytest.fixture
+def blocks(tiny):
+    heads = [tiny[1](prompt)["input_ids"] for prompt in ("1+1_____=", "7=", "2*3-1__=")]
+    ids_nt = torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    return Blocks(torch.arange(3), heads, ids_nt, torch.ones(3, 6, dtype=torch.bool), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("names", [("return",), ("calibration", "correct")])
+def test_values_are_those_after_reading_the_prefix_alone(tiny, tmp_path, blocks, names):
+    saved(tiny, tmp_path / "critic", names=names)
+    objectives = ["correct"] if len(names) == 1 else ["correct", "calibration"]
+    critic, stream = own_critic(tmp_path / "critic", tiny[1], objectives)
+    said_nt = values(critic, blocks, stream=stream)
+    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32).eval()
+    for n, head in enumerate(blocks.heads):
+        for t in range(6):
+            ids = torch.tensor([[*head, *blocks.ids_nt[n, :t].tolist()]])
+            with torch.no_grad():
+                expected = float(plain(input_ids=ids).logits[0, -1, names.index("correct") if len(names) > 1 else 0])
+            assert float(said_nt[n, t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_categorical_head_gives_its_expectation(tiny, tmp_path, blocks):
+    saved(tiny, tmp_path / "critic", head="hl_gauss", bins=7, value_range=(-1.0, 2.0))
+    said_nt = values(*own_critic(tmp_path / "critic", tiny[1], ["correct"])[:1], blocks)
+    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32).eval()
+    centre_b = -1 + 3 / 7 * (torch.arange(7) + 0.5)
+    for n, head in enumerate(blocks.heads):
+        with torch.no_grad():
+            share_b = plain(input_ids=torch.tensor([[*head, *blocks.ids_nt[n, :4].tolist()]])).logits[0, -1].softmax(dim=0)
+        assert float(said_nt[n, 4]) == pytest.approx(float(share_b @ centre_b), abs=1e-5)
+
+
+def test_where_the_critic_lies(tiny, tmp_path):
+    saved(tiny, tmp_path / "run" / "critic")
+    saved(tiny, tmp_path / "run" / "checkpoints" / "checkpoint-2" / "critic")
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "checkpoints" / "checkpoint-4").mkdir()
+    for folder, place in (
+        ("run/model", "run/critic"),
+        ("run/checkpoints/checkpoint-2", "run/checkpoints/checkpoint-2/critic"),
+        ("run/checkpoints/checkpoint-4", None),
+    ):
+        assert own_critic_folder(tmp_path / folder) == (None if place is None else tmp_path / place)
+
+
+def test_what_is_refused(tiny, tmp_path):
+    place = tmp_path / "critic"
+    saved(tiny, place)
+    with pytest.raises(RecipeError, match=r"gives the value of correct \+ calibration, .* reward 'correct' alone"):
+        own_critic(place, tiny[1], ["correct", "calibration"])
+    about = json.loads((place / "critic.json").read_text())
+    (place / "critic.json").write_text(json.dumps({**about, "values": ["a", "b"]}))
+    with pytest.raises(RecipeError, match="gives the value of a, b"):
+        own_critic(place, tiny[1], ["a", "b"])
+    (place / "critic.json").write_text("{}")
+    with pytest.raises(DataError, match=r"critic.json' is damaged: KeyError\('values'\)"):
+        own_critic(place, tiny[1], ["correct"])

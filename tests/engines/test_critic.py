@@ -1,0 +1,434 @@
+"""A critic on real small transformers: it fits what can be known, reads nothing that is masked, and stops when it diverges."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from critic_small import (
+    GOOD,
+    PAD,
+    TRUNKS,
+    CriticConfig,
+    accelerator,
+    critic,
+    equal,
+    head,
+    learn,
+    policy,
+    question,
+    slow_fit,
+    slow_targets,
+    state,
+)
+from helpers import NAN
+from spanwise.engines.critic import Critic, Sequences, ValueModel
+from spanwise.errors import DivergedError, RecipeError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+TWO = ("correct", "brier")
+
+
+def fitted(config, *, batches=40, **options):
+    """A critic after some batches of the question, and what it said of the last one before it was fitted to it."""
+    found = critic(config, **options)
+    for seed in range(batches):
+        said = learn(found, *question(seed=seed, names=options.get("names", ("return",))))
+    return found, said
+
+
+def best(rows, streams):
+    """Explained variance of a critic that knows all that can be known: nothing before the first token, all after it."""
+    mask = streams.mask_snt[0]
+    reward = streams.reward_snt[0].sum(dim=1, keepdim=True).expand_as(mask)
+    known = reward.clone()
+    known[:, 0] = 0.5
+    return 1 - float((reward - known)[mask].var(correction=0) / reward[mask].var(correction=0))
+
+
+# ------------------------------------------------------------------------------------------------------------- it fits
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"head": "hl_gauss", "value_range": (-0.2, 1.2), "learning_rate": 1e-2},
+        {"epochs": 2, "mini_batches": 2, "value_clip": 0.2},
+        {"gae_lambda_value": 0.95},
+        {"gradient_checkpointing": True},
+    ],
+    ids=lambda options: " ".join(options) or "scalar",
+)
+def test_a_critic_learns_what_can_be_known(options):
+    found, said = fitted(CriticConfig(**{"learning_rate": 3e-3, **options}))
+    rows, streams = question(seed=39)
+    assert said.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
+    assert said.metrics["critic/explained_variance"] < best(rows, streams) + 0.02
+    value = said.value_nts[..., 0]
+    assert abs(float(value[:, 0].mean()) - 0.5) < 0.15  # before the first token nothing is known
+    after = value[:, 2:4]  # the tokens behind the tool's, which all completions have
+    good = rows.ids_nl[:, 3] == GOOD
+    assert float(after[good].mean()) > 0.85
+    assert float(after[~good].mean()) < 0.15
+    assert found.updates == 40 * found.config.epochs * found.config.mini_batches
+
+
+@pytest.mark.parametrize("kind", TRUNKS)
+def test_any_token_classifier_that_reads_forwards_is_a_critic(kind, tmp_path):
+    """Saved by transformers, with labels of its own that are not our values."""
+    from transformers import AutoModelForTokenClassification
+
+    torch.manual_seed(0)
+    settings = TRUNKS[kind]()
+    settings.num_labels = 5
+    AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path)
+    config = CriticConfig(model=str(tmp_path), learning_rate=3e-3)
+    found = Critic(ValueModel.load(str(tmp_path), ["return"], config), config, accelerator(), micro_batch=16)
+    first = learn(found, *question(seed=0))
+    assert not first.value_nts.any()
+    for seed in range(1, 25):
+        last = learn(found, *question(seed=seed))
+    assert last.metrics["critic/explained_variance"] > first.metrics["critic/explained_variance"] + 0.4
+
+
+def test_the_trunk_is_the_policys_and_the_policy_stays_what_it_was():
+    one = policy()
+    before = state(one)
+    found = critic(CriticConfig(learning_rate=1e-2), model=one)
+    assert equal(state(found.model.model.base_model), state(one.base_model))
+    learn(found, *question())
+    learn(found, *question())
+    assert equal(state(one), before)
+    assert not equal(state(found.model.model.base_model), state(one.base_model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"epochs": 3, "value_clip": 0.05}, {"gae_lambda_value": 0.7, "weight_decay": 0.1, "max_grad_norm": 0.1}],
+    ids=["plain", "clipped", "lambda"],
+)
+@pytest.mark.parametrize("names", [("return",), TWO], ids=["one", "two"])
+def test_the_fit_is_the_one_written_out(options, names):
+    config = CriticConfig(learning_rate=1e-2, **options)
+    rows, streams = question(completions=12, names=names)
+    found, plain = (critic(config, names=names, micro_batch=5) for _ in range(2))
+    for one in (found, plain):  # a head of zeros says one value everywhere, which would hide much
+        torch.manual_seed(3)
+        for parameter in head(one):
+            torch.nn.init.normal_(parameter, std=0.2)
+    said = learn(found, rows, streams)
+    first = slow_fit(plain.model.model, rows, streams, config)
+    mask = streams.mask_snt.permute(1, 2, 0)
+    torch.testing.assert_close(said.value_nts[mask], first[mask], atol=1e-5, rtol=0)
+    torch.testing.assert_close(state(found.model), state(plain.model), atol=3e-5, rtol=0)
+
+
+def test_what_is_said_of_a_batch_is_of_the_values_before_the_fit():
+    config = CriticConfig(learning_rate=1e-2, gae_lambda_value=0.5, epochs=2)
+    rows, streams = question(completions=8)
+    found = critic(config)
+    learn(found, rows, streams)
+    said = learn(found, rows, streams)
+    mask, value = streams.mask_snt[0], said.value_nts[..., 0]
+    target = slow_targets(value, streams, 0, 0.5)
+    error = (target - value)[mask]
+    rows_error = [((target - value)[n][mask[n]] ** 2).mean() for n in range(8)]
+    expected = {
+        "critic/value_mean": value[mask].mean(),
+        "critic/target_mean": target[mask].mean(),
+        "critic/error_point": sum(rows_error) / 8,
+        "critic/explained_variance": 1 - error.var(correction=0) / target[mask].var(correction=0),
+    }
+    for name, number in expected.items():
+        assert said.metrics[name] == pytest.approx(float(number), abs=1e-5), name
+    parts = said.metrics["critic/error_mean"] + said.metrics["critic/error_within"]
+    assert said.metrics["critic/error_point"] == pytest.approx(parts)
+
+
+def test_two_streams_have_names_of_their_own():
+    said = learn(critic(CriticConfig(), names=TWO), *question(names=TWO))
+    assert said.value_nts.shape == (64, 6, 2)
+    assert said.metrics["critic/correct/target_mean"] == 2 * said.metrics["critic/brier/target_mean"]
+    assert "critic/explained_variance" not in said.metrics
+
+
+# ------------------------------------------------------------------------------------------- how a batch is cut changes nothing
+
+
+@pytest.mark.parametrize("options", [{}, {"head": "hl_gauss"}], ids=["scalar", "hl_gauss"])
+def test_micro_batches_change_nothing(options):
+    ends = []
+    for micro_batch in (1, 5, 64):
+        found = critic(CriticConfig(learning_rate=1e-3, epochs=2, **options), micro_batch=micro_batch)
+        said = learn(found, *question(completions=12))
+        ends.append((said.value_nts, state(found.model)))
+    for value_nts, weights in ends[1:]:
+        torch.testing.assert_close(value_nts, ends[0][0], atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights, ends[0][1], atol=1e-5, rtol=0)
+
+
+def test_more_mini_batches_than_completions():
+    found = critic(CriticConfig(learning_rate=1e-3, mini_batches=5))
+    learn(found, *question(completions=3))
+    assert found.updates == 3
+    assert all(value.isfinite().all() for value in state(found.model).values())
+
+
+def test_padding_changes_nothing():
+    rows, streams = question(completions=8)
+    found, wide = (critic(CriticConfig(learning_rate=1e-3)) for _ in range(2))
+    pad = torch.full((8, 2), PAD)
+    ids = torch.cat([pad, rows.ids_nl, pad], dim=1)
+    attention = torch.cat([0 * pad, rows.attention_nl, 0 * pad], dim=1)
+    empty = torch.zeros(1, 8, 2)
+    padded = replace(
+        streams,
+        reward_snt=torch.cat([streams.reward_snt, empty], dim=2),
+        mask_snt=torch.cat([streams.mask_snt, empty.bool()], dim=2),
+    )
+    for _ in range(2):
+        one = learn(found, rows, streams)
+        two = learn(wide, Sequences(ids, attention, rows.width + 2), padded)
+    torch.testing.assert_close(two.value_nts[:, :-2][padded.mask_snt[0, :, :-2]], one.value_nts[streams.mask_snt[0]],
+                               atol=1e-5, rtol=0)  # fmt: skip
+    torch.testing.assert_close(state(wide.model), state(found.model), atol=1e-5, rtol=0)
+
+
+def test_the_order_of_completions_changes_nothing():
+    rows, streams = question(completions=8)
+    order = torch.tensor([3, 1, 7, 0, 2, 6, 5, 4])
+    turned = replace(streams, reward_snt=streams.reward_snt[:, order], mask_snt=streams.mask_snt[:, order])
+    found, other = (critic(CriticConfig(learning_rate=1e-3)) for _ in range(2))
+    for _ in range(2):
+        one, two = learn(found, rows, streams), learn(other, rows.take(order), turned)
+    torch.testing.assert_close(two.value_nts, one.value_nts[order], atol=1e-5, rtol=0)
+
+
+def test_the_same_seed_gives_the_same_mini_batches():
+    ends = []
+    for seed in (0, 0, 1):
+        found = critic(CriticConfig(learning_rate=1e-2, epochs=2, mini_batches=3), seed=seed)
+        learn(found, *question(completions=9))
+        ends.append(state(found.model))
+    assert equal(ends[0], ends[1])
+    assert not equal(ends[0], ends[2])
+
+
+def test_saying_values_changes_nothing():
+    found = critic(CriticConfig(learning_rate=1e-2))
+    learn(found, *question())
+    before, updates = state(found.model), found.updates
+    one = learn(found, *question(), fit=False)
+    two = learn(found, *question(), fit=False)
+    assert torch.equal(one.value_nts, two.value_nts)
+    assert equal(state(found.model), before)
+    assert (found.updates, found.batches) == (updates, 1)
+    assert "critic/loss" not in one.metrics
+
+
+def test_dropout_does_not_make_values_random():
+    """Read on the way of the only fit of a batch, values are those of the model without dropout."""
+    model = policy("gpt2")  # whose dropouts are .1
+    found = critic(CriticConfig(learning_rate=1e-6), model=model)
+    torch.nn.init.normal_(head(found)[0])
+    calm = learn(found, *question(), fit=False).value_nts
+    on_the_way = learn(found, *question()).value_nts
+    torch.testing.assert_close(on_the_way, calm, atol=1e-5, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- poison
+
+
+class Poisoned(torch.nn.Module):
+    """A token classifier that says `number` wherever nothing may be read: at every place that is before no trainable token."""
+
+    def __init__(self, model, rows, mask, number):
+        super().__init__()
+        self.model, self.number = model, number
+        self.base_model = model.base_model
+        self.masks = dict(zip(map(tuple, rows.ids_nl.tolist()), mask, strict=True))
+
+    def forward(self, input_ids, attention_mask, position_ids=None, use_cache=None):
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
+        mask = torch.stack([self.masks[tuple(ids)] for ids in input_ids.tolist()])
+        read = torch.zeros_like(input_ids, dtype=torch.bool)
+        read[:, -mask.shape[1] - 1 : -1] = mask  # the place before a token says its value
+        out.logits = torch.where(read[..., None], out.logits, self.number)
+        return out
+
+
+@pytest.mark.parametrize("number", [1e9, NAN, math.inf])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"epochs": 2, "value_clip": 0.1}, {"head": "hl_gauss"}, {"mini_batches": 2, "gae_lambda_value": 0.5}],
+    ids=["scalar", "clipped", "hl_gauss", "lambda"],
+)
+def test_what_a_critic_says_where_nothing_is_read_changes_nothing(options, number):
+    rows, streams = question(completions=10)
+    clean, dirty = (critic(CriticConfig(learning_rate=1e-2, **options), micro_batch=4) for _ in range(2))
+    own = dirty.model.model
+    dirty.model.model = Poisoned(own, rows, streams.mask_snt[0], number)
+    for _ in range(3):
+        one, two = learn(clean, rows, streams), learn(dirty, rows, streams)
+        mask = streams.mask_snt[0]
+        assert torch.equal(one.value_nts[mask], two.value_nts[mask])
+        assert torch.equal(one.bootstrap_ns.nan_to_num(7.0), two.bootstrap_ns.nan_to_num(7.0))
+        for name in one.metrics.keys() - {"critic/seconds"}:
+            assert one.metrics[name] == pytest.approx(two.metrics[name], abs=0, nan_ok=True), name
+    assert equal(state(clean.model.model), state(own))
+
+
+# ---------------------------------------------------------------------------------------------------------- truncation
+
+
+@pytest.mark.parametrize("truncated", ["terminal", "bootstrap", "mask"])
+def test_completions_that_were_cut_off(truncated):
+    rows, streams = question(completions=8)
+    streams = replace(streams, reward_snt=0 * streams.reward_snt)
+    cut = torch.tensor([True, False] * 4)
+    found = critic(CriticConfig(learning_rate=1e-2, truncated=truncated))
+    torch.nn.init.constant_(head(found)[1], 0.75)
+    said = learn(found, rows, streams, truncated=cut)
+    assert torch.equal(said.value_nts, torch.full((8, 6, 1), 0.75))
+    tokens = streams.mask_snt[0].sum(dim=1).double()
+    targets = {"terminal": 0 * tokens, "bootstrap": torch.where(cut, 0.75 * tokens, 0.0), "mask": 0 * tokens}[truncated]
+    counted = tokens[~cut] if truncated == "mask" else tokens
+    assert said.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
+
+
+# ------------------------------------------------------------------------------------- precision, memory, adapters
+
+
+def test_bfloat16_keeps_weights_and_values_in_float32():
+    found, said = fitted(CriticConfig(learning_rate=3e-3), precision="bf16")
+    rows, streams = question(seed=39)
+    assert said.value_nts.dtype == torch.float32
+    assert {value.dtype for value in found.model.parameters()} == {torch.float32}
+    assert said.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
+    accelerator()  # other tests of this process compute in float32
+
+
+def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
+    one = policy().to(torch.bfloat16)
+    found = critic(CriticConfig(learning_rate=1e-6), model=one)
+    assert {value.dtype for value in found.model.parameters()} == {torch.float32}
+    learn(found, *question())
+    torch.testing.assert_close(  # a step of 1e-6 is not lost in rounding
+        found.model.model.base_model.embed_tokens.weight[GOOD],
+        one.base_model.embed_tokens.weight[GOOD].float(),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+def test_gradient_checkpointing_gives_the_same_weights():
+    ends = []
+    for choice in (False, True):
+        found = critic(CriticConfig(learning_rate=1e-3, gradient_checkpointing=choice))
+        for seed in range(3):
+            learn(found, *question(seed=seed))
+        assert any(getattr(layer, "gradient_checkpointing", False) for layer in found.model.modules()) == choice
+        ends.append(state(found.model))
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # peft about itself
+def test_the_trunk_of_a_policy_with_adapters_has_them_merged():
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(policy(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    before = state(adapted)
+    found = critic(CriticConfig(learning_rate=1e-2), model=adapted)
+    assert equal(state(adapted), before)
+    merged = state(adapted.merge_and_unload().base_model)
+    assert equal(state(found.model.model.base_model), merged)
+    assert not equal(merged, state(policy().base_model))
+    assert all(value.requires_grad for value in found.model.parameters())
+    learn(found, *question())
+
+
+def test_offloading_on_a_cpu_is_refused():
+    with pytest.raises(RecipeError, match=r"critic\.offload is true, but the critic already is in main memory"):
+        critic(CriticConfig(offload=True))
+
+
+def test_the_learning_rate_warms_up():
+    found = critic(CriticConfig(learning_rate=1e-3, warmup_steps=4))
+    rates = []
+    for seed in range(6):
+        rates.append(found.optimizer.param_groups[0]["lr"])
+        learn(found, *question(seed=seed))
+    assert rates == pytest.approx([0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
+
+
+# -------------------------------------------------------------------------------------------------------------- diverged
+
+
+def diverged(found, **options):
+    """The error, after which model and optimizer are what they were."""
+    weights, held = state(found.model), found.optimizer.state_dict()["state"]
+    held = {key: {name: x.clone() for name, x in value.items()} for key, value in held.items()}
+    rates = found.schedule.state_dict()
+    with pytest.raises(DivergedError) as caught:
+        learn(found, *question(), **options)
+    assert equal(state(found.model), weights)
+    after = found.optimizer.state_dict()["state"]
+    assert all(torch.equal(after[key][name], x) for key, value in held.items() for name, x in value.items())
+    assert found.schedule.state_dict() == rates
+    assert all(value.grad is None for value in found.model.parameters())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", [NAN, math.inf, 1e30])
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"head": "hl_gauss"}], ids=["once", "twice", "hl_gauss"])
+def test_a_diverged_critic_is_stopped_before_its_weights_change(options, number):
+    found = critic(CriticConfig(learning_rate=1e-3, **options))
+    learn(found, *question())
+    head(found)[0].data[0, 0] = number
+    said = diverged(found)
+    assert "The critic has diverged" in said
+    assert "critic.learning_rate (0.001)" in said
+
+
+def test_values_that_are_not_finite_are_refused_where_nothing_is_fitted():
+    """An evaluation, or credit alone, must not take them in either."""
+    found = critic(CriticConfig())
+    head(found)[1].data[0] = NAN
+    with pytest.raises(DivergedError, match="The critic has diverged"):
+        learn(found, *question(), fit=False)
+
+
+def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence():
+    found = critic(CriticConfig(learning_rate=1e20, max_grad_norm=1e30))
+
+    def six_batches():
+        for seed in range(6):
+            learn(found, *question(seed=seed))
+
+    with pytest.raises(DivergedError) as caught:
+        six_batches()
+    assert str(caught.value).count(". ") <= 3
+    assert "1e+20" in str(caught.value)
+
+
+def test_a_target_outside_the_range_of_the_bins_is_named():
+    rows, streams = question(completions=4)
+    found = critic(CriticConfig(head="hl_gauss", learning_rate=1e-3))
+    before = state(found.model)
+    with pytest.raises(Exception, match=r"outside value_range \(0, 1\)"):
+        learn(found, rows, replace(streams, reward_snt=3 * streams.reward_snt))
+    assert equal(state(found.model), before)
+
+
+def test_a_batch_in_which_nothing_trains_changes_nothing():
+    rows, streams = question(completions=4)
+    found = critic(CriticConfig(learning_rate=1e-2))
+    learn(found, rows, streams)
+    before = state(found.model)
+    said = learn(found, rows, replace(streams, mask_snt=torch.zeros_like(streams.mask_snt)))
+    assert said.metrics["critic/loss"] == 0
+    assert math.isnan(said.metrics["critic/explained_variance"])
+    difference = max(float((state(found.model)[name] - value).abs().max()) for name, value in before.items())
+    assert difference < 2e-2  # AdamW's momentum goes on

@@ -1,0 +1,365 @@
+"""TRL's trainer with a critic: its values make the advantages, masked ones never, and nothing is trained on a diverged one."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from helpers import NAN
+from oracles import slow_recursion
+from spanwise.critic import CriticConfig
+from spanwise.errors import DataError, DivergedError, RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from trl_critic_small import (
+    ONE,
+    PAIR,
+    PoisonedAtMasked,
+    Watched,
+    critic_lines,
+    equal,
+    fast,
+    optimizer_state,
+    policy,
+    prompts,
+    state,
+    with_critic,
+)
+from trl_small import SAID_WITH_TOOLS, THIRD_PARTY, tokenizer, trainer
+
+pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+
+
+# ------------------------------------------------------------------------------------------- values become advantages
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
+def test_advantages_are_gae_of_what_the_critic_said(tmp_path, lam):
+    """One reward at the end: the definition, token by token, over what the policy wrote."""
+    run = with_critic(tmp_path, objectives=ONE, credit={"lam": lam})
+    watched = Watched(run)
+    run.train()
+    value_nt = watched.said[-1].value_nts[..., 0]
+    assert value_nt.std() > 0.02
+    mask_nt, reward_nt = torch.zeros(value_nt.shape, dtype=torch.bool), torch.zeros(value_nt.shape)
+    for n, one in enumerate(SAID_WITH_TOOLS):
+        mask_nt[n, : len(one.blocks)] = torch.tensor(one.blocks) >= 0
+        reward_nt[n, len(one.blocks) - 1] = one.right
+    slow = slow_recursion(reward_nt, value_nt, mask_nt, gamma=1.0, lam_after=lambda *_: lam)
+    slow = slow / mask_nt.sum(dim=1, keepdim=True)  # per completion: the mean over its tokens is in the advantage
+    torch.testing.assert_close(run.last_rollouts.advantages_nt.double(), slow, atol=1e-6, rtol=0)
+
+
+def test_the_critic_explains_more_and_more(tmp_path):
+    run = with_critic(tmp_path, objectives=ONE, max_steps=12)
+    run.train()
+    explained = [line["critic/explained_variance"] for line in critic_lines(run)]
+    assert len(explained) == 12
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)
+    assert explained[-1] > 0.5
+    for line in critic_lines(run):
+        parts = line["critic/error_mean"] + line["critic/error_within"]
+        assert line["critic/error_point"] == pytest.approx(parts, rel=1e-3, abs=1e-6)
+
+
+def test_blocks_that_are_paid_apart_have_a_value_each(tmp_path):
+    run = with_critic(tmp_path)
+    watched = Watched(run)
+    run.train()
+    assert run.critic.model.names == ("correct", "brier")
+    _, streams = watched.asked[-1]
+    written = torch.zeros_like(streams.mask_snt)
+    for n, one in enumerate(SAID_WITH_TOOLS):
+        for t, block in enumerate(one.blocks):
+            if block >= 0:
+                written[block, n, t] = True
+        if one.confidence is None:  # left out: the last token is the decision to stop
+            written[1, n, len(one.blocks) - 1] = True
+    assert torch.equal(streams.mask_snt, written)
+
+
+def test_sae_reads_the_log_probabilities_of_the_policy_that_sampled(tmp_path):
+    run = with_critic(tmp_path, method="sae", objectives=ONE)
+    run.train()
+    assert run.last_rollouts.advantages_nt.any()
+    assert critic_lines(run)[-1]["critic/explained_variance"] > 0
+
+
+def test_the_policy_waits_for_its_critic(tmp_path):
+    """Its weights, and its optimizer, are untouched before the third batch."""
+    ends = {}
+    for steps in (2, 3):
+        run = with_critic(tmp_path / str(steps), fast(policy_training_start_step=2), max_steps=steps, weight_decay=0.5)
+        before, value_before = state(run.model), state(run.critic.model)
+        run.train()
+        ends[steps] = equal(state(run.model), before), bool(run.optimizer.state_dict()["state"])
+        assert not equal(state(run.critic.model), value_before)
+        assert run.critic.batches == steps
+    assert ends == {2: (True, False), 3: (False, True)}
+
+
+def test_accumulated_and_repeated_steps_fit_once_per_generation_batch(tmp_path):
+    run = with_critic(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=2, max_steps=4)
+    run.train()
+    assert run.critic.batches == 2  # each batch of eight is stepped on twice
+    assert run.state.global_step == 4
+
+
+def test_the_size_of_a_micro_batch_changes_nothing(tmp_path):
+    ends = []
+    for size in (4, 8):
+        run = with_critic(tmp_path / str(size), per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
+        run.train()
+        ends.append((state(run.critic.model), run.last_rollouts.advantages_nt))
+    torch.testing.assert_close(ends[0][0], ends[1][0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(ends[0][1], ends[1][1], atol=1e-4, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- poison
+
+
+@pytest.mark.parametrize("number", [1e9, NAN, math.inf])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("gae", {}), ("gae", {"epochs": 2, "value_clip": 0.2, "gae_lambda_value": 0.9}), ("sae", {"head": "hl_gauss"})],
+    ids=["gae", "lambda", "sae"],
+)
+def test_values_of_tokens_that_nobody_chose_change_nothing(tmp_path, method, options, number):
+    """In what the critic says before tool output, before padding and after the end: advantages, losses and weights, bit by bit."""
+    if options.get("head"):
+        options = {**options, "value_range": (-1.0, 1.0)}
+    ends = []
+    for place, poison in (("clean", None), ("dirty", number)):
+        run = with_critic(tmp_path / place, fast(**options), method=method)
+        if poison is not None:
+            run.critic.model.model = PoisonedAtMasked(run.critic.model.model, poison)
+        run.train()
+        if poison is not None:
+            assert run.critic.model.model.poisoned > 100
+            run.critic.model.model = run.critic.model.model.model
+        losses = [line["loss"] for line in run.state.log_history if "loss" in line]
+        ends.append((state(run.model), state(run.critic.model), run.last_rollouts.advantages_nt, critic_lines(run), losses))
+    clean, dirty = ends
+    assert equal(clean[0], dirty[0])
+    assert equal(clean[1], dirty[1])
+    assert torch.equal(clean[2], dirty[2])
+    assert clean[3:] == dirty[3:]
+    assert len(clean[4]) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(folder, error, match, **extra):
+    with pytest.raises(error, match=match):
+        trainer(folder, extra=extra)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_what_does_not_fit_together_is_refused_before_training(tmp_path):
+    gae = {"method": "gae", "objectives": PAIR}
+    refused(tmp_path, RecipeError, r"Method 'gae' needs a critic and there is none\. Write critic=CriticConfig\(", **gae)
+    refused(tmp_path, RecipeError, r"Method 'sae' needs a critic", method="sae", objectives=PAIR)
+    refused(tmp_path, RecipeError, r"Method 'bae' reads no values, so a critic would change nothing", critic=CriticConfig())
+    refused(tmp_path, RecipeError, r"write critic=CriticConfig\(", **gae, critic={"learning_rate": 1e-3})
+
+
+def saved_critic(folder, **options):
+    run = with_critic(folder / "run", **options)
+    run.critic.save(folder / "critic", run.processing_class, state=False)
+    return folder / "critic"
+
+
+def test_a_saved_critic_says_what_it_said(tmp_path):
+    run = with_critic(tmp_path / "run")
+    watched = Watched(run)
+    run.train()
+    run.critic.save(tmp_path / "critic", run.processing_class, state=False)
+    assert not (tmp_path / "critic" / "optimizer.pt").exists()
+    again = with_critic(tmp_path / "again", fast(model=str(tmp_path / "critic")))
+    assert equal(state(again.critic.model), state(run.critic.model))
+    rows, streams = watched.asked[-1]
+    cut = torch.zeros(8, dtype=torch.bool)
+    values = [one.critic.learn(rows, streams, cut, fit=False).value_nts for one in (run, again)]
+    assert torch.equal(*values)
+    from transformers import AutoModelForTokenClassification
+
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").config.num_labels == 2
+
+
+def test_a_critic_of_another_tokenizer_is_refused(tmp_path):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    place = saved_critic(tmp_path)
+    pieces = list(tokenizer().get_vocab())
+    pieces[-1], pieces[-2] = pieces[-2], pieces[-1]  # as many words, two of them with each other's id
+    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="?", padding_side="left"
+    )
+    with pytest.raises(DataError, match=r"was fitted to the ids of another tokenizer than the policy's .* the policy's tok"):
+        with_critic(tmp_path / "b", fast(model=str(place)), extra={"processing_class": other})
+    with_critic(tmp_path / "c", fast(model=str(place)))  # its own is not
+    about = json.loads((place / "critic.json").read_text())
+    del about["tokenizer"]
+    (place / "critic.json").write_text(json.dumps(about))
+    with_critic(tmp_path / "d", fast(model=str(place)))  # nothing says of which tokenizer it is
+
+
+def test_a_critic_that_knows_fewer_ids_is_refused(tmp_path):
+    from transformers import AutoModelForTokenClassification
+
+    settings = policy(dtype=torch.float32).config
+    settings.vocab_size = 7
+    AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path / "small")
+    with pytest.raises(DataError, match=r"knows 7 token ids and the policy's tokenizer has 23: it reads other"):
+        with_critic(tmp_path / "a", fast(model=str(tmp_path / "small")))
+
+
+def test_a_critic_that_reads_what_comes_after_is_refused(tmp_path):
+    """Its value would depend on the token it is the value before, and so bias the gradient."""
+    from transformers import AutoModelForTokenClassification, BertConfig
+
+    settings = BertConfig(vocab_size=24, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path / "bert")  # and no tokenizer
+    with pytest.raises(
+        DataError, match=r"The critic '.*bert' \(BertForTokenClassification\) reads the tokens that come after"
+    ):
+        with_critic(tmp_path / "a", fast(model=str(tmp_path / "bert")))
+
+
+def test_a_critic_of_other_values_or_another_head_is_refused(tmp_path):
+    place = str(saved_critic(tmp_path))
+    for options, match in (
+        ({"objectives": ONE}, r"gives 2 values \(correct, brier\) and this recipe needs 1 \(return\)"),
+        (
+            {"critic": fast(model=place, head="hl_gauss")},
+            r"has the head scalar and the recipe says hl_gauss; write critic: \{head",
+        ),
+    ):
+        with pytest.raises(RecipeError, match=match):
+            with_critic(tmp_path / "b", **{"critic": fast(model=place), **options})
+
+
+def test_a_critic_that_cannot_be_read_is_one_sentence(tmp_path):
+    place = saved_critic(tmp_path)
+    (place / "model.safetensors").write_bytes(b"no weights")
+    for name in (str(place), str(tmp_path / "nowhere")):
+        with pytest.raises(DataError, match=r"The critic '.*' cannot be read: .") as caught:
+            with_critic(tmp_path / "b", fast(model=name))
+        assert "\n" not in str(caught.value)
+    (place / "critic.json").write_text("{")
+    with pytest.raises(DataError, match=r"critic\.json' is damaged"):
+        with_critic(tmp_path / "c", fast(model=str(place)))
+
+
+# ------------------------------------------------------------------------------------------------------------- diverged
+
+
+@pytest.mark.parametrize("number", [NAN, math.inf, 1e30])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path, number, epochs):
+    run = with_critic(tmp_path, fast(epochs=epochs), max_steps=4)
+    learn, kept = run.critic.learn, {}
+
+    def breaks_at_the_third(*given, **options):
+        if run.critic.batches == 2:
+            list(run.critic.model.parameters())[-1].data.view(-1)[0] = number
+            kept.update(policy=state(run.model), critic=state(run.critic.model), own=optimizer_state(run.critic.optimizer))
+            kept.update(adam=optimizer_state(run.optimizer))
+        return learn(*given, **options)
+
+    run.critic.learn = breaks_at_the_third
+    with pytest.raises(
+        DivergedError, match=r"The critic has diverged: after \d updates .* Set critic\.learning_rate \(0\.01\)"
+    ):
+        run.train()
+    assert run.state.global_step == 2
+    assert equal(state(run.model), kept["policy"])
+    assert equal(optimizer_state(run.optimizer), kept["adam"])
+    assert equal({k: v.nan_to_num(7.0) for k, v in state(run.critic.model).items()},
+                 {k: v.nan_to_num(7.0) for k, v in kept["critic"].items()})  # fmt: skip
+    assert equal(optimizer_state(run.critic.optimizer), kept["own"])
+
+
+# -------------------------------------------------------------------------------------------------------------- resume
+
+
+def many_a(completions, **columns):
+    return [float(one.count("a") - one.count("b")) for one in completions]
+
+
+def resumable(folder, **options):
+    """TRL's own sampling, a schedule and AdamW in both, one block that is the whole completion."""
+    torch.manual_seed(0)
+    critic = fast(epochs=2, mini_batches=2, warmup_steps=3, value_clip=0.5, weight_decay=0.1)
+    usual = {"max_steps": 4, "max_completion_length": 8, "shuffle_dataset": True, "lr_scheduler_type": "linear"}
+    extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"completion": []})}
+    objectives = [Objective(many_a, pays=("completion",))]
+    return with_critic(folder, critic, objectives=objectives, extra=extra, **{**usual, **options})
+
+
+def test_resuming_gives_the_uninterrupted_run_to_the_last_bit(tmp_path):
+    whole = resumable(tmp_path / "whole", save_strategy="steps", save_steps=2)
+    whole.train()
+    again = resumable(tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert again.state.global_step == 4
+    assert equal(state(again.critic.model), state(whole.critic.model))
+    assert equal(optimizer_state(again.critic.optimizer), optimizer_state(whole.critic.optimizer))
+    assert again.critic.schedule.state_dict() == whole.critic.schedule.state_dict()
+    assert (again.critic.updates, again.critic.batches) == (whole.critic.updates, 4)
+    assert equal(state(again.model), state(whole.model))
+    assert critic_lines(again)[-2:] == critic_lines(whole)[-2:]
+    assert torch.equal(again.last_rollouts.advantages_nt, whole.last_rollouts.advantages_nt)
+
+
+def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
+    run = resumable(tmp_path / "whole", save_strategy="steps", save_steps=1, max_steps=1)
+    run.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-1"
+    (checkpoint / "critic" / "optimizer.pt").unlink()
+    with pytest.raises(DataError, match=r"checkpoint-1' holds no critic with its optimizer \(critic/optimizer\.pt\)"):
+        resumable(tmp_path / "a").train(resume_from_checkpoint=str(checkpoint))
+    shutil.rmtree(checkpoint / "critic")
+    with pytest.raises(DataError, match=r"checkpoint-1' holds no critic"):
+        resumable(tmp_path / "b").train(resume_from_checkpoint=str(checkpoint))
+
+
+# ------------------------------------------------------------------------------------------- adapters, precision, memory
+
+
+@pytest.mark.filterwarnings("ignore")  # peft and transformers about themselves
+def test_a_policy_with_adapters(tmp_path):
+    from peft import LoraConfig
+
+    adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    run = with_critic(
+        tmp_path, extra={"peft_config": adapters, "model": policy(dtype=torch.float32)}, save_strategy="steps", save_steps=2
+    )
+    before = state(run.model)
+    run.train()
+    moved = {name for name, value in state(run.model).items() if not torch.equal(value, before[name])}
+    assert moved
+    assert all("lora" in name for name in moved)
+    assert not any("lora" in name for name in run.critic.model.state_dict())
+    again = with_critic(tmp_path / "again", extra={"peft_config": adapters, "model": policy(dtype=torch.float32)})
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert equal(state(again.critic.model), state(run.critic.model))
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers about bfloat16 on a CPU
+def test_bfloat16_and_gradient_checkpointing(tmp_path):
+    run = with_critic(
+        tmp_path, fast(gradient_checkpointing=True), objectives=ONE, bf16=True, gradient_checkpointing=True, max_steps=10,
+        extra={"model": policy(dtype=torch.float32)},
+    )  # fmt: skip
+    run.train()
+    assert {value.dtype for value in run.critic.model.parameters()} == {torch.float32}
+    assert critic_lines(run)[-1]["critic/explained_variance"] > 0.3
+    assert run.last_rollouts.advantages_nt.isfinite().all()

@@ -1,0 +1,43 @@
+"""V0's trainer, made and not run, and a batch as its rollout returns it."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+from verl_small import Handle, outputs_of
+
+
+def trainer_of(config):
+    """verl's `RayPPOTrainer`, made and not run."""
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return RayPPOTrainer(config, None, {Role.ActorRollout: None}, None, train_dataset=[0] * 8, val_dataset=[0])
+
+
+def batch_of(manager, prompts, width=64):
+    """A batch as V0's rollout returns it, with the arrays that `fit` adds."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    worker.reward_loop_worker_handles, worker.tokenizer = [Handle(manager)], manager.tokenizer
+    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
+    worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
+    made, uids = [], []
+    for uid, texts in prompts:
+        ids, mask = texts if isinstance(texts, tuple) else (texts, None)
+        (output,) = outputs_of(manager.tokenizer, [ids], None if mask is None else [mask])
+        row = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2"}
+        made.append(manager.loop.run_until_complete(worker._agent_loop_postprocess(output, False, **row)))
+        uids.append(uid)
+    batch = worker._postprocess(made)
+    batch.non_tensor_batch["uid"] = np.array(uids, dtype=object)
+    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
+    return batch
+
+
+def credited(config, batch):
+    from verl.trainer.ppo import ray_trainer
+
+    return ray_trainer.compute_advantage(batch, adv_estimator=config.algorithm.adv_estimator, config=config.algorithm)

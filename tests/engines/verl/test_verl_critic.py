@@ -1,0 +1,219 @@
+"""verl's critic: its values and log-probabilities reach `gae` and `sae`, and its targets are those of the recipe."""
+
+import math
+
+import pytest
+import torch
+import transfer_queue as tq
+from legacy_small import batch_of, credited
+from legacy_small import trainer_of as v0_trainer_of
+from queue_small import filled, trainer_of
+from tensordict import TensorDict
+from verl_small import config_of, manager_of, outputs_of, scored
+
+import conformance
+from spanwise import Batch, Vocabulary, advantages, credit, read
+from spanwise.credit import value_target
+from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.carry import credited as carried
+from spanwise.engines.verl.settings import prepare
+from spanwise.pipeline import streams
+
+GAMMA, LAM, VALUE_LAM, THRESHOLD = 0.97, 0.8, 0.9, 0.2
+PAIR = """
+layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
+objectives:
+  - {reward: correct, pays: [solution], if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, if_missing: -1.0, weight: 0.5}
+values: shared
+critic: {gae_lambda_value: 0.9}
+"""
+RECIPES = {
+    "gae": PAIR + f"method: gae\noptions: {{lam: {LAM}, gamma: {GAMMA}}}\n",
+    "sae": PAIR + f"method: sae\noptions: {{lam: {LAM}, gamma: {GAMMA}, threshold: {THRESHOLD}}}\n",
+    "adaptive": PAIR + f"method: gae\noptions: {{length_adaptive_alpha: 0.25, gamma: {GAMMA}}}\n",
+}
+CRITIC = ("critic.enable=True", "critic.model.path=model")
+V0 = ("trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1", "critic.strategy=fsdp2", *CRITIC)
+#: Parts of a completion (0: the tool's), what it answers, what it states.
+TOLD = [
+    (
+        [(1, "<reasoning>So"), (0, " 7 7 "), (1, "</reasoning><answer>4</answer>"), (1, "<confidence>0.9</confidence>")],
+        1.0,
+        0.9,
+    ),
+    ([(1, "<answer>5</answer>"), (1, "<confidence>0.3</confidence>")], 0.0, 0.3),
+    ([(1, "<answer>4</answer>"), (0, "tool")], 1.0, None),
+    ([(1, "So")], None, None),
+]
+
+
+def said(tokenizer):
+    """Of each completion: its ids, its mask, and the rewards by the number of the model's own token that they lie on."""
+    rows = []
+    for parts, right, stated in TOLD:
+        ids, mask, own, paid = [], [], 0, {}
+        for mine, text in parts:
+            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids, mask, own = [*ids, *piece], [*mask, *[mine] * len(piece)], own + mine * len(piece)
+            if "</answer>" in text:
+                paid[own - 1] = right
+        paid[own - 1] = paid.get(own - 1, 0.0) + 0.5 * (-1.0 if stated is None else -((stated - right) ** 2))
+        rows.append((ids, mask, paid))
+    return rows
+
+
+def critics(rows, *, poison, seed=0):
+    """A value and a log-probability for each token; `poison` where the token is not the model's."""
+    draw = torch.Generator().manual_seed(seed)
+    values, logps = [], []
+    for _, mask, _ in rows:
+        own = torch.tensor(mask).bool()
+        made = torch.rand(2, len(mask), generator=draw)
+        values.append(torch.where(own, made[0] * 2 - 1, poison))
+        logps.append(torch.where(own, made[1].log(), poison))
+    return values, logps
+
+
+def loops(row, value, logp, name):
+    """Advantages and targets over the model's own tokens, by the definitions; 0 elsewhere."""
+    _, mask, paid = row
+    places = [t for t, mine in enumerate(mask) if mine]
+    v, p = [float(value[t]) for t in places], [math.exp(float(logp[t])) for t in places]
+    lam = max(0.0, 1 - 1 / (0.25 * len(places))) if name == "adaptive" else LAM
+
+    def run(weight):
+        found, ahead = [0.0] * len(places), 0.0
+        for k in reversed(range(len(places))):
+            later = v[k + 1] if k + 1 < len(places) else 0.0
+            ahead = paid.get(k, 0.0) + GAMMA * later - v[k] + GAMMA * weight(k) * ahead
+            found[k] = ahead
+        return found
+
+    cut = [k + 1 < len(places) and p[k + 1] < THRESHOLD for k in range(len(places))]
+    adv = run((lambda k: LAM if cut[k] else 1.0) if name == "sae" else (lambda k: lam))
+    target = [a + b for a, b in zip(run(lambda k: VALUE_LAM), v, strict=True)]
+    both = torch.zeros(2, len(mask), dtype=torch.float64)
+    both[:, places] = torch.tensor([adv, target], dtype=torch.float64)
+    return both[0] / len(places), both[1]  # per: completion
+
+
+def of_queue(batch, *names):
+    return [list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[n])[n].unbind()) for n in names]
+
+
+def told(batch, **fields):
+    """What verl's workers write into the queue."""
+    nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in fields.items()}
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(nested, batch_size=len(batch)))
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("poison", [0.0, 1e9, math.nan], ids=str)
+@pytest.mark.parametrize("name", RECIPES)
+def test_v1(tmp_path, name, poison):
+    config = config_of(tmp_path, *CRITIC, recipe=RECIPES[name])
+    trainer, manager = trainer_of(config), manager_of(config)
+    assert trainer.use_critic
+    rows = said(manager.tokenizer)
+    batch, shown = filled(manager, [[([ids], [mask]) for ids, mask, _ in rows]]), {}
+    values, logps = critics(rows, poison=poison)
+    told(batch, values=values, **({"old_log_probs": logps} if name == "sae" else {}))
+    trainer._compute_advantage(batch, shown)
+    for row, value, logp, adv, target in zip(rows, values, logps, *of_queue(batch, "advantages", "returns"), strict=True):
+        expected = loops(row, value, logp, name)
+        torch.testing.assert_close(adv.double(), expected[0], atol=1e-6, rtol=0)
+        torch.testing.assert_close(target.double(), expected[1], atol=1e-6, rtol=0)
+    assert shown["credit/solution/mean_abs"] > 0
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("name", RECIPES)
+def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
+    """The factor that undoes verl's division is on the advantages, never on what the critic is fitted to."""
+    from verl.trainer.ppo import ray_trainer
+
+    config = config_of(tmp_path, *V0, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=RECIPES[name])
+    trainer, manager = v0_trainer_of(config), manager_of(config)
+    rows = said(manager.tokenizer)
+    batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
+    values, logps = critics(rows, poison=1e9)
+    width = batch.batch["responses"].shape[1]
+    for field, given in (("values", values), ("old_log_probs", logps)):
+        batch.batch[field] = torch.nn.utils.rnn.pad_sequence([*given, torch.zeros(width)], True, 1e9)[: len(rows)]
+    credited(config, batch)
+    for n, (row, value, logp) in enumerate(zip(rows, values, logps, strict=True)):
+        adv, target = loops(row, value, logp, name)
+        length = len(adv)
+        torch.testing.assert_close(batch.batch["advantages"][n, :length].double(), adv * sum(row[1]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(batch.batch["returns"][n, :length].double(), target, atol=1e-6, rtol=0)
+        assert not batch.batch["advantages"][n, length:].any()
+        assert not batch.batch["returns"][n, length:].any()
+    batch.meta_info["global_token_num"] = [1]
+    shown = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
+    assert math.isfinite(shown["critic/vf_explained_var"])
+
+
+@pytest.mark.usefixtures("loop")
+def test_verls_own_gae_before_it_whitens(tmp_path):
+    """One reward at the end, both lambdas verl's one: the same advantages and the same returns."""
+    from verl.trainer.ppo.core_algos import compute_gae_advantage_return
+
+    recipe = "method: gae\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], if_missing: 0.0}]\n"
+    recipe += f"options: {{gae_lambda_policy: {LAM}, gamma: {GAMMA}}}\ncritic: {{gae_lambda_value: {LAM}}}\n"
+    config = config_of(tmp_path, *V0, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=recipe)
+    v0_trainer_of(config)
+    manager = manager_of(config)
+    rows = [row for row in said(manager.tokenizer) if row[1][-1]]  # verl drops a reward that lies on a masked token
+    batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
+    values, _ = critics(rows, poison=0.5)
+    batch.batch["values"] = torch.nn.utils.rnn.pad_sequence([*values, torch.zeros(64)], True)[: len(rows)]
+    mask_nt, value_nt = batch.batch["response_mask"], batch.batch["values"]
+    assert (mask_nt.diff(dim=1) == 1).any()  # tool output lies inside
+    _, return_nt = compute_gae_advantage_return(batch.batch["token_level_rewards"], value_nt, mask_nt, GAMMA, LAM)
+    credited(config, batch)
+    own = mask_nt.bool()
+    torch.testing.assert_close(batch.batch["returns"][own], return_nt[own], atol=1e-6, rtol=0)
+    torch.testing.assert_close(batch.batch["advantages"][own], (return_nt - value_nt)[own], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("talk", [False, True], ids=["completions", "conversations"])
+@pytest.mark.parametrize("name", ["gae", "sae"])
+def test_conformance(tmp_path, name, talk):
+    """The rollouts that every engine is held against, by the road of files and by verl's reward manager and trainer."""
+    recipe = f"""{conformance.LAYOUT}method: {name}
+objectives:
+  - {{reward: correct, pays: [solution], options: {{verify: exact}}, if_missing: 0.0}}
+  - {{reward: brier, pays: [confidence], given: correct, if_missing: -1.0}}
+values: shared
+options: {{lam: {LAM}}}
+"""
+    saved = conformance.load()["rollouts"]
+    rows = conformance.sequences(saved["turns"]) if talk else saved["flat"]
+    ids, sampled, groups, answers = ([row[key] for row in rows] for key in ("ids", "sampled", "group", "answer"))
+    conformance.tokenizer().save_pretrained(tmp_path / "model")
+    config = config_of(tmp_path, *CRITIC, recipe=recipe)
+    prepare(config)
+    manager = manager_of(config)
+    rule, drawn = manager.scheme, critics([(*pair, {}) for pair in zip(ids, sampled, strict=True)], poison=1e9)
+    token = {
+        field: torch.nn.utils.rnn.pad_sequence(given, True)
+        for field, given in zip(("value_nt", "logp_nt"), drawn, strict=True)
+    }
+    whole = Batch.jagged(ids, groups, sampled=sampled, columns={"answer": answers}, **token)
+    reading = read(whole, rule, Vocabulary.from_tokenizer(manager.tokenizer))
+    expected_nt = advantages(credit(reading, whole, rule), reading.spans, rule, dtype=torch.float64)
+    (part,) = streams(reading, whole, rule).inputs(whole.value_nt)
+    packed = []
+    for row in rows:
+        outputs = outputs_of(manager.tokenizer, [row["ids"]], [row["sampled"]])
+        scored(config, outputs, manager, reward_model={"ground_truth": row["answer"]})
+        packed.append(outputs[0].extra_fields["reward_extra_info"][KEY])
+    wider = {field: torch.nn.functional.pad(given, (0, 3), value=math.nan) for field, given in token.items()}
+    mask_nt = torch.nn.functional.pad(whole.mask_nt, (0, 3))
+    found = carried(Rows(packed, tokens=wider), groups, mask_nt, rule, dtype=torch.float64)
+    torch.testing.assert_close(found.adv_nt[:, :-3], expected_nt, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.return_nt[:, :-3], value_target(**part), atol=1e-12, rtol=0)
+    assert not found.adv_nt[:, -3:].any()
+    assert not found.return_nt[:, -3:].any()
+    assert part["mask_nt"].any(dim=1).all()

@@ -1,0 +1,73 @@
+"""Run by torchrun in test_trl_ranks_critic.py: runs with a critic, saved by the main process.
+
+Usage: launch_two_ranks_critic.py FOLDER
+"""
+
+import os
+import sys
+import warnings
+
+import torch
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+
+from spanwise.errors import DivergedError  # noqa: E402
+from trl_critic_small import ONE, Watched, critic_lines, fast, state, with_critic  # noqa: E402
+
+#: One group of eight over all ranks, in two steps of gradient accumulation each.
+SHAPE = {"num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
+CASES = {
+    "objective": {"critic": fast()},
+    "clipped": {"critic": fast(epochs=2, value_clip=0.2, gae_lambda_value=0.9), "objectives": ONE},
+    "sae": {"critic": fast(), "method": "sae", "objectives": ONE},
+    "whitened": {"critic": fast(), "objectives": ONE, "credit": {"whiten": True}},
+    "waiting": {"critic": fast(policy_training_start_step=1)},
+}
+
+
+def break_on_one_rank(run):
+    """The copy of the critic of rank 1 alone says NaN at the second batch."""
+    learn = run.critic.learn
+
+    def learning(*given, **options):
+        if run.critic.batches == 1 and run.accelerator.process_index == 1:
+            list(run.critic.model.parameters())[-1].data[0] = float("nan")
+        return learn(*given, **options)
+
+    run.critic.learn = learning
+
+
+def main():
+    folder = sys.argv[1]
+    for name, options in CASES.items():
+        run = with_critic(
+            f"{folder}/{name}", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE, **options
+        )
+        watched = Watched(run)
+        run.train()
+        said = [found.value_nts for found in watched.said]
+        kept = {
+            "critic": state(run.critic.model),
+            "policy": state(run.accelerator.unwrap_model(run.model)),
+            "lines": critic_lines(run),
+            "advantages_nt": run.last_rollouts.advantages_nt,
+            "values": said,
+        }
+        torch.save(kept, f"{folder}/{name}.{run.accelerator.process_index}.pt")
+    run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)
+    break_on_one_rank(run)
+    try:
+        run.train()
+    except DivergedError as error:
+        torch.save(
+            {"said": str(error), "step": run.state.global_step}, f"{folder}/broken.{run.accelerator.process_index}.pt"
+        )
+    run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

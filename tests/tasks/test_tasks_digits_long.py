@@ -1,0 +1,233 @@
+"""The long digit chain: what the traces hold, the warm start's cache, the task, and a run of it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+from spanwise.segment import Vocabulary, segment
+from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
+from spanwise.tasks.digits_long import (
+    LONG_NOISE,
+    LONG_POSITIONS,
+    LONGEST,
+    LongNoise,
+    LongProblems,
+    draw_long_problems,
+    held_out_long_problems,
+    held_out_long_prompts,
+    long_traces,
+    tables,
+)
+from spanwise.tasks.warm_start import shortened, trace_batch
+
+torch.set_num_threads(1)
+TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
+LINE = re.compile(r"(\d)\.([-+*]\d)_(\d)([-+*]\d)(_\d[-+*]\d)?=(\d)(\?\d[-+*]\d=\d)?_")
+EXACT = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0, again_right=0.0)
+TINY = shortened(2)
+
+
+def drawn(size: int, seed: int = 1) -> LongProblems:
+    return draw_long_problems(size, rng=np.random.default_rng(seed))
+
+
+def written(problems: LongProblems, noise: LongNoise, seed: int = 0) -> list[tuple[list[tuple[str, ...]], str]]:
+    """The lines of each trace, as place, step, value, step, care, new value and second look; and the answer."""
+    traces = []
+    for trace in long_traces(problems, noise, rng=np.random.default_rng(seed)):
+        body, answer = TRACE.fullmatch(trace).groups()
+        lines = LINE.findall(body)
+        assert re.fullmatch(f"(?:{LINE.pattern})+", body)
+        traces.append((lines, answer))
+    return traces
+
+
+def by_hand(value: str, step: str) -> str:
+    return str(eval(f"{value}{step}") % 10)
+
+
+def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() -> None:
+    problems = drawn(200)
+    rows = zip(problems.prompts, problems.answers, problems.plus_n.tolist(), written(problems, EXACT), strict=True)
+    agreed = 0
+    for prompt, answer, plus, (lines, said) in rows:
+        value, steps = prompt[0], re.findall(r"\d([-+*~]\d)", prompt[1:])
+        assert len(lines) == len(steps) in range(7, 11)
+        signs = set()
+        for place, (line, step) in enumerate(zip(lines, steps, strict=True)):
+            if step[0] == "~":
+                signs.add(line[1][0])
+                assert line[1][0] in "+-"
+                assert line[1][1] == step[1]
+            else:
+                assert line[1] == step
+            assert line == (str(place), line[1], value, line[1], "", by_hand(value, line[1]), "")
+            value = line[5]
+        assert said == value
+        assert len(signs) <= 1  # a trace reads all its smudges alike
+        if signs <= {"+" if plus else "-"}:
+            assert said == answer
+            agreed += 1
+    assert agreed > 120
+
+
+def test_lines_with_care_and_second_looks_repeat_the_question_of_their_line() -> None:
+    noise = LongNoise(slip=(0.3, 0.3, 0.3), careful=0.5, again_wrong=0.5, again_right=0.5)
+    value_after = 0
+    for lines, said in written(drawn(200), noise):
+        before = None
+        for _, step, value, again, care, new, look in lines:
+            assert again == step
+            assert care in ("", f"_{value}{step}")
+            assert not look or look.startswith(f"?{value}{step}=")
+            assert before in (None, value)  # what a line ends with, the next one starts from
+            before = look[-1] if look else new
+            value_after += bool(look) and look[-1] != new
+        assert said == before
+    assert value_after > 100
+
+
+def test_shares_are_the_stated_ones() -> None:
+    noise = LongNoise(slip=(0.1, 0.2, 0.4), careful=0.25, relief=0.5, again_wrong=0.6, again_right=0.2)
+    lines = [line for found, _ in written(drawn(4000), noise) for line in found]
+    assert np.mean([bool(line[4]) for line in lines]) == pytest.approx(0.25, abs=0.01)
+    for operator, slip in zip("+-*", noise.slip, strict=True):
+        for care, share in ((False, 1.0), (True, 0.5)):
+            wrong = [
+                line[5] != by_hand(line[2], line[1]) for line in lines if line[1][0] == operator and bool(line[4]) == care
+            ]
+            assert np.mean(wrong) == pytest.approx(0.9 * slip * share, abs=0.02)  # a random digit is right one time in ten
+        anew = [line[6][-1] != by_hand(line[2], line[1]) for line in lines if line[1][0] == operator and line[6]]
+        assert np.mean(anew) == pytest.approx(0.9 * slip * 0.5, abs=0.025)
+    for was_wrong, share in ((True, 0.6), (False, 0.2)):
+        looks = [bool(line[6]) for line in lines if (line[5] != by_hand(line[2], line[1])) == was_wrong]
+        assert np.mean(looks) == pytest.approx(share, abs=0.02)
+
+
+def test_exercises_are_right_and_reach_every_value_and_step() -> None:
+    exercises = [row for seed in range(20) for row in tables(80, rng=np.random.default_rng(seed))]
+    assert {rest.count("=") for _, rest in exercises} == {0, 1, 3, 7}
+    seen = set()
+    for prompt, rest in exercises:
+        assert re.fullmatch(r"\d[-+*]\d=", prompt)
+        found = re.findall(r"(\d)([-+*]\d)=(\d)_", prompt + rest)
+        assert len(found) in (1, 2, 4, 8)
+        assert all(new == by_hand(value, step) for value, step, new in found)
+        assert [new for _, _, new in found[:-1]] == [value for value, _, _ in found[1:]]
+        seen |= {(value, step) for value, step, _ in found}
+    assert len(seen) == 270
+
+
+def test_no_trace_is_longer_than_stated_and_prompts_have_one_length() -> None:
+    tokenizer = build_tokenizer()
+    most = LongNoise(slip=(0.5, 0.5, 0.5), careful=1.0, again_wrong=1.0, again_right=1.0)
+    problems = drawn(50)
+    lengths = [
+        len(tokenizer(f"{trace}<eos>")["input_ids"]) for trace in long_traces(problems, most, rng=np.random.default_rng(0))
+    ]
+    assert max(lengths) == LONGEST == 176
+    assert {len(tokenizer(prompt)["input_ids"]) for prompt in problems.prompts} == {22}
+    assert 22 + LONGEST <= LONG_POSITIONS
+    assert all(tokenizer.unk_token_id not in tokenizer(prompt)["input_ids"] for prompt in problems.prompts)
+
+
+def test_the_layout_reads_the_answer() -> None:
+    tokenizer = build_tokenizer()
+    texts = ["<reasoning>0.+3_7+3=9?7+3=0_</reasoning><answer>0</answer><eos>", "<reasoning>0.+3_7+3=9?7<eos>"]
+    ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+    mask_nt = ids_nt != tokenizer.pad_token_id
+    spans, text = segment(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    assert spans.fault_n.tolist()[0] == 0
+    assert spans.fault_n.tolist()[1] != 0
+    assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [20])
+    assert text[0]["solution"]["answer"] == "0"
+    assert [is_refusal(entry) for entry in text] == [False, True]
+
+
+def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
+    steps = []
+    easy = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+    long = warm_start("long", cache_folder=tmp_path, settings=TINY, progress=lambda *step: steps.append(step[:2]))
+    assert steps == [(step, 6) for step in range(1, 7)]
+    assert {folder.name.split("-")[1] for folder in tmp_path.iterdir()} == {"easy", "long_tables", "long_early", "long"}
+    other = replace(TINY, long=replace(TINY.long, steps=3), long_tables=replace(TINY.long_tables, steps=1))
+    assert warm_start("easy", cache_folder=tmp_path, settings=other) == easy
+    assert warm_start("long", cache_folder=tmp_path, settings=replace(TINY, easy=replace(TINY.easy, steps=9))) == long
+    steps.clear()
+    last = replace(TINY, long=replace(TINY.long, steps=3))
+    assert warm_start("long", cache_folder=tmp_path, settings=last, progress=lambda *step: steps.append(step[:2])) != long
+    assert steps == [(1, 3), (2, 3), (3, 3)]  # the parts before came from the cache
+    model = AutoModelForCausalLM.from_pretrained(long)
+    assert (model.config.num_hidden_layers, model.config.max_position_embeddings) == (3, LONG_POSITIONS)
+
+
+def test_older_warm_starts_keep_their_cache() -> None:
+    from spanwise.tasks.warm_start import WarmStartSettings, _folder_name
+
+    names = {part: _folder_name(part, 0, WarmStartSettings()) for part in ("easy", "hard", "twice", "agent")}
+    assert names == {
+        "easy": "digits-easy-0-ffa9c4402686",
+        "hard": "digits-hard-0-fdae0b15b4a9",
+        "twice": "digits-twice-0-edc41e500e19",
+        "agent": "digits-agent-0-2295b91365da",
+    }
+
+
+@pytest.mark.parametrize("part", ["long_early", "long"])
+def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(part) -> None:
+    tokenizer = build_tokenizer()
+    ids_nt, prompt_length = trace_batch(tokenizer, 600, part=part, rng=np.random.default_rng(0))
+    assert (len(ids_nt), prompt_length) == (300, 22)
+    texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
+    assert not {text[: text.index("=") + 1] for text in texts} & held_out_long_prompts()
+    looks = [bool(line[6]) for text in texts for line in LINE.findall(text) if line[5] != by_hand(line[2], line[1])]
+    assert np.mean(looks) == pytest.approx(LONG_NOISE[part].again_wrong, abs=0.08)
+
+
+def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
+    task = digits_task("long", seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=TINY)
+    again = digits_task("long", seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=TINY)
+    assert (task.name, task.layout, task.max_completion_length) == ("digits-long", LONG_LAYOUT, LONGEST)
+    assert (len(task.train), len(task.evaluation)) == (300, 64)
+    assert task.train["prompt"][:] == again.train["prompt"][:]
+    assert task.evaluation["prompt"][:] == held_out_long_problems().prompts[:64]
+    assert task.evaluation["answer"][:] == held_out_long_problems().answers[:64]
+    assert not set(task.train["prompt"]) & held_out_long_prompts()
+    assert Path(task.model, "config.json").is_file()
+    with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
+        digits_task("long", train_size=1, eval_size=513, cache_folder=tmp_path, settings=TINY)
+
+
+def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
+    assert load(None, {"task": "digits_long"}).start == "easy"
+    with pytest.raises(RecipeError, match="Task 'digits_long' has one warm start; leave out start"):
+        load(None, {"task": "digits_long", "start": "hard"})
+    with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_long'"):
+        load(None, {"task": "digits_long", "model": "m", "dataset": "d"})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, and is told so
+def test_train_and_eval_run_on_it(tmp_path, monkeypatch) -> None:
+    from spanwise.cli import app
+
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    train = f"train --task digits_long --method grpo --steps 1 --prompts 2 --group-size 2 --eval-every 0 --output {run}"
+    small = [
+        word
+        for choice in ("start_steps=1", "eval_prompts=4", "eval_samples=2", "report=false")
+        for word in ("--set", choice)
+    ]
+    app([*train.split(), *small], exit_on_error=False, result_action="return_value")
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    assert (recipe["task"], list(recipe["layout"])) == ("digits_long", ["solution"])
+    app(["eval", str(run), "--prompts", "2", "--samples", "2"], exit_on_error=False, result_action="return_value")
+    assert (run / "evaluation.parquet").is_file()

@@ -1,0 +1,111 @@
+"""The real trainer with a critic: scripted completions, two blocks with a reward each, tool output in between."""
+
+import torch
+
+from critic_small import PAD
+from spanwise.critic import CriticConfig
+from spanwise.objective import Objective
+from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, config, policy, prompts, trainer
+
+#: Blocks that are paid apart: a value for each.
+PAIR = (
+    Objective("correct", pays=("solution",), options={"verify": "exact"}),
+    Objective("brier", pays=("confidence",), if_missing=-1.0),
+)
+#: One reward at the end: one value.
+ONE = (Objective("correct", pays=LAYOUT.names, options={"verify": "exact"}),)
+STEPS = {
+    "max_steps": 3, "learning_rate": 1e-2, "optim": "adamw_torch", "num_generations": 4, "max_grad_norm": 1.0
+}  # fmt: skip
+
+
+def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
+    """A trainer whose critic learns fast; `options` are those of TRL."""
+    given = {"method": method, "objectives": objectives, "critic": critic or fast(), **(extra or {})}
+    if credit is not None:
+        given["credit"] = credit
+    return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=given, **{**STEPS, **options})
+
+
+def fast(**options):
+    return CriticConfig(**{"learning_rate": 1e-2, **options})
+
+
+def state(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def optimizer_state(optimizer):
+    """Every number an optimizer holds, by parameter and name."""
+    held = optimizer.state_dict()
+    return {
+        f"{key}.{name}": torch.as_tensor(value).clone()
+        for key, values in held["state"].items()
+        for name, value in values.items()
+    } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(held["param_groups"])}
+
+
+def equal(left, right):
+    """Bit by bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def critic_lines(run):
+    """What was logged of the critic, batch by batch, without clocks."""
+    clocks = ("critic/seconds", "critic/share")
+    return [
+        {name: value for name, value in line.items() if name.startswith("critic/") and name not in clocks}
+        for line in run.state.log_history
+        if any(name.startswith("critic/") for name in line)
+    ]
+
+
+class Watched:
+    """What a trainer's critic was asked and said, batch by batch."""
+
+    def __init__(self, run):
+        self.said, self.asked, learn = [], [], run.critic.learn
+
+        def watched(rows, streams, truncated_n, *, fit):
+            found = learn(rows, streams, truncated_n, fit=fit)
+            self.asked.append((rows, streams))
+            self.said.append(found)
+            return found
+
+        run.critic.learn = watched
+
+
+def trained_tokens():
+    """Ids of each scripted completion -> which of its tokens the policy wrote."""
+    number = {piece: index for index, piece in enumerate(PIECES)}
+    return {tuple(number[p] for p in one.pieces): [block >= 0 for block in one.blocks] for one in SAID_WITH_TOOLS}
+
+
+class PoisonedAtMasked(torch.nn.Module):
+    """A token classifier that says `number` before every token that the policy did not write, and after the end."""
+
+    def __init__(self, model, number):
+        super().__init__()
+        self.model, self.base_model, self.number = model, model.base_model, number
+        self.written, self.poisoned = trained_tokens(), 0
+
+    def forward(self, input_ids, attention_mask, position_ids=None, use_cache=None):
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
+        read = torch.zeros_like(input_ids, dtype=torch.bool)
+        for n, ids in enumerate(input_ids.tolist()):
+            prompt = 4  # both prompts have four tokens
+            completion = tuple(ids[prompt:])
+            while completion not in self.written:
+                assert completion[-1] == PAD
+                completion = completion[:-1]
+            for t, own in enumerate(self.written[completion]):
+                read[n, prompt + t - 1] = own
+        self.poisoned += int((~read).sum())
+        out.logits = torch.where(read[..., None], out.logits, self.number)
+        return out
+
+
+__all__ = [
+    "LAYOUT", "ONE", "PAIR", "STEPS", "PoisonedAtMasked", "Watched", "config", "critic_lines", "equal", "fast",
+    "optimizer_state", "policy", "prompts", "state", "with_critic",
+]  # fmt: skip
