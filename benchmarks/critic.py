@@ -379,7 +379,11 @@ def draw(task: str, there: dict[str, dict[int, Found]], place: Path) -> None:
             continue
         base = alt.Chart(alt.InlineData(values=rows), title=title, width=230, height=200)
         names = [arm for arm in arms if arm in there]
-        colour = alt.Color("arm:N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", columns=2, title=None))
+        colour = alt.Color(
+            "arm:N",
+            scale=alt.Scale(domain=names),
+            legend=alt.Legend(orient="bottom", columns=2, title=None, symbolOpacity=1),
+        )
         x = alt.X("samples:Q", title="completions", axis=alt.Axis(grid=False, tickCount=4))
         y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=False))
         band = base.mark_area(opacity=0.15).encode(x=x, y=alt.Y("low:Q", title="accuracy"), y2="high:Q", color=colour)
