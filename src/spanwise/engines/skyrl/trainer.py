@@ -77,7 +77,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
         """The policy waits while its critic is fitted alone."""
-        waits = model == "policy" and self.global_step <= self.critic_config.policy_training_start_step
+        waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if waits else super()._execute_training_step(model, data)
 
     @torch.no_grad()
