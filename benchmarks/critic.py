@@ -56,14 +56,16 @@ TASKS: dict[str, dict[str, Any]] = {
         "objectives": [{"reward": "correct", "pays": ["solution"]}],
     },
     "digits_long": {
-        "steps": 40,
-        "prompts": 16,
+        "steps": 25,
+        "prompts": 8,
         "group_size": 16,
         "learning_rate": 4e-4,
+        "warmup_steps": 5,
         "entropy": 0.0,
         "entropy_target": None,
-        "eval_every": 10,
-        "eval_samples": 4,
+        "eval_every": 0,
+        "eval_prompts": 256,
+        "eval_samples": 2,
         "objectives": [{"reward": "correct", "pays": ["solution"]}],
     },
 }
@@ -74,10 +76,10 @@ CRITICS: dict[str, dict[str, Any]] = {
 }
 AHEAD: dict[str, dict[str, int]] = {
     "digits": {"steps": 20, "prompts": 128, "group_size": 2},
-    "digits_long": {"steps": 20, "prompts": 128, "group_size": 2},
+    "digits_long": {"steps": 20, "prompts": 64, "group_size": 2},
 }
 #: The accuracy whose price in samples is looked for.
-REACH = {"digits": (0.75, 0.8), "digits_long": (0.75, 0.8)}
+REACH = {"digits": (0.75, 0.8), "digits_long": (0.5, 0.6)}
 
 
 def _gae(**options: Any) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def _sae(boundary: str, threshold: float, lam: float = 0.95) -> dict[str, Any]:
     return {"method": "sae", "values": "objective", "options": options}
 
 
-_PAIRS = {"prompts": 128, "group_size": 2}
+_PAIRS = {"group_size": 2}
 ARMS: dict[str, dict[str, Any]] = {
     "gae-1": _gae(lam=1.0),
     "gae-.95": _gae(lam=0.95),
@@ -133,6 +135,7 @@ def pretraining(task: str, seed: int, folder: Path) -> Run:
 def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int] = ()) -> Run:
     """The run of an arm; that of a critic's arm goes on with the critic of its seed."""
     fields = {**TASKS[task], **ARMS[arm], "task": task, "seed": seed}
+    fields["prompts"] = TASKS[task]["prompts"] * TASKS[task]["group_size"] // fields["group_size"]
     if _has_critic(arm):
         fields["critic"] = {**CRITICS[task], "model": str(folder / f"pre-{seed}" / "critic")}
     if seed in save:
@@ -376,7 +379,11 @@ def draw(task: str, there: dict[str, dict[int, Found]], place: Path) -> None:
             continue
         base = alt.Chart(alt.InlineData(values=rows), title=title, width=230, height=200)
         names = [arm for arm in arms if arm in there]
-        colour = alt.Color("arm:N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", columns=2, title=None))
+        colour = alt.Color(
+            "arm:N",
+            scale=alt.Scale(domain=names),
+            legend=alt.Legend(orient="bottom", columns=2, title=None, symbolOpacity=1),
+        )
         x = alt.X("samples:Q", title="completions", axis=alt.Axis(grid=False, tickCount=4))
         y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=False))
         band = base.mark_area(opacity=0.15).encode(x=x, y=alt.Y("low:Q", title="accuracy"), y2="high:Q", color=colour)

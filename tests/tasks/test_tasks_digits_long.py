@@ -26,7 +26,7 @@ from spanwise.tasks.digits_long import (
     long_traces,
     tables,
 )
-from spanwise.tasks.warm_start import shortened, trace_batch
+from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened, trace_batch
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
@@ -169,15 +169,14 @@ def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> N
     assert (model.config.num_hidden_layers, model.config.max_position_embeddings) == (3, LONG_POSITIONS)
 
 
-def test_older_warm_starts_keep_their_cache() -> None:
-    from spanwise.tasks.warm_start import WarmStartSettings, _folder_name
-
-    names = {part: _folder_name(part, 0, WarmStartSettings()) for part in ("easy", "hard", "twice", "agent")}
+def test_finished_warm_starts_keep_their_cache() -> None:
+    names = {part: _folder_name(part, 0, WarmStartSettings()) for part in ("easy", "hard", "twice", "agent", "long")}
     assert names == {
         "easy": "digits-easy-0-ffa9c4402686",
         "hard": "digits-hard-0-fdae0b15b4a9",
         "twice": "digits-twice-0-edc41e500e19",
         "agent": "digits-agent-0-2295b91365da",
+        "long": "digits-long-0-4f4bcf5667c4",
     }
 
 

@@ -54,11 +54,11 @@ def critic_section(batches: Lines) -> Section:
         f"{_EXPLAINED_NOTE}{below}",
         floor=_FLOOR,
     )
-    for name, key in streams.items():
-        behind = f": {name}" if name else ""
+    for place, (name, key) in enumerate(streams.items()):
+        behind, notes = f": {name}" if name else "", ("", "") if place else (_PARTS_NOTE, _LEVELS_NOTE)
         error, level = _rows(batches, key, _PARTS), _rows(batches, key, _LEVELS)
-        panels += _panel(f"Error of the critic{behind}", error, list(_PARTS.values()), "squared error", _PARTS_NOTE)
-        panels += _panel(f"Expected and earned{behind}", level, list(_LEVELS.values()), "mean", _LEVELS_NOTE)
+        panels += _panel(f"Error of the critic{behind}", error, list(_PARTS.values()), "squared error", notes[0])
+        panels += _panel(f"Expected and earned{behind}", level, list(_LEVELS.values()), "mean", notes[1])
     return Section("Critic", _text(batches), warnings=list(critic_alarms(batches).values()), panels=panels)
 
 

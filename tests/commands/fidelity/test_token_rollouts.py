@@ -157,6 +157,11 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular):
         assert torch.equal(target_nt.isfinite(), blocks.mask_nt & ~blocks.reward_n.isnan()[:, None])
 
 
+def test_no_critic_is_made_of_a_sample(tabular):
+    with pytest.raises(DataError, match="Completions of up to 6 tokens are re-rolled at a sample"):
+        collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, most=1, seed=1)
+
+
 def test_picked_tokens_stand_for_all_of_their_kind():
     g = torch.Generator().manual_seed(0)
     p_nt, mask_nt = torch.rand(40, 60, generator=g).sqrt(), torch.rand(40, 60, generator=g) < 0.8

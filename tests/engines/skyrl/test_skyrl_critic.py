@@ -154,7 +154,7 @@ def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
 @pytest.mark.parametrize("layout", ["flat", "merged"])
 @pytest.mark.parametrize("method", ["gae", "sae"])
 def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, poison):
-    """Neither advantages nor returns nor the critic after a step: a row left out of the loss, padding, the environment's words."""
+    """Neither advantages nor returns nor the critic and its loss: a row left out, padding, the environment's words."""
     output, uids = generated(layout)
     n = next(n for n, mask in enumerate(output["loss_masks"]) if len(mask) > 3)
     output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
@@ -168,9 +168,9 @@ def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, pois
             if value is not None:
                 batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
         made.compute_advantages_and_returns(batch)
-        made._execute_training_step("critic", batch)
+        logged = torch.tensor(list(made._execute_training_step("critic", batch).values()))
         weights = [p.detach().clone() for p in made.dispatch.critic.model.parameters()]
-        found.append([batch["advantages"], batch["returns"], *weights])
+        found.append([batch["advantages"], batch["returns"], logged, *weights])
     assert all(torch.equal(clean, poisoned) for clean, poisoned in zip(*found, strict=True))
     assert not torch.equal(found[0][-1], small.trainer(config(data)).dispatch.critic.model.value_head.weight)
 

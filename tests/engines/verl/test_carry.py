@@ -154,6 +154,9 @@ def test_what_a_critic_is_fitted_to():
     length = int(mask_nt[0].sum())
     assert found.return_nt[0].tolist() == [-1.0] * length
     assert found.adv_nt[0].tolist() == pytest.approx([-1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
+    shown = found.metrics  # off by 5/4 at every token of the only completion that has a reward
+    assert (shown["critic/error_mean"], shown["critic/error_within"]) == pytest.approx((25 / 16, 0.0), abs=1e-12)
+    assert (shown["critic/value_mean"], shown["critic/target_mean"]) == pytest.approx((0.25, -1.0))
     half_nt = credited(rows, ["u"] * 2, mask_nt, PPO, value_lam=0.5).return_nt
     assert half_nt[0].tolist() == pytest.approx([0.25 - 1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
     # The second states no confidence and nothing stands for it: its values stay, and nothing is trained.

@@ -146,6 +146,7 @@ def test_what_is_logged_of_the_critic(finished):
         assert set(names) < set(line)
         rows = finished.seen("critic", step)
         value_i, return_i = (torch.tensor([x for row in rows for x in row[name]]) for name in ("values", "returns"))
+        assert line["critic/target_mean"] == pytest.approx(float(return_i.mean()), abs=1e-5)
         assert line["critic/returns/mean"] == pytest.approx(float(return_i.mean()), abs=1e-5)
         assert line["critic/values/mean"] == pytest.approx(float(value_i.mean()), abs=1e-5)
     losses = [line["critic/vf_loss"] for line in finished.metrics]

@@ -68,6 +68,11 @@ CRITIC = {
         True,
         r"'rloo' reads no values; leave critic.enable out, or",
     ),
+    "a section for nobody": (
+        GAE.format("rloo", "a", "critic: {gae_lambda_value: 0.9}\n"),
+        None,
+        r"'rloo' reads no values; leave it",
+    ),
     "two values": (TWO, True, r"value of its own here \(correct, brier\).*values: shared"),
     "warm-up": (GAE.format("gae", "a", "critic: {policy_training_start_step: 20}\n"), True, r"trainer\.critic_warmup=21"),
     "cut off": (GAE.format("gae", "a", "critic: {truncated: bootstrap}\n"), True, r"truncated is 'bootstrap'.*leave it out"),

@@ -94,7 +94,8 @@ def rolled_tokens(
         options: see `TokenOptions`.
 
     Raises:
-        DataError: the folder holds no readable model, fewer than 2 re-rolls, or a critic is asked for by name that is not there.
+        DataError: the folder holds no readable model, fewer than 2 re-rolls, a critic is asked for by name that is not there, or
+            means of re-rolls where completions are so long that a sample of their tokens is re-rolled.
     """
     rerolls, seed, steps = options.get("rerolls", 32), options.get("seed", 0), options.get("steps", CRITIC_STEPS)
     if rerolls < 2:
@@ -104,9 +105,7 @@ def rolled_tokens(
     _check_kinds(kinds, model_folder, place)
     torch.set_num_threads(recipe.threads)
     asked = recipe
-    if (
-        "fitted" in kinds
-    ):  # as many training prompts as the critic reads completions, so that it has no prompt to learn by heart
+    if "fitted" in kinds:  # as many training prompts as it reads completions, so that it has no prompt to learn by heart
         recipe = recipe.model_copy(update={"steps": max(steps, default=1), "prompts": CRITIC_BATCH})
     model, tokenizer, task = model_and_task(model_folder, recipe, options.get("console") or Console())
     limit = recipe.max_completion_length or task.max_completion_length

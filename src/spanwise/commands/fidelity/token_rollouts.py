@@ -26,8 +26,8 @@ from spanwise.tasks import Task
 
 #: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
 MOST = 16
-#: Continuations sampled at a time.
-ROWS = 512
+#: Continuations sampled at a time, and their tokens: the cache of more long ones than that is slower to move than to compute.
+ROWS, TOKENS = 512, 32_768
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,15 @@ class Roller:
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest first, so that those that run together have about as far to go.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
-        together = max(1, ROWS // rerolls)
+        room = min(ROWS, TOKENS // self.limit)
+        together = max(1, room // rerolls)
         for number, members in enumerate(order[first : first + together] for first in range(0, len(order), together)):
             length = len(prefixes[members[0]][1])
             with self._stopping():
                 more_nt, more_mask_nt = continue_ids(
                 self.model, self.tokenizer, [[*heads[prefixes[d][0]], *prefixes[d][1]] for d in members], samples=rerolls,
                 max_new_tokens=max(1, self.limit - length), temperature=self.temperature, seed=seed + number,
-                batch_size=ROWS,
+                batch_size=max(room, rerolls),
             )  # fmt: skip
             befores = [prefixes[d][1] for d in members for _ in range(rerolls)]
             ids_nt, mask_nt = joined(befores, more_nt, more_mask_nt, self.limit)
@@ -186,7 +187,7 @@ def collect_tokens(
         their mean is a critic whose noise is its own.
 
     Raises:
-        DataError: no completion has a first block.
+        DataError: no completion has a first block; two sets where a sample of tokens is picked.
     """
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
@@ -197,6 +198,11 @@ def collect_tokens(
         )
     logp_nt, rolling = roller.logp(blocks), next(seeds)
     weight_nt = picked(logp_nt, mask_nt, most=most, threshold=threshold, seed=rolling)
+    if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
+        raise DataError(
+            f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at a sample of them, and a critic made of "
+            "re-rolls would need all. Ask for the other critics: --critics own, or --critics fitted."
+        )
     before_nt = place_before(mask_nt)
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     found: dict[tuple[int, tuple[int, ...]], int] = {}

@@ -152,8 +152,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             model = ValueModel.of_policy(self.model, names, config)
         else:
             model = ValueModel.load(config.model, names, config, tokenizer)
-        options = {"micro_batch": self.args.per_device_train_batch_size, "seed": self.args.seed}
-        return Critic(model, config, self.accelerator, **options)
+        size = self.args.per_device_train_batch_size
+        return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
 
     @property
     def _text_tokenizer(self) -> Any:
@@ -310,6 +310,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
         told = ("prompts", "completions", "completion_ids")
+        value_nts = batch.value_nt
+        if value_nts is not None and self.scheme.value_names != ("return",):  # of an objective: elsewhere it is of nothing
+            value_nts = value_nts.masked_fill(~streams(reading, batch, self.scheme).mask_snt.permute(1, 2, 0), torch.nan)
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
@@ -325,7 +328,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             scores=reading.scores,
             credit=own,
             advantages_nt=advantages_nt,
-            value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
+            value_nt=None if value_nts is None else pad(value_nts, (0, 0, *spare), value=torch.nan),
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
         )

@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit import Turns, group_index, split_turns, value_target
+from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
+from spanwise.engines.returns import returns
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.pipeline import Reading, advantages, credit, metrics, streams
+from spanwise.pipeline import Reading, advantages, credit, metrics
 from spanwise.scheme import Scheme
 from spanwise.types import Spans
 
@@ -199,12 +200,17 @@ def credited(
     _check_tokens(mask_nt[real], carried.sampled_nt, carried.masked_n)
     group_n = group_index(taken(uids) or [])
     group_s = group_n if turns is None else group_n[turns.row_s]
-    tokens = {name: held_nt[real] if turns is None else turns.take(held_nt[real]) for name, held_nt in rows.tokens.items()}
+    tokens: dict[str, Any] = {
+        name: held_nt[real] if turns is None else turns.take(held_nt[real]) for name, held_nt in rows.tokens.items()
+    }
     batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=_steps(own, carried, scheme), **tokens)
     found = credit(reading, batch, scheme)
     adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)
-    return_nt = _placed(_returns(reading, batch, scheme, value_lam), mask_nt, real, turns) if scheme.value_names else None
-    return Credited(adv_nt, return_nt, reading, metrics(found, reading, scheme))
+    shown, return_nt = metrics(found, reading, scheme), None
+    if scheme.value_names:
+        own_nt, error = returns(reading, batch, scheme, lam=value_lam)
+        return_nt, shown = _placed(own_nt, mask_nt, real, turns), {**shown, **error}
+    return Credited(adv_nt, return_nt, reading, shown)
 
 
 def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | None) -> Float[Tensor, "n t"]:
@@ -213,13 +219,6 @@ def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | Non
     if len(real) < len(mask_nt):
         own_nt = own_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), own_nt)
     return own_nt.masked_fill_(~mask_nt, 0.0)
-
-
-def _returns(reading: Reading, batch: Batch, scheme: Scheme, lam: float) -> Float[Tensor, "n t"]:
-    """What a critic of one value is fitted to; where nothing is known of a completion its own value, which moves nothing."""
-    (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    gamma = {"gamma": 1.0, **scheme.entry.options, **scheme.options}["gamma"]
-    return torch.where(part["mask_nt"], value_target(**part, gamma=gamma, lam=lam), part["value_nt"])
 
 
 def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from spanwise.critic import CriticConfig
+from spanwise.engines.idle import idle_fields
 from spanwise.engines.verl.carry import Rows, credited
 from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
 from spanwise.pipeline import Reading
-from spanwise.recipe import scheme_at
+from spanwise.recipe import load, scheme_at
 from spanwise.remarks import remarks, unsaid
 from spanwise.scheme import Scheme
 
-#: The fields of a recipe that say how credit is given; verl's own configuration says everything else.
-CREDIT = frozenset(
-    (
-        "method",
-        "calibration",
-        "baseline",
-        "layout",
-        "segmenter",
-        "prefilled",
-        "objectives",
-        "per",
-        "options",
-        "values",
-        "critic",
-    )
-)
 #: What verl calls the fields of `Batch` that hold a number per token: of its critic, and of the policy that its loss starts from.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs"}
 #: Where the reward manager is, as `reward.reward_manager` names it.
@@ -121,19 +105,18 @@ def prepare(config: Any) -> Settings:
     """
     scheme = scheme_in(config)
     path = Path(config.algorithm.spanwise.recipe).resolve()
-    written = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    value_lam = _value_lambda(written, config)
-    _check_critic(config.critic.get("enable"), scheme)
-    scheme.check(
-        ("group_n", "columns", "steps", "logp_nt", *(["value_nt"] if config.critic.get("enable") else []))
-    )  # every mode
+    critic = CriticConfig.of(load(path).critic or {})
+    _check_critic(config.critic.get("enable"), critic, scheme)
+    value_lam = _value_lambda(critic, config)
+    provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
+    scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"})
     _check(config)
     actor = config.actor_rollout_ref.actor
     with open_dict(config):
         config.algorithm.spanwise.recipe = str(path)
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
-    _remark(config, written, scheme)
+    _remark(config, scheme)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     return Settings(scheme, actor.loss_agg_mode, actor.get("loss_scale_factor"), rows, value_lam)
 
@@ -150,12 +133,17 @@ def scheme_in(config: Any) -> Scheme:
     return scheme_at(path, longest=config.data.max_response_length)
 
 
-def _check_critic(enabled: bool | None, scheme: Scheme) -> None:
+def _check_critic(enabled: bool | None, own: CriticConfig, scheme: Scheme) -> None:
     """Refuse a method without the critic it needs, a critic that nobody reads, and one value where several are needed."""
     if enabled and not scheme.value_names:
         raise RecipeError(
             f"critic.enable=True trains a critic, and method '{scheme.method}' reads no values; leave critic.enable out, or write "
             f"method: gae or method: sae in the recipe."
+        )
+    if own != CriticConfig() and not scheme.value_names:
+        raise RecipeError(
+            f"The recipe has a critic: section, and method '{scheme.method}' reads no values; leave it out, or write "
+            f"method: gae or method: sae."
         )
     if scheme.value_names and not enabled:
         raise RecipeError(
@@ -169,9 +157,8 @@ def _check_critic(enabled: bool | None, scheme: Scheme) -> None:
         )
 
 
-def _value_lambda(written: Mapping[str, Any], config: Any) -> float:
+def _value_lambda(critic: CriticConfig, config: Any) -> float:
     """The critic's lambda. Of the recipe's `critic:` the rest is verl's own business, which must not say otherwise."""
-    critic = CriticConfig.of(written.get("critic") or {})
     alone = critic.policy_training_start_step
     if alone and config.trainer.critic_warmup != alone + 1:
         raise RecipeError(
@@ -232,10 +219,10 @@ def _check(config: Any) -> None:
             raise RecipeError(sentence)
 
 
-def _remark(config: Any, written: Mapping[str, Any], scheme: Scheme) -> None:
+def _remark(config: Any, scheme: Scheme) -> None:
     """Say what is legal and may not be what was meant."""
-    critic = set(written.get("critic") or {}) - {"gae_lambda_value", "policy_training_start_step", "truncated"}
-    idle = sorted({*written} - CREDIT | {f"critic.{name}" for name in critic})
+    used = ("gae_lambda_value", "policy_training_start_step", "truncated")
+    idle = idle_fields(config.algorithm.spanwise.recipe, critic=used)
     if idle:
         say(f"The recipe also sets {', '.join(idle)}, which verl's own configuration decides; nothing reads it here.")
     if config.actor_rollout_ref.rollout.n == 1 and not scheme.value_names:
