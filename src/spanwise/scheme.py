@@ -164,6 +164,11 @@ class Scheme:
         return stream_names(self.objectives, self.values) if self.entry.reads_critic else ("return",)
 
     @property
+    def gamma(self) -> float:
+        """The discount between tokens, 1 for a method without one."""
+        return {"gamma": 1.0, **self.entry.options, **self.options}["gamma"]
+
+    @property
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that the method cannot do without, beside token ids, mask and groups."""
         turns = any(objective.scope == "turn" for objective in self.objectives)

@@ -193,6 +193,7 @@ class Critic:
         config: how it is fitted.
         accelerator: the trainer's: processes, device, mixed precision.
         micro_batch: completions per forward pass where the configuration does not say.
+        gamma: discount of the method.
         seed: of the order of mini-batches.
 
     Attributes:
@@ -201,11 +202,19 @@ class Critic:
     """
 
     def __init__(
-        self, model: ValueModel, config: CriticConfig, accelerator: Accelerator, *, micro_batch: int, seed: int = 0
+        self,
+        model: ValueModel,
+        config: CriticConfig,
+        accelerator: Accelerator,
+        *,
+        micro_batch: int,
+        gamma: float = 1.0,
+        seed: int = 0,
     ) -> None:
         if config.offload and accelerator.device.type == "cpu":
             raise RecipeError("critic.offload is true, but the critic already is in main memory on a CPU; leave it out.")
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
+        self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
         self.updates = self.batches = 0
         self.model.to("cpu" if config.offload else accelerator.device)
@@ -230,7 +239,7 @@ class Critic:
         """
         started = time.perf_counter()
         with self._awake():
-            whole = _Batch(rows, streams, truncated_n, self.config).to(self.accelerator.device)
+            whole = _Batch(rows, streams, truncated_n, self.config, self.gamma).to(self.accelerator.device)
             said, size = self._fit(whole) if fit else (self._values(whole), {})
             if not fit:
                 self._check_finite(whole.lost(*said))
@@ -326,8 +335,8 @@ class Critic:
     def _diverged(self, what: str) -> DivergedError:
         self.optimizer.zero_grad()
         return DivergedError(
-            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated from them. Set critic.learning_rate "
-            f"({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
+            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated from them. Set "
+            f"critic.learning_rate ({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
         )
 
     def _sum(self, value: Tensor) -> Tensor:
@@ -347,8 +356,7 @@ class Critic:
                 gathered: Any = self.accelerator.gather(found.numbers().to(self.accelerator.device)[None])
                 found = CriticError.joined(gathered)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
-            shown |= {f"{prefix}{key}": getattr(found, key) for key in ("explained_variance", "value_mean", "target_mean")}
-            shown |= {f"{prefix}error_{key}": getattr(found, key) for key in ("point", "mean", "within")}
+            shown |= {f"{prefix}{key}": number for key, number in found.figures().items()}
         return shown
 
     @contextmanager
@@ -402,6 +410,7 @@ class _Batch:
     streams: Streams
     truncated_n: Tensor
     config: CriticConfig
+    gamma: float
 
     def __len__(self) -> int:
         return len(self.truncated_n)
@@ -429,20 +438,20 @@ class _Batch:
     def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
         """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
         value_nts, end_ns = (torch.where(x.isfinite(), x, 0.5) for x in (value_nts, end_ns))
-        lam = self.config.gae_lambda_value
+        rule = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts, self.bootstrap(end_ns))
-        return torch.stack([value_target(**part, lam=lam) for part in parts], dim=2)
+        return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 
     def take(self, rows: Tensor) -> _Batch:
         """Some of the rows."""
-        return _Batch(
-            self.rows.take(rows), _changed(self.streams, lambda x_sn: x_sn[:, rows]), self.truncated_n[rows], self.config
-        )
+        some = _changed(self.streams, lambda x_sn: x_sn[:, rows])
+        return replace(self, rows=self.rows.take(rows), streams=some, truncated_n=self.truncated_n[rows])
 
     def to(self, device: torch.device) -> _Batch:
         """The same on a device."""
         rows = Sequences(self.rows.ids_nl.to(device), self.rows.attention_nl.to(device), self.rows.width)
-        return _Batch(rows, _changed(self.streams, lambda x: x.to(device)), self.truncated_n.to(device), self.config)
+        there = _changed(self.streams, lambda x: x.to(device))
+        return replace(self, rows=rows, streams=there, truncated_n=self.truncated_n.to(device))
 
 
 def _changed(streams: Streams, change: Callable[[Tensor], Tensor]) -> Streams:

@@ -85,6 +85,11 @@ class CriticError:
             self.value_inside + other.value_inside,
         )
 
+    def figures(self) -> dict[str, float]:
+        """What is logged of a critic: explained variance, the error and its two parts, mean value and mean target."""
+        said = {name: getattr(self, name) for name in ("explained_variance", "value_mean", "target_mean")}
+        return {**said, **{f"error_{name}": getattr(self, name) for name in ("point", "mean", "within")}}
+
     def numbers(self) -> Float[Tensor, " k"]:
         """All attributes in float64, for one gather; `joined` reads them."""
         return torch.tensor(astuple(self), dtype=torch.float64)

@@ -12,13 +12,12 @@ from torch.nn.functional import pad
 from transformers import AutoConfig
 
 from spanwise.batch import Batch
-from spanwise.credit import value_target
+from spanwise.engines.returns import returns
 from spanwise.engines.skyrl.config import check, critic_of
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
-from spanwise.losses import critic_error
-from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
+from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import remarks, unsaid
 from spanwise.segment import Vocabulary
 
@@ -77,7 +76,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
         """The policy waits while its critic is fitted alone."""
-        waits = model == "policy" and self.global_step <= self.critic_config.policy_training_start_step
+        waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if waits else super()._execute_training_step(model, data)
 
     @torch.no_grad()
@@ -114,23 +113,14 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _teach(self, data: Any, batch: Batch, reading: Reading) -> dict[str, float]:
         """Lay out what SkyRL's critic is fitted to, and say how good it was.
 
-        Where nothing is known of a token that is its own value, which moves nothing. SkyRL multiplies errors by the loss mask,
-        which a NaN survives, so masked tokens hold 0.
+        SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
         """
-        (part,) = streams(reading, batch, self.scheme).inputs(batch.value_nt)
-        target_nt = value_target(
-            **part, gamma=self.scheme.options.get("gamma", 1.0), lam=self.critic_config.gae_lambda_value
-        )
-        mask_nt, value_nt = data["loss_mask"] > 0, part["value_nt"]
-        rest = (0, 0, 0, len(mask_nt) - len(value_nt))
-        data["values"] = torch.where(mask_nt, pad(value_nt, rest), 0.0)
-        data["returns"] = torch.where(mask_nt, pad(torch.where(part["mask_nt"], target_nt, value_nt), rest), 0.0)
-        known = critic_error(value_nt, target_nt, part["mask_nt"])
-        return {
-            "critic/explained_variance": known.explained_variance,
-            **{f"critic/error_{name}": getattr(known, name) for name in ("point", "mean", "within")},
-            **{f"critic/{name}": getattr(known, name) for name in ("value_mean", "target_mean")},
-        }
+        return_nt, shown = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
+        mask_nt = data["loss_mask"] > 0
+        rest = (0, 0, 0, len(mask_nt) - len(return_nt))
+        data["values"] = torch.where(mask_nt, pad(batch.value_nt, rest), 0.0)
+        data["returns"] = torch.where(mask_nt, pad(return_nt, rest), 0.0)
+        return shown
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.

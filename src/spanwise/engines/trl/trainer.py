@@ -152,8 +152,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             model = ValueModel.of_policy(self.model, names, config)
         else:
             model = ValueModel.load(config.model, names, config, tokenizer)
-        options = {"micro_batch": self.args.per_device_train_batch_size, "seed": self.args.seed}
-        return Critic(model, config, self.accelerator, **options)
+        size = self.args.per_device_train_batch_size
+        return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
 
     @property
     def _text_tokenizer(self) -> Any:

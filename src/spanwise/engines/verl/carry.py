@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit import Turns, group_index, split_turns, value_target
+from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
+from spanwise.engines.returns import returns
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.losses import critic_error
-from spanwise.pipeline import Reading, advantages, credit, metrics, streams
+from spanwise.pipeline import Reading, advantages, credit, metrics
 from spanwise.scheme import Scheme
 from spanwise.types import Spans
 
@@ -208,7 +208,7 @@ def credited(
     adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)
     shown, return_nt = metrics(found, reading, scheme), None
     if scheme.value_names:
-        own_nt, error = _returns(reading, batch, scheme, value_lam)
+        own_nt, error = returns(reading, batch, scheme, lam=value_lam)
         return_nt, shown = _placed(own_nt, mask_nt, real, turns), {**shown, **error}
     return Credited(adv_nt, return_nt, reading, shown)
 
@@ -219,20 +219,6 @@ def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | Non
     if len(real) < len(mask_nt):
         own_nt = own_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), own_nt)
     return own_nt.masked_fill_(~mask_nt, 0.0)
-
-
-def _returns(reading: Reading, batch: Batch, scheme: Scheme, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """What a critic of one value is fitted to, and how far off it is.
-
-    Where nothing is known of a completion it is fitted to its own value, which moves nothing.
-    """
-    (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    gamma = {"gamma": 1.0, **scheme.entry.options, **scheme.options}["gamma"]
-    value_nt, target_nt, there_nt = part["value_nt"], value_target(**part, gamma=gamma, lam=lam), part["mask_nt"]
-    error = critic_error(value_nt, target_nt, there_nt)
-    shown = {f"critic/{name}": getattr(error, name) for name in ("explained_variance", "value_mean", "target_mean")}
-    shown |= {f"critic/error_{name}": getattr(error, name) for name in ("point", "mean", "within")}
-    return torch.where(there_nt, target_nt, value_nt), shown
 
 
 def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:
