@@ -497,7 +497,7 @@ def _calm(settings: Any) -> None:
 def _check_forwards(place: str, model: Any) -> None:
     """Refuse a model that looks ahead: its value of a token would depend on that token."""
     ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
-    state_nlc = model.eval()(input_ids=ids, output_hidden_states=True).hidden_states[-1][:, :2]
+    state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
     if (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max():
         raise DataError(
             f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
