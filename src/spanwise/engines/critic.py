@@ -250,20 +250,19 @@ class Critic:
 
     def _fit(self, whole: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
         """All epochs; what was said of every row before it was first fitted, and the mean size of losses and gradients."""
-        said: tuple[Tensor, Tensor] | None = None
+        n, width, streams = len(whole), whole.rows.width, len(self.model.names)
+        value_nts = torch.zeros(n, width, streams, device=self.accelerator.device)
+        end_ns = torch.zeros(n, streams, device=self.accelerator.device)
         sizes = []
         for epoch in range(self.config.epochs):
-            for part in self._parts(len(whole), epoch):
-                before = (said[0][part], said[1][part]) if said is not None and epoch > 0 else None
+            for part in self._parts(n, epoch):
+                before = (value_nts[part], end_ns[part]) if epoch > 0 else None
                 found, size = self._update(whole.take(part), before)
                 sizes.append(size)
                 if epoch == 0:
-                    said = said or tuple(x.new_zeros(len(whole), *x.shape[1:]) for x in found)
-                    for kept, new in zip(said, found, strict=True):
-                        kept[part] = new
-        assert said is not None, "there is at least one epoch"
+                    value_nts[part], end_ns[part] = found
         self.batches += 1
-        return said, {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
+        return (value_nts, end_ns), {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
     @torch.no_grad()
     def _values(self, whole: _Batch) -> tuple[Tensor, Tensor]:
@@ -438,7 +437,7 @@ class _Batch:
     def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
         """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
         value_nts, end_ns = (torch.where(x.isfinite(), x, 0.5) for x in (value_nts, end_ns))
-        rule = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
+        rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts, self.bootstrap(end_ns))
         return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 

@@ -118,6 +118,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return_nt, shown = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
         mask_nt = data["loss_mask"] > 0
         rest = (0, 0, 0, len(mask_nt) - len(return_nt))
+        assert batch.value_nt is not None, "a recipe that needs values has a critic"
         data["values"] = torch.where(mask_nt, pad(batch.value_nt, rest), 0.0)
         data["returns"] = torch.where(mask_nt, pad(return_nt, rest), 0.0)
         return shown
