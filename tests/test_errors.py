@@ -10,7 +10,7 @@ import trl_small
 from spanwise import errors
 from spanwise.commands.shared.files import read_json
 from spanwise.credit import check_stepwise, grpo
-from spanwise.errors import AlignmentError, DataError, LayoutError, RecipeError, RewardError, SpanwiseError
+from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.recipe import load
 
@@ -21,7 +21,7 @@ VALUE_ERRORS = {AlignmentError, LayoutError, RecipeError, RewardError}
 def test_a_wrong_argument_is_a_value_error():
     ours = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SpanwiseError)}
     assert {kind for kind in ours if issubclass(kind, ValueError)} == VALUE_ERRORS
-    assert ours - VALUE_ERRORS == {SpanwiseError, DataError}
+    assert ours - VALUE_ERRORS == {SpanwiseError, DataError, DivergedError}
     for kind in ours:
         assert str(pickle.loads(pickle.dumps(kind("in a worker")))) == "in a worker"
 
