@@ -24,7 +24,7 @@ from spanwise.credit.methods._reinforce_plus_plus import reinforce_plus_plus
 from spanwise.credit.methods._reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
 from spanwise.credit.methods._rlcr import rlcr
 from spanwise.credit.methods._rloo import rloo
-from spanwise.credit.methods._sae import sae
+from spanwise.credit.methods._sae import sae, segment_openings
 from spanwise.credit.methods._spo_chain import spo_chain
 from spanwise.credit.methods._vineppo import vineppo
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
@@ -113,6 +113,7 @@ __all__ = [
     "rloo",
     "sae",
     "san",
+    "segment_openings",
     "smoothed_calibration",
     "split_turns",
     "spo_chain",

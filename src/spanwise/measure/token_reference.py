@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from spanwise.credit import segment_openings
 from spanwise.errors import RecipeError, unknown
 from spanwise.measure.trajectories import BOUNDARIES, Trajectories
 
@@ -38,11 +38,8 @@ class Segments:
         >>> [Segments(boundary=side).opens(logp_nt, mask_nt).tolist() for side in ("start", "end")]
         [[[True, True, False, False]], [[True, False, False, True]]]
         """
-        unlikely_nt = mask_nt & (logp_nt < (math.log(self.threshold) if self.threshold > 0 else -math.inf))
-        before_nt = place_before(mask_nt)
-        if self.boundary == "end":
-            unlikely_nt = unlikely_nt.gather(1, before_nt.clamp(min=0))
-        return mask_nt & (unlikely_nt | (before_nt < 0))
+        opens_nt = segment_openings(logp_nt, mask_nt, threshold=self.threshold, boundary=self.boundary)
+        return mask_nt & (opens_nt | (place_before(mask_nt) < 0))
 
 
 def monte_carlo_advantage(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import advantage, gae, length_adaptive_lambda, sae
+from spanwise.credit import advantage, gae, sae
 from spanwise.errors import AlignmentError
 
 
@@ -61,13 +61,8 @@ BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 TokenEstimator = Callable[[Trajectories, Tensor], Tensor]
 
 
-def _gae(trajectories: Trajectories, value_nt: Tensor, *, lam: float) -> Tensor:
-    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, lam=lam)
-
-
-def _gae_adaptive(trajectories: Trajectories, value_nt: Tensor, *, alpha: float) -> Tensor:
-    lam_n = length_adaptive_lambda(trajectories.mask_nt.sum(dim=1), alpha=alpha)
-    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, lam=lam_n)
+def _gae(trajectories: Trajectories, value_nt: Tensor, **options: float) -> Tensor:
+    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, **options)
 
 
 def _sae(
@@ -92,7 +87,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
 #: The estimators compared by default. SAE is called by its boundary, its threshold and its lambda; adaptive GAE by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, TokenEstimator] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
-    **{f"GAE adaptive {alpha:g}": partial(_gae_adaptive, alpha=alpha) for alpha in (0.05, 0.4)},
+    **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
     **{
         f"SAE {boundary} {threshold:g}, {lam:g}": partial(_sae, boundary=boundary, threshold=threshold, lam=lam)
         for boundary in BOUNDARIES

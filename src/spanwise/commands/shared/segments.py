@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 
-from spanwise.credit import METHODS
+from spanwise.credit import METHODS, segment_openings
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Segments:
     """
 
     threshold: float
-    boundary: str
+    boundary: Literal["start", "end"]
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> Segments | None:
@@ -40,7 +40,7 @@ class Segments:
         if not {"threshold", "boundary"} <= set(known):
             return None
         given = {**known, **(options or {})}
-        return Segments(float(given["threshold"]), str(given["boundary"]))
+        return Segments(float(given["threshold"]), cast(Literal["start", "end"], str(given["boundary"])))
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -66,6 +66,7 @@ class Segments:
             ([3], [2])
         """
         places = np.flatnonzero(trained)
-        least = math.log(self.threshold) if self.threshold > 0 else -math.inf
-        unlikely = logp[places].astype(np.float32) < np.float32(least)
-        return places[1:][unlikely[1:] if self.boundary == "start" else unlikely[:-1]].tolist()
+        logp_1t = torch.from_numpy(logp[places]).float().nan_to_num(nan=0.0)[None]  # what is not known cuts nothing
+        mask_1t = torch.ones_like(logp_1t, dtype=torch.bool)
+        opens_1t = segment_openings(logp_1t, mask_1t, threshold=self.threshold, boundary=self.boundary)
+        return places[1:][opens_1t[0, 1:].numpy()].tolist()

@@ -79,19 +79,49 @@ def sae(
     """
     if logp_nt.shape != reward_nt.shape:
         raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    check_mask(mask_nt)
+    boundary_nt = segment_openings(logp_nt, mask_nt, threshold=threshold, boundary=boundary)
+    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
+    return lambda_advantage(
+        reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n
+    )
+
+
+def segment_openings(
+    logp_nt: Float[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    threshold: float = 0.2,
+    boundary: Literal["start", "end"] = "start",
+) -> Bool[Tensor, "n t"]:
+    """Say which tokens open a segment: those that `sae` bootstraps from.
+
+    Args:
+        logp_nt, mask_nt, threshold, boundary: as for `sae`.
+
+    Edge cases:
+        What a masked token gets means nothing. An unlikely first token has the flag under "start", and changes nothing.
+
+    Raises:
+        RewardError, RecipeError: see `sae`.
+
+    Example:
+        >>> logp_nt, mask_nt = torch.tensor([[.9, .1, .9, .9]]).log(), torch.tensor([[True, True, False, True]])
+        >>> segment_openings(logp_nt, mask_nt), segment_openings(logp_nt, mask_nt, boundary="end")
+        (tensor([[False,  True, False, False]]), tensor([[False, False,  True,  True]]))
+
+    Reference:
+        See `sae`.
+    """
     if not threshold >= 0:
         raise RecipeError(f"threshold is {threshold}; it is a probability, and 0 makes no boundary at all.")
-    check_mask(mask_nt)
     _check_logp(logp_nt, mask_nt)
     unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
-    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
-    if boundary == "end":
-        unlikely_nt = _after(unlikely_nt, mask_nt)
-    elif boundary != "start":
+    if boundary == "start":
+        return unlikely_nt
+    if boundary != "end":
         raise RecipeError(unknown("boundary", boundary, ("start", "end")))
-    return lambda_advantage(
-        reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=unlikely_nt, bootstrap_n=bootstrap_n
-    )
+    return _after(unlikely_nt, mask_nt)
 
 
 def _check_logp(logp_nt: Tensor, mask_nt: Tensor) -> None:
