@@ -1,166 +1,28 @@
-"""`ValueModel` and `Critic`: values before every token of a completion, fitted on each generation batch beside any trainer."""
+"""`Critic`: a value model that is fitted on each generation batch, beside any trainer."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer, get_constant_schedule_with_warmup
-from transformers.utils.hub import has_file
+from transformers import get_constant_schedule_with_warmup
 
 from spanwise.credit import Streams, bootstrap_values, value_target
 from spanwise.critic import CriticConfig
+from spanwise.engines.value_model import ABOUT, Sequences, ValueModel
 from spanwise.errors import DataError, DivergedError, RecipeError
-from spanwise.losses import CriticError, categorical_value, categorical_value_loss, critic_error, value_loss
+from spanwise.losses import CriticError, critic_error
 
-#: What a saved critic says of itself, beside its weights, and what a checkpoint keeps of its optimizer.
-ABOUT, STATE = "critic.json", "optimizer.pt"
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Prompts and completions side by side, as a value model reads them.
-
-    Attributes:
-        ids_nl: prompt, padded on the left, and completion, padded on the right.
-        attention_nl: 1 at what is no padding; tool output is read like any other text.
-        width: how many of the last columns are the completion's.
-    """
-
-    ids_nl: Int[Tensor, "n l"]
-    attention_nl: Int[Tensor, "n l"]
-    width: int
-
-    def take(self, rows: Any) -> Sequences:
-        """Some of the rows."""
-        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
-
-    @property
-    def end_n(self) -> Int[Tensor, " n"]:
-        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
-        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
-        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
-
-
-class ValueModel(nn.Module):
-    """What the rest of a completion is worth, before each of its tokens: one value per stream.
-
-    Args:
-        model: a token classifier of `transformers` whose labels are the streams, or the bins of one stream after another.
-        names: of the streams, `Scheme.value_names`.
-        config: says which head it has.
-    """
-
-    def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
-        super().__init__()
-        self.model, self.names, self.config = model, tuple(names), config
-        known = signature(model.forward).parameters
-        self._positions, self._cache = "position_ids" in known, "use_cache" in known
-
-    @staticmethod
-    def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device.
-
-        Raises:
-            RecipeError: `transformers` has no token classifier of the policy's architecture.
-        """
-        own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        settings = deepcopy(own.config)
-        settings.num_labels = _labels(names, config)
-        _calm(settings)
-        try:
-            model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
-        except ValueError as error:
-            raise RecipeError(
-                f"There is no token classifier for a {type(own).__name__}, so its trunk cannot be copied as a critic. Name one "
-                "with critic: {model: NAME}."
-            ) from error
-        model.base_model.load_state_dict({name: value.float() for name, value in own.base_model.state_dict().items()})
-        _zero_head(model)
-        return ValueModel(model.to(own.device), names, config)
-
-    @staticmethod
-    def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros.
-
-        Args:
-            place: folder or hub name.
-            names, config: what is asked of it.
-            tokenizer: the policy's; None: not compared.
-
-        Raises:
-            DataError: it cannot be read, or was fitted to another tokenizer's ids; RecipeError: it has other values or another
-                head than asked for.
-        """
-        about = _about(place)
-        _check_about(place, about, names, config)
-        if tokenizer is not None:
-            _check_tokenizer(place, about, tokenizer)
-        try:
-            settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config))
-            _calm(settings)
-            model, found = AutoModelForTokenClassification.from_pretrained(
-                place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
-            )
-        except Exception as error:  # transformers, safetensors and json each raise their own
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
-        known = model.get_input_embeddings().num_embeddings
-        if tokenizer is not None and known < len(tokenizer):
-            raise DataError(
-                f"The critic '{place}' knows {known} token ids and the policy's tokenizer has {len(tokenizer)}: it reads other "
-                "tokens. Use a critic of the policy's tokenizer."
-            )
-        if found["missing_keys"] or found["mismatched_keys"]:
-            _zero_head(model)
-        _check_forwards(place, model)
-        return ValueModel(model, names, config)
-
-    def forward(self, rows: Sequences) -> Tensor:
-        """What the head says before each of the T tokens and after the last column: (N, T + 1, S), or with bins behind."""
-        more: dict[str, Any] = {"use_cache": False} if self._cache else {}
-        if self._positions:
-            more["position_ids"] = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
-        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
-        said_ntc = logits_nlc[:, -rows.width - 1 :].float()
-        bins = () if self.config.head == "scalar" else (self.config.bins,)
-        return said_ntc.unflatten(-1, (len(self.names), *bins))
-
-    def value(self, said_nts: Tensor) -> Float[Tensor, "n t s"]:
-        """The values that the head's numbers stand for."""
-        return said_nts if self.config.head == "scalar" else categorical_value(said_nts, value_range=self.config.value_range)
-
-    def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """The loss of one stream per token, 0 at masked tokens."""
-        if self.config.head == "hl_gauss":
-            return categorical_value_loss(said_nt, target_nt, mask_nt, value_range=self.config.value_range)
-        old = None if self.config.value_clip is None else old_value_nt
-        return value_loss(said_nt, target_nt, mask_nt, old_value_nt=old, clip=self.config.value_clip)
-
-    def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write weights, configuration and what the values are of; `load` reads them, and so does `transformers`."""
-        self.model.save_pretrained(str(folder))
-        about = {
-            "values": list(self.names),
-            "head": self.config.head,
-            "bins": self.config.bins,
-            "value_range": list(self.config.value_range),
-            "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
-        }
-        (Path(folder) / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+#: What a checkpoint keeps of a critic's optimizer.
+STATE = "optimizer.pt"
 
 
 @dataclass(frozen=True)
@@ -468,92 +330,7 @@ def megabytes(model: nn.Module) -> float:
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6
 
 
-def fingerprint(tokenizer: Any) -> str:
-    """A short name of a tokenizer's vocabulary: two tokenizers with the same ids have the same."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
-
-
 def _split(value_nts: Tensor, rows: Sequences) -> tuple[Tensor, Tensor]:
     """Values before each token, and the value after each row's last one."""
     end_n11 = rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])
     return value_nts[:, :-1], value_nts.gather(1, end_n11).squeeze(1)
-
-
-def _labels(names: Sequence[str], config: CriticConfig) -> int:
-    return len(names) * (1 if config.head == "scalar" else config.bins)
-
-
-def _calm(settings: Any) -> None:
-    """No dropout: the values of a batch are read on the way of its fit, and must not be random."""
-    for name, share in vars(settings).items():
-        if isinstance(share, float) and "drop" in name:
-            setattr(settings, name, 0.0)
-    settings.classifier_dropout = 0.0  # .1 where a configuration does not say
-
-
-@torch.no_grad()
-def _check_forwards(place: str, model: Any) -> None:
-    """Refuse a model that looks ahead: its value of a token would depend on that token."""
-    ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
-    state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
-    if (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max():
-        raise DataError(
-            f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
-            "would give away what the policy is about to write. Use a model that reads forwards only."
-        )
-
-
-def _zero_head(model: Any) -> None:
-    """Start from the same value everywhere."""
-    trunk = {id(p) for p in model.base_model.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in trunk:
-            nn.init.zeros_(parameter)
-
-
-def _about(place: str) -> dict[str, Any]:
-    try:
-        return json.loads((Path(place) / ABOUT).read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except ValueError as error:
-        raise DataError(f"'{Path(place) / ABOUT}' is damaged: {error}.") from error
-
-
-def _check_about(place: str, about: Mapping[str, Any], names: Sequence[str], config: CriticConfig) -> None:
-    """Refuse a saved critic of other values."""
-    if not about:
-        return
-    if list(names) != about["values"]:
-        raise RecipeError(
-            f"The critic '{place}' gives {len(about['values'])} values ({', '.join(about['values'])}) and this recipe needs "
-            f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values."
-        )
-    held = {"head": about["head"]}
-    if config.head != "scalar" or about["head"] != "scalar":
-        held |= {"bins": about["bins"], "value_range": tuple(about["value_range"])}
-    for name, value in held.items():
-        if getattr(config, name) != value:
-            raise RecipeError(
-                f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
-                f"{{{name}: {list(value) if isinstance(value, tuple) else value}}}."
-            )
-
-
-def _check_tokenizer(place: str, about: Mapping[str, Any], tokenizer: Any) -> None:
-    """Refuse a critic that was fitted to the ids of another tokenizer, as far as it says which."""
-    own, theirs = fingerprint(tokenizer), about.get("tokenizer")
-    if theirs is None:
-        try:
-            if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer
-                return
-            other = AutoTokenizer.from_pretrained(place)
-        except Exception:  # many ways to have none; the number of ids is compared then
-            return
-        theirs = fingerprint(other)
-    if own != theirs:
-        raise DataError(
-            f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({theirs} and {own}), so it would "
-            "read other words. Use a critic of the policy's tokenizer."
-        )

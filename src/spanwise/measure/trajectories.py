@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,7 +61,7 @@ BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 TokenEstimator = Callable[[Trajectories, Tensor], Tensor]
 
 
-def _gae(trajectories: Trajectories, value_nt: Tensor, **options: float) -> Tensor:
+def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
     return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, **options)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
+from spanwise.rollouts import schema
 from spanwise.rollouts.table import Ragged
 from spanwise.rollouts.write import Completions, Credited
 from spanwise.types import BlockText, Credit, Scores, Spans, whole_text
@@ -106,8 +107,7 @@ class Rollouts:
                     f"The critic has {streams} values for each token and they have {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
-            names = [f"value/{name}" for name in self.value_names] if streams > 1 else ["value"]
-            known = dict(zip(names, value_nts.detach().cpu().unbind(dim=2), strict=True))
+            known = dict(zip(schema.value_keys(self.value_names), value_nts.detach().cpu().unbind(dim=2), strict=True))
         if self.logp_nt is not None:
             known["logp"] = self.logp_nt.detach().cpu()
         for name, known_nt in known.items():

@@ -31,7 +31,7 @@ Required are `prompt`, `trainable` and one of `completion_ids` and `tokens`. Any
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,6 +103,15 @@ def token_column(known: str) -> str:
     """
     kind, slash, stream = known.partition("/")
     return f"{PER_TOKEN[kind]}{slash}{stream}"
+
+
+def value_keys(streams: Sequence[str]) -> list[str]:
+    """What the values of a critic are called among the `token_values` of a table.
+
+    >>> value_keys(["return"]), value_keys(["correct", "brier"])
+    (['value'], ['value/correct', 'value/brier'])
+    """
+    return ["value"] if len(streams) < 2 else [f"value/{stream}" for stream in streams]
 
 
 def token_columns(names: Iterable[str]) -> dict[str, str]:

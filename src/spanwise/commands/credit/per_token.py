@@ -19,9 +19,8 @@ def token_keys(scheme: Scheme) -> dict[str, list[str]]:
     >>> token_keys(Scheme("sae", Layout({"solution": ["answer"], "confidence": ["confidence"]}), pair))
     {'value_nt': ['value/correct', 'value/brier'], 'logp_nt': ['logp']}
     """
-    names = scheme.value_names
-    values = ["value"] if len(names) == 1 else [f"value/{name}" for name in names]
-    return {need: keys for need, keys in {"value_nt": values, "logp_nt": ["logp"]}.items() if need in scheme.needs}
+    asked = {"value_nt": schema.value_keys(scheme.value_names), "logp_nt": ["logp"]}
+    return {need: keys for need, keys in asked.items() if need in scheme.needs}
 
 
 def check_tokens(scheme: Scheme, table: RolloutTable) -> None:

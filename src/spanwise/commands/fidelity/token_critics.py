@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.commands.fidelity.token_rollouts import Blocks, Roller, make_seeds
 from spanwise.critic import CriticConfig
-from spanwise.engines.critic import ABOUT, ValueModel
+from spanwise.engines.value_model import ABOUT, ValueModel
 from spanwise.errors import DataError, RecipeError
 
 #: How long the critic is fitted, in steps, each time it is looked at.

@@ -21,7 +21,7 @@ from spanwise.commands.fidelity.token_critics import (
 )
 from spanwise.commands.fidelity.token_rollouts import MOST, Roller, collect_tokens
 from spanwise.commands.shared.task import model_and_task
-from spanwise.engines.critic import ABOUT
+from spanwise.engines.value_model import ABOUT
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure.intervals import Interval
 from spanwise.measure.token_fidelity import TOKEN_KINDS, TokenFidelity, token_fidelity

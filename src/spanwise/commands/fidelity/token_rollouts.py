@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.commands.fidelity.fidelity import joined
-from spanwise.engines.critic import Sequences
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from spanwise.engines.value_model import Sequences
 from spanwise.errors import DataError
 from spanwise.measure.token_reference import place_before
 from spanwise.measure.trajectories import Trajectories

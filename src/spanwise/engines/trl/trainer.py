@@ -20,7 +20,7 @@ from spanwise.credit import restrict
 from spanwise.credit.assign import completed
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.critic import CriticConfig
-from spanwise.engines.critic import Critic, ValueModel
+from spanwise.engines.critic import Critic
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
@@ -31,6 +31,7 @@ from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
 from spanwise.engines.trl.values import cut_off, sequences
 from spanwise.engines.turns import has_turns, turn_rows
+from spanwise.engines.value_model import ValueModel
 from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
 from spanwise.remarks import remarks, unsaid
 from spanwise.rollouts import Rollouts

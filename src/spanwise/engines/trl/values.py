@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.critic import Sequences
+from spanwise.engines.value_model import Sequences
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
