@@ -44,8 +44,8 @@ class Recipe(BaseModel):
     # What is trained on what.
     task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] = Field(
         "digits",
-        description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of a "
-        "hundred tokens; "
+        description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some "
+        "seventy tokens; "
         "confidence, two_attempts: a model and a dataset by name or folder",
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")

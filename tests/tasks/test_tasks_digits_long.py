@@ -30,8 +30,8 @@ from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
-LINE = re.compile(r"(\d)\.([-+*]\d)_(\d)([-+*]\d)(_\d[-+*]\d)?=(\d)(\?\d[-+*]\d=\d)?_")
-EXACT = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0, again_right=0.0)
+LINE = re.compile(r"(\d)\.([-+*~]\d)(\+\d|\?-\d)?_(\d)([-+*]\d)(_\d[-+*]\d)?=(\d)_")
+EXACT = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0)
 TINY = shortened(2)
 
 
@@ -40,7 +40,7 @@ def drawn(size: int, seed: int = 1) -> LongProblems:
 
 
 def written(problems: LongProblems, noise: LongNoise, seed: int = 0) -> list[tuple[list[tuple[str, ...]], str]]:
-    """The lines of each trace, as place, step, value, step, care, new value and second look; and the answer."""
+    """The lines of each trace, as place, step shown, reading, value, step taken, care and new value; and the answer."""
     traces = []
     for trace in long_traces(problems, noise, rng=np.random.default_rng(seed)):
         body, answer = TRACE.fullmatch(trace).groups()
@@ -60,56 +60,58 @@ def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() 
     agreed = 0
     for prompt, answer, plus, (lines, said) in rows:
         value, steps = prompt[0], re.findall(r"\d([-+*~]\d)", prompt[1:])
-        assert len(lines) == len(steps) in range(7, 11)
-        signs = set()
+        assert len(lines) == len(steps) in range(4, 9)
+        as_it_is = True
         for place, (line, step) in enumerate(zip(lines, steps, strict=True)):
-            if step[0] == "~":
-                signs.add(line[1][0])
-                assert line[1][0] in "+-"
-                assert line[1][1] == step[1]
-            else:
-                assert line[1] == step
-            assert line == (str(place), line[1], value, line[1], "", by_hand(value, line[1]), "")
-            value = line[5]
+            read = line[2].removeprefix("?")
+            assert bool(read) == (step[0] == "~")
+            assert not read or read[1] == step[1]
+            as_it_is &= not read or (read[0] == "+") == plus[place]
+            assert line == (str(place), step, line[2], value, read or step, "", by_hand(value, read or step))
+            value = line[6]
         assert said == value
-        assert len(signs) <= 1  # a trace reads all its smudges alike
-        if signs <= {"+" if plus else "-"}:
+        if as_it_is:
             assert said == answer
             agreed += 1
-    assert agreed > 120
+    assert agreed > 60
 
 
-def test_lines_with_care_and_second_looks_repeat_the_question_of_their_line() -> None:
-    noise = LongNoise(slip=(0.3, 0.3, 0.3), careful=0.5, again_wrong=0.5, again_right=0.5)
-    value_after = 0
-    for lines, said in written(drawn(200), noise):
+def test_lines_with_care_repeat_the_question_of_their_line_and_lines_hang_together() -> None:
+    slips = 0
+    for lines, said in written(drawn(200), LongNoise(slip=(0.3, 0.3, 0.3), careful=0.5)):
         before = None
-        for _, step, value, again, care, new, look in lines:
-            assert again == step
-            assert care in ("", f"_{value}{step}")
-            assert not look or look.startswith(f"?{value}{step}=")
+        for _, shown, read, value, taken, care, new in lines:
+            assert taken == (read.removeprefix("?") or shown)
+            assert care in ("", f"_{value}{taken}")
             assert before in (None, value)  # what a line ends with, the next one starts from
-            before = look[-1] if look else new
-            value_after += bool(look) and look[-1] != new
+            slips += new != by_hand(value, taken)
+            before = new
         assert said == before
-    assert value_after > 100
+    assert slips > 100
 
 
 def test_shares_are_the_stated_ones() -> None:
-    noise = LongNoise(slip=(0.1, 0.2, 0.4), careful=0.25, relief=0.5, again_wrong=0.6, again_right=0.2)
-    lines = [line for found, _ in written(drawn(4000), noise) for line in found]
-    assert np.mean([bool(line[4]) for line in lines]) == pytest.approx(0.25, abs=0.01)
+    noise = LongNoise(slip=(0.1, 0.2, 0.4), careful=0.25, relief=0.5, plus=0.4)
+    problems = drawn(4000)
+    lines = [line for found, _ in written(problems, noise) for line in found]
+    assert np.mean([bool(line[5]) for line in lines]) == pytest.approx(0.25, abs=0.01)
+    assert np.mean([line[2][0] == "+" for line in lines if line[2]]) == pytest.approx(0.4, abs=0.02)
+    assert problems.plus_n.mean() == pytest.approx(0.95, abs=0.01)
     for operator, slip in zip("+-*", noise.slip, strict=True):
         for care, share in ((False, 1.0), (True, 0.5)):
             wrong = [
-                line[5] != by_hand(line[2], line[1]) for line in lines if line[1][0] == operator and bool(line[4]) == care
+                line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == operator and bool(line[5]) == care
             ]
-            assert np.mean(wrong) == pytest.approx(0.9 * slip * share, abs=0.02)  # a random digit is right one time in ten
-        anew = [line[6][-1] != by_hand(line[2], line[1]) for line in lines if line[1][0] == operator and line[6]]
-        assert np.mean(anew) == pytest.approx(0.9 * slip * 0.5, abs=0.025)
-    for was_wrong, share in ((True, 0.6), (False, 0.2)):
-        looks = [bool(line[6]) for line in lines if (line[5] != by_hand(line[2], line[1])) == was_wrong]
-        assert np.mean(looks) == pytest.approx(share, abs=0.02)
+            assert np.mean(wrong) == pytest.approx(0.9 * slip * share, abs=0.025)  # a random digit is right one time in ten
+
+
+def test_every_smudge_has_a_sign_of_its_own() -> None:
+    columns = ([5], [3], [[3, 3, 3] + [0] * 5], [[1, 2, 4] + [1] * 5])
+    answers = {
+        signs: LongProblems(*map(np.array, columns), np.array([[*signs] + [False] * 5])).answers[0]
+        for signs in ((True, True, True), (True, False, True), (False, True, False))
+    }
+    assert answers == {(True, True, True): "2", (True, False, True): "8", (False, True, False): "2"}
 
 
 def test_exercises_are_right_and_reach_every_value_and_step() -> None:
@@ -128,26 +130,27 @@ def test_exercises_are_right_and_reach_every_value_and_step() -> None:
 
 def test_no_trace_is_longer_than_stated_and_prompts_have_one_length() -> None:
     tokenizer = build_tokenizer()
-    most = LongNoise(slip=(0.5, 0.5, 0.5), careful=1.0, again_wrong=1.0, again_right=1.0)
+    most = LongNoise(slip=(0.5, 0.5, 0.5), careful=1.0, plus=0.0)
     problems = drawn(50)
+    problems.length_n[0], problems.operator_ns[0] = 8, 3
     lengths = [
         len(tokenizer(f"{trace}<eos>")["input_ids"]) for trace in long_traces(problems, most, rng=np.random.default_rng(0))
     ]
-    assert max(lengths) == LONGEST == 176
-    assert {len(tokenizer(prompt)["input_ids"]) for prompt in problems.prompts} == {22}
-    assert 22 + LONGEST <= LONG_POSITIONS
+    assert max(lengths) == LONGEST == 118
+    assert {len(tokenizer(prompt)["input_ids"]) for prompt in problems.prompts} == {18}
+    assert 18 + LONGEST <= LONG_POSITIONS
     assert all(tokenizer.unk_token_id not in tokenizer(prompt)["input_ids"] for prompt in problems.prompts)
 
 
 def test_the_layout_reads_the_answer() -> None:
     tokenizer = build_tokenizer()
-    texts = ["<reasoning>0.+3_7+3=9?7+3=0_</reasoning><answer>0</answer><eos>", "<reasoning>0.+3_7+3=9?7<eos>"]
+    texts = ["<reasoning>0.~3?-3_7-3=4_1.+6_4+6=0_</reasoning><answer>0</answer><eos>", "<reasoning>0.~3?-3_7<eos>"]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     mask_nt = ids_nt != tokenizer.pad_token_id
     spans, text = segment(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     assert spans.fault_n.tolist()[0] == 0
     assert spans.fault_n.tolist()[1] != 0
-    assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [20])
+    assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])
     assert text[0]["solution"]["answer"] == "0"
     assert [is_refusal(entry) for entry in text] == [False, True]
 
@@ -176,7 +179,7 @@ def test_finished_warm_starts_keep_their_cache() -> None:
         "hard": "digits-hard-0-fdae0b15b4a9",
         "twice": "digits-twice-0-edc41e500e19",
         "agent": "digits-agent-0-2295b91365da",
-        "long": "digits-long-0-4f4bcf5667c4",
+        "long": "digits-long-0-fe51cfa0404c",
     }
 
 
@@ -184,11 +187,12 @@ def test_finished_warm_starts_keep_their_cache() -> None:
 def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(part) -> None:
     tokenizer = build_tokenizer()
     ids_nt, prompt_length = trace_batch(tokenizer, 600, part=part, rng=np.random.default_rng(0))
-    assert (len(ids_nt), prompt_length) == (300, 22)
+    assert (len(ids_nt), prompt_length) == (300, 18)
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     assert not {text[: text.index("=") + 1] for text in texts} & held_out_long_prompts()
-    looks = [bool(line[6]) for text in texts for line in LINE.findall(text) if line[5] != by_hand(line[2], line[1])]
-    assert np.mean(looks) == pytest.approx(LONG_NOISE[part].again_wrong, abs=0.08)
+    lines = [line for text in texts for line in LINE.findall(text[text.index("=") + 1 :])]
+    wrong = [line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == "+" and not line[5]]
+    assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[part].slip[0], abs=0.02)
 
 
 def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:

@@ -45,14 +45,14 @@ class Problems:
         length_n: the number of steps, 1..6.
         operator_ns: index into `OPERATORS`.
         operand_ns: 1..9.
-        plus_n: whether the smudged operators of this prompt are pluses (otherwise minuses).
+        plus_n: whether the smudged operators of this prompt are pluses (otherwise minuses); or of each step, (n, s).
     """
 
     start_n: Int[np.ndarray, " n"]
     length_n: Int[np.ndarray, " n"]
     operator_ns: Int[np.ndarray, "n s"]
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"]
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]
 
     def __len__(self) -> int:
         """The number of problems."""
@@ -200,9 +200,10 @@ def run_chain(
         [[5, 0, 8, 8, 8, 8]]
     """
     digit_n, columns = problems.start_n, list[np.ndarray]()
+    plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
-        sign_n = np.where(problems.plus_n, 1, -1)
+        sign_n = np.where(plus_ns[:, step], 1, -1)
         choices = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
         true_n = np.choose(operator_n, choices) % 10
         next_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_n)

@@ -1,18 +1,19 @@
-"""The long digit chain: completions of a hundred tokens, in which a few decisions open segments of tokens that follow from them.
+"""The long digit chain: completions of some seventy tokens, in which a few decisions open segments of tokens that follow from them.
 
-    70+31*42~2...9_=<reasoning>0.+3_7+3=0_1.*4_0*4_0*4=0_2.+2_0+2=5?0+2=2_...</reasoning><answer>2</answer>
+    70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
-A prompt is a start digit and ten numbered places: 7 to 10 steps (an operator and an operand 1..9), then fillers. Steps are taken
+A prompt is a start digit and eight numbered places: 4 to 8 steps (an operator and an operand 1..9), then fillers. Steps are taken
 from left to right, modulo 10. A line of the completion takes one of them:
 
     0.+3_7+3=0_           its number, the step copied, the value so far and the step, the new value
+    0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
+    0.~3?-3_7-3=4_        or, with a question mark, as a minus
     0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
-    0.+3_7+3=9?7+3=0_     looked at again: the new value is withdrawn and found anew, with care
 
-What a line decides is how a smudged operator `~` is read (see `digits`), whether care is taken, which digit comes out, and whether
-it is looked at again. Everything else follows from what stands before it. A slip is not the end as long as it can be looked at
-again; once its line is closed, the chain goes on from a wrong digit. So the chance to be right changes at many places, each change
-can be read in what was written, and the only reward comes at the end.
+What a line decides is how a smudged operator is read, whether care is taken, and which digit comes out. Everything else follows
+from what stands before it. In truth a smudge is a plus 19 times in 20, each for itself, and the warm start reads it either way
+like a coin. So the chance to be right changes at a few places, and the only reward comes at the end. A reading is a token that a
+critic can see; a slip is one only to a critic that can calculate.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ import numpy as np
 
 from spanwise.layout import Layout
 from spanwise.tasks.agent import taken
-from spanwise.tasks.digits import FILLER, HELD_OUT, OPERATORS, SMUDGE_IS_PLUS, Problems, draw_until, first_of
+from spanwise.tasks.digits import FILLER, HELD_OUT, OPERATORS, Problems, draw_until, first_of
 
 LongPart = Literal["long_tables", "long_early", "long"]
-FEWEST, MOST = 7, 10
-OPERATOR_SHARE = (0.40, 0.30, 0.26, 0.04)
-#: Tokens of the longest completion of this form: ten lines with care, looked at again, then tags, answer and end.
-LONGEST = MOST * 17 + 6
+FEWEST, MOST = 4, 8
+OPERATOR_SHARE = (0.44, 0.30, 0.06, 0.20)
+#: How often a smudged operator is a plus.
+PLUS = 0.95
+#: Tokens of the longest completion of this form: eight lines, all smudges read as minuses with care, then tags, answer and end.
+LONGEST = MOST * 14 + 6
 #: Room for a prompt and the longest completion.
-LONG_POSITIONS = 256
+LONG_POSITIONS = 160
 _HELD_OUT_SEED = 20_262
 
 #: The one block of a completion.
@@ -43,13 +46,13 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of ten places each, of which 7 to 10 hold a step; see `Problems`.
+    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place.
 
     Example:
-        >>> columns = ([7], [3], [[0, 2, 3] + [0] * 7], [[3, 4, 2] + [1] * 7], [False])
+        >>> columns = ([7], [3], [[0, 2, 3] + [0] * 5], [[3, 4, 2] + [1] * 5], [[False] * 8])
         >>> three = LongProblems(*map(np.array, columns))
         >>> three.prompts, three.answers
-        (['70+31*42~23_4_5_6_7_8_9_='], ['8'])
+        (['70+31*42~23_4_5_6_7_='], ['8'])
     """
 
     @property
@@ -67,28 +70,27 @@ class LongNoise:
     Args:
         slip: probability that a new value is replaced by a random digit, for `+`, `-` and `*`.
         careful: share of lines that are taken with care.
-        relief: slips with care, and of values that are found anew, as a share of the others.
-        again_wrong, again_right: probability that a wrong, a right value is looked at again.
+        relief: slips with care, as a share of the others.
+        plus: how often a smudge is read as a plus.
     """
 
     slip: tuple[float, float, float]
     careful: float = 0.3
     relief: float = 0.2
-    again_wrong: float = 0.4
-    again_right: float = 0.1
+    plus: float = 0.5
 
 
 LONG_NOISE: dict[LongPart, LongNoise] = {
     "long_tables": LongNoise(slip=(0.0, 0.0, 0.0)),
-    "long_early": LongNoise(slip=(0.10, 0.10, 0.10), again_wrong=0.9, again_right=0.02),
-    "long": LongNoise(slip=(0.12, 0.18, 0.30)),
+    "long_early": LongNoise(slip=(0.0, 0.0, 0.0)),
+    "long": LongNoise(slip=(0.04, 0.06, 0.15)),
 }
 
 
 def draw_long_problems(
     size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
 ) -> LongProblems:
-    """Draw random problems: 7 to 10 steps, operators by `OPERATOR_SHARE`, everything else uniform.
+    """Draw random problems: 4 to 8 steps, operators by `OPERATOR_SHARE`, everything else uniform.
 
     Args:
         size, rng, exclude, unique: see `draw_problems`.
@@ -99,7 +101,7 @@ def draw_long_problems(
     Example:
         >>> problems = draw_long_problems(3, rng=np.random.default_rng(0))
         >>> [prompt.count("_") + k for prompt, k in zip(problems.prompts, problems.length_n.tolist())]
-        [10, 10, 10]
+        [8, 8, 8]
     """
     return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
 
@@ -126,22 +128,21 @@ def held_out_long_prompts() -> frozenset[str]:
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: a line for every step, and the last line's digit as the answer.
 
-    All smudged operators of a trace are read alike, as `+` with probability 0.7. The end-of-sequence token is not part of the text.
+    The end-of-sequence token is not part of the text.
 
     Args:
         problems: N problems.
-        noise: slips, care, second looks.
+        noise: slips, care, readings.
         rng: the source of randomness; the same state gives the same traces.
 
     Example:
-        >>> one = LongProblems(*map(np.array, ([7], [2], [[0, 2] + [0] * 8], [[3, 4] + [1] * 8], [True])))
-        >>> exact = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0, again_right=0.0)
+        >>> one = LongProblems(*map(np.array, ([7], [2], [[3, 2] + [0] * 6], [[3, 4] + [1] * 6], [[True] * 8])))
+        >>> exact = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0, plus=1.0)
         >>> long_traces(one, exact, rng=np.random.default_rng(0))[0]
-        '<reasoning>0.+3_7+3=0_1.*4_0*4=0_</reasoning><answer>0</answer>'
+        '<reasoning>0.~3+3_7+3=0_1.*4_0*4=0_</reasoning><answer>0</answer>'
     """
-    read_n = np.where(rng.random(len(problems)) < SMUDGE_IS_PLUS, "+", "-").tolist()
-    rows = zip(problems.start_n.tolist(), problems.items, read_n, strict=True)
-    return [_trace(start, [item.replace("~", read) for item in items], noise, rng) for start, items, read in rows]
+    rows = zip(problems.start_n.tolist(), problems.items, strict=True)
+    return [_trace(start, items, noise, rng) for start, items in rows]
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -178,23 +179,17 @@ def _draw_any(size: int, rng: np.random.Generator) -> LongProblems:
         length_n=rng.integers(FEWEST, MOST + 1, size),
         operator_ns=rng.choice(len(OPERATORS), (size, MOST), p=OPERATOR_SHARE),
         operand_ns=rng.integers(1, 10, (size, MOST)),
-        plus_n=rng.random(size) < SMUDGE_IS_PLUS,
+        plus_n=rng.random((size, MOST)) < PLUS,
     )
 
 
 def _trace(start: int, steps: list[str], noise: LongNoise, rng: np.random.Generator) -> str:
     value, lines = start, list[str]()
-    for place, step in enumerate(steps):
-        asked, right, slip = f"{value}{step}", taken(value, step), noise.slip[OPERATORS.index(step[0])]
-        careful = rng.random() < noise.careful
-        value = _said(right, slip * (noise.relief if careful else 1), rng)
-        line = f"{place}.{step}_{asked}{f'_{asked}' if careful else ''}={value}"
-        if rng.random() < (noise.again_right if value == right else noise.again_wrong):
-            value = _said(right, slip * noise.relief, rng)
-            line += f"?{asked}={value}"
-        lines.append(f"{line}_")
+    for place, shown in enumerate(steps):
+        step = shown.replace("~", "+" if rng.random() < noise.plus else "-")
+        asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
+        slipped = rng.random() < slip * (noise.relief if careful else 1)
+        value = int(rng.integers(0, 10)) if slipped else taken(value, step)
+        read = "" if shown == step else step.replace("-", "?-")
+        lines.append(f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_")
     return f"<reasoning>{''.join(lines)}</reasoning><answer>{value}</answer>"
-
-
-def _said(right: int, slip: float, rng: np.random.Generator) -> int:
-    return int(rng.integers(0, 10)) if rng.random() < slip else right
