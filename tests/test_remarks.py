@@ -150,3 +150,17 @@ def test_an_objective_that_scores_nobody():
 
 def test_a_batch_of_nobody_says_nothing():
     assert found([]) == {}
+
+
+def test_an_adaptive_lambda_that_is_zero_for_most_completions():
+    critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
+    layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
+    longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
+    assert found([layout, layout, longer, []], critic)["lambda"] == (
+        "length_adaptive_alpha=0.2 gives lambda 0 to 2 of 3 completions, those of 5 tokens and fewer (median 5): each token is "
+        "credited with one step of the critic alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 "
+        "without one."
+    )
+    assert "lambda" not in found([layout, longer], critic)
+    fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})
+    assert "lambda" not in found([layout, layout], fixed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spanwise.credit import length_adaptive_lambda
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
@@ -25,7 +26,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
     Returns:
         Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `unused/<objective>`, a number came for a block
-        that is not there; `free/<objective>`, a block is left out and `if_missing` is None. Nothing where there is nothing to say.
+        that is not there; `free/<objective>`, a block is left out and `if_missing` is None; `lambda`, an adaptive lambda is 0 for
+        most completions. Nothing where there is nothing to say.
 
     Example:
         >>> from spanwise import Batch, Layout, Objective, Vocabulary, read
@@ -53,6 +55,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
             found[f"unused/{objective.name}"] = sentence
         elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
             found[f"free/{objective.name}"] = sentence
+    if sentence := _short(reading, scheme):
+        found["lambda"] = sentence
     return found
 
 
@@ -126,4 +130,21 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     return (
         f"{' and '.join(parts)}, and objective '{objective.name}' has no if_missing: that costs them nothing, so training may "
         f"drift there. Write if_missing, the reward that such a completion stands for: Objective(..., if_missing=-1.0)."
+    )
+
+
+def _short(reading: Reading, scheme: Scheme) -> str:
+    """Completions too short for an adaptive lambda: at 0 the reward reaches the last token only."""
+    alpha = scheme.options.get("length_adaptive_alpha")
+    if alpha is None:
+        return ""
+    length_n = reading.length_nk.sum(dim=1)
+    length_n = length_n[length_n > 0]
+    short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
+    if int(short_n.sum()) * 2 <= len(length_n):
+        return ""
+    return (
+        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(short_n.sum())} of {len(length_n)} completions, those of "
+        f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}): each token is credited with one step of the critic "
+        f"alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 without one."
     )
