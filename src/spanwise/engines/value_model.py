@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
@@ -49,6 +49,38 @@ class Sequences:
         place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
         last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
         return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a saved critic says of itself.
+
+    Attributes:
+        names: of its values.
+        config: which head it has; everything else as it is by default.
+        tokenizer: fingerprint of the one whose ids it was fitted to; None: not known.
+    """
+
+    names: list[str]
+    config: CriticConfig
+    tokenizer: str | None
+
+    @staticmethod
+    def of(place: str | Path) -> Saved | None:
+        """What stands in a folder; None: nothing, as with any other token classifier.
+
+        Raises:
+            DataError: the file cannot be understood.
+        """
+        file = Path(place) / ABOUT
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+            bins = {} if said["head"] == "scalar" else {"bins": said["bins"], "value_range": tuple(said["value_range"])}
+            return Saved(list(said["values"]), CriticConfig(head=said["head"], **bins), said.get("tokenizer"))
+        except OSError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"'{file}' is damaged: {error!r}.") from error
 
 
 class ValueModel(nn.Module):
@@ -101,10 +133,11 @@ class ValueModel(nn.Module):
             DataError: it cannot be read, or was fitted to another tokenizer's ids; RecipeError: it has other values or another
                 head than asked for.
         """
-        about = _about(place)
-        _check_about(place, about, names, config)
+        saved = Saved.of(place)
+        if saved is not None:
+            _check_saved(place, saved, names, config)
         if tokenizer is not None:
-            _check_tokenizer(place, about, tokenizer)
+            _check_tokenizer(place, saved, tokenizer)
         try:
             settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config))
             _calm(settings)
@@ -197,28 +230,16 @@ def _zero_head(model: Any) -> None:
             nn.init.zeros_(parameter)
 
 
-def _about(place: str) -> dict[str, Any]:
-    try:
-        return json.loads((Path(place) / ABOUT).read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except ValueError as error:
-        raise DataError(f"'{Path(place) / ABOUT}' is damaged: {error}.") from error
-
-
-def _check_about(place: str, about: Mapping[str, Any], names: Sequence[str], config: CriticConfig) -> None:
+def _check_saved(place: str, saved: Saved, names: Sequence[str], config: CriticConfig) -> None:
     """Refuse a saved critic of other values."""
-    if not about:
-        return
-    if list(names) != about["values"]:
+    if list(names) != saved.names:
         raise RecipeError(
-            f"The critic '{place}' gives {len(about['values'])} values ({', '.join(about['values'])}) and this recipe needs "
+            f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
             f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values."
         )
-    held = {"head": about["head"]}
-    if config.head != "scalar" or about["head"] != "scalar":
-        held |= {"bins": about["bins"], "value_range": tuple(about["value_range"])}
-    for name, value in held.items():
+    told = ("head",) if config.head == saved.config.head == "scalar" else ("head", "bins", "value_range")
+    for name in told:
+        value = getattr(saved.config, name)
         if getattr(config, name) != value:
             raise RecipeError(
                 f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
@@ -226,9 +247,9 @@ def _check_about(place: str, about: Mapping[str, Any], names: Sequence[str], con
             )
 
 
-def _check_tokenizer(place: str, about: Mapping[str, Any], tokenizer: Any) -> None:
+def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     """Refuse a critic that was fitted to the ids of another tokenizer, as far as it says which."""
-    own, theirs = fingerprint(tokenizer), about.get("tokenizer")
+    own, theirs = fingerprint(tokenizer), None if saved is None else saved.tokenizer
     if theirs is None:
         try:
             if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer

@@ -85,5 +85,5 @@ def test_what_is_refused(tiny, tmp_path):
     with pytest.raises(RecipeError, match="gives the value of a, b"):
         own_critic(place, tiny[1], ["a", "b"])
     (place / "critic.json").write_text("{}")
-    with pytest.raises(DataError, match=r"critic.json' is damaged: KeyError\('values'\)"):
+    with pytest.raises(DataError, match=r"critic.json' is damaged: KeyError\('head'\)"):
         own_critic(place, tiny[1], ["correct"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from spanwise.commands.fidelity.token_rollouts import Blocks, Roller, make_seeds
 from spanwise.critic import CriticConfig
-from spanwise.engines.value_model import ABOUT, ValueModel
+from spanwise.engines.value_model import ABOUT, Saved, ValueModel
 from spanwise.errors import DataError, RecipeError
 
 #: How long the critic is fitted, in steps, each time it is looked at.
@@ -40,12 +39,10 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     Raises:
         RecipeError: none of its values is of the reward `correct` alone; DataError: it cannot be read.
     """
-    try:
-        about = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-        names, bins = list(about["values"]), {"bins": about["bins"], "value_range": tuple(about["value_range"])}
-        config = CriticConfig(head=about["head"], **({} if about["head"] == "scalar" else bins))
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"'{place / ABOUT}' is damaged: {error!r}.") from error
+    saved = Saved.of(place)
+    if saved is None:
+        raise DataError(f"There is no {ABOUT} in '{place}'.")
+    names = saved.names
     alone = names[0] if len(names) == len(objectives) == 1 else "correct"
     if alone not in names:
         of = " + ".join(objectives) if len(names) == 1 else ", ".join(names)
@@ -53,7 +50,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
             f"The critic '{place}' gives the value of {of}, and what is re-rolled is the reward 'correct' alone. Train with "
             "values: objective, or look at other critics: --critics fitted,mc."
         )
-    return ValueModel.load(str(place), names, config, tokenizer).eval(), names.index(alone)
+    return ValueModel.load(str(place), names, saved.config, tokenizer).eval(), names.index(alone)
 
 
 @torch.no_grad()
