@@ -260,12 +260,14 @@ class SpanGRPOTrainer(GRPOTrainer):
             return batch
         started = time.perf_counter()
         ends = getattr(self, "eos_token_ids", None) or [self._text_tokenizer.eos_token_id]
-        learned = self.critic.learn(
-            sequences(output, batch), streams(reading, batch, self.scheme), cut_off(batch, ends), fit=mode == "train"
-        )
+        over = streams(reading, batch, self.scheme)
+        learned = self.critic.learn(sequences(output, batch), over, cut_off(batch, ends), fit=mode == "train")
         self._span_metrics.add(mode, learned.metrics)
         self._critic_seconds += time.perf_counter() - started
-        return replace(batch, value_nt=learned.value_nts, bootstrap_n=learned.bootstrap_ns)
+        value_nts = learned.value_nts
+        if over.names != ("return",):  # of an objective: outside its blocks it is of nothing
+            value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
+        return replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)
 
     def _whole(
         self, batch: Batch, reading: Reading, everyone: Reading, mode: str, *, completions: int, turns: Turns | None
@@ -311,9 +313,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
         told = ("prompts", "completions", "completion_ids")
-        value_nts = batch.value_nt
-        if value_nts is not None and self.scheme.value_names != ("return",):  # of an objective: elsewhere it is of nothing
-            value_nts = value_nts.masked_fill(~streams(reading, batch, self.scheme).mask_snt.permute(1, 2, 0), torch.nan)
         self.last_rollouts = Rollouts(
             mode=mode,
             step=self.state.global_step,
@@ -329,7 +328,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             scores=reading.scores,
             credit=own,
             advantages_nt=advantages_nt,
-            value_nt=None if value_nts is None else pad(value_nts, (0, 0, *spare), value=torch.nan),
+            value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
         )
