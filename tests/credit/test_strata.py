@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
 from spanwise.credit import advantage, centred, group_index, moments, precision_mean, refine
-from spanwise.credit.strata import standardised, standardised_tokens, unit_scale, weighted_mean
-from spanwise.errors import RecipeError
+from spanwise.credit.strata import member_counts, standardised, standardised_tokens, unit_scale, weighted_mean
+from spanwise.errors import AlignmentError, RecipeError
 
 
 def test_min_stratum():
@@ -132,6 +132,20 @@ def test_where_epsilon_stands():
     for one in (standardised(value_n[1:], eps=1.0), standardised(value_n, ddof=2, eps=1.0)):
         assert one.abs().sum() == 0  # no degree of freedom
     assert_close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5], 1e-12)
+
+
+def test_an_id_below_minus_one_is_no_stratum():
+    with pytest.raises(AlignmentError, match=r"There is a stratum -7; .* give ids of your own to group_index first"):
+        centred(PAIR, torch.tensor([-7, -7]))
+
+
+def test_voters_may_have_any_ids():
+    """Three voters of 1, 3 and 5 with a vote of 3 for the one of two rows; 2**62 and its neighbours are one number in float64."""
+    value_n, group_n = torch.tensor([1.0, 3.0, 4.0, 6.0]), torch.zeros(4).long()
+    for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
+        found = centred(value_n, group_n, voter_n=torch.tensor(voters))
+        assert_close(found, [-2.0, 0.0, 1.0, 3.0], 1e-12)
+        assert member_counts(group_n, value_n > 0, voter_n=torch.tensor(voters)).tolist() == [3] * 4
 
 
 def test_a_scale_that_does_not_exist_is_refused():

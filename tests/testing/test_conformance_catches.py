@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from jaxtyping import Int
 
-from spanwise.credit import centred, dr_grpo, grpo
+from spanwise.credit import centred, dr_grpo, group_index, grpo
 from spanwise.layout import Layout
 from spanwise.score.reward import NAN, Reward
 from spanwise.segment import segment
@@ -86,6 +87,14 @@ def labels_matter(reward_n, group_n):
     return dr_grpo(reward_n, group_n) * group_n.double()
 
 
+def groups_from_zero_on(reward_n, group_n):
+    return centred(reward_n, torch.where(group_n >= 0, group_index(group_n), -1))
+
+
+def ids_as_floats(reward_n, group_n):
+    return centred(reward_n, group_index(group_n.double()))
+
+
 def nan_where_constant(reward_n, group_n):
     adv_n = dr_grpo(reward_n, group_n)
     return adv_n / adv_n.abs().max()
@@ -125,6 +134,8 @@ def infinite(reward_n, group_n):
         (remembers, "pure"),
         (order_matters, "permutation"),
         (labels_matter, "permutation"),
+        (groups_from_zero_on, "permutation"),
+        (ids_as_floats, "permutation"),
         (nan_where_constant, "result"),
         (infinite, "result"),
         (only_one_number, "result"),
@@ -263,13 +274,33 @@ def steps_in_row_order(reward_s, trajectory_s, step_s):
     return reward_s.flip(0).cumsum(0).flip(0)
 
 
+def trajectories_from_zero_on(reward_s, trajectory_s):
+    return torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0)
+
+
+def steps_from_zero_on(reward_s, trajectory_s, step_s):
+    return torch.where(step_s >= 0, sums(reward_s, trajectory_s), 0.0)
+
+
+def states_from_zero_on(reward_s, group_s, anchor_s: Int[torch.Tensor, " s"]):
+    state_s = group_index([*map(tuple, torch.stack([group_s, anchor_s], dim=1).tolist())])
+    return centred(reward_s, torch.where(anchor_s >= 0, state_s, -1))
+
+
 def one_for_trying(reward_s, trajectory_s):
     return sums(reward_s, trajectory_s) + 1.0
 
 
 @pytest.mark.parametrize(
     ("estimator", "broken"),
-    [(steps_in_row_order, "permutation"), (steps_in_row_order, "split"), (one_for_trying, "constant")],
+    [
+        (steps_in_row_order, "permutation"),
+        (steps_in_row_order, "split"),
+        (trajectories_from_zero_on, "permutation"),
+        (steps_from_zero_on, "permutation"),
+        (states_from_zero_on, "permutation"),
+        (one_for_trying, "constant"),
+    ],
 )
 def test_wrong_estimators_of_steps(estimator, broken):
     check_estimator(sums, examples=10)

@@ -12,6 +12,7 @@ from torch import Tensor
 from spanwise.credit.baselines import compared
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
+from spanwise.credit.strata import group_index
 from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
@@ -81,6 +82,7 @@ def assign(
     chosen = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     paid_mk = _paid(objectives, block_names, present_nk.device)
+    group_n = group_index(group_n)  # methods never see whether an id is negative or large
     data = dict(inputs or {})
     if chosen.kind == "block":
         return _by_block(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)

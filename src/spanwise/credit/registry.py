@@ -22,7 +22,7 @@ PROPERTIES: Mapping[str, str] = {
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
     "absent": "a NaN reward gets exactly 0 and is left out: the others get what they get without it",
-    "permutation": "another order of the rows, or other group ids, only reorders the result",
+    "permutation": "another order of the rows, or other ids, of any sign and size, only reorders the result",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
     "split": "groups computed in separate batches get what they get in one batch",

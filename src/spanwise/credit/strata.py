@@ -78,7 +78,7 @@ def member_counts(
     """
     if voter_n is not None:
         member_n = member_n & (stratum_n >= 0)
-        ballot_i = refine(stratum_n, voter_n.double())[member_n]
+        ballot_i = refine(stratum_n, group_index(voter_n).double())[member_n]
         first_u = torch.full((int(ballot_i.max()) + 1 if len(ballot_i) else 0,), len(stratum_n), device=ballot_i.device)
         rows_i = torch.nonzero(member_n).squeeze(1)
         first_u.scatter_reduce_(0, ballot_i, rows_i, "amin")
@@ -142,12 +142,12 @@ class Moments:
 
 
 def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Moments:
-    """Moments of `value_n` inside the strata `stratum_n` (any integer ids; negative: in no stratum; NaN values are left out).
+    """Moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0.
 
     Raises:
-        AlignmentError: sizes differ.
+        AlignmentError: sizes differ; a number below -1, which is an id of something and no stratum.
         RewardError: an infinite value, in a stratum or not.
 
     Example:
@@ -160,6 +160,11 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
             f"There are {len(value_n)} rewards for {len(stratum_n)} group ids; give one id to each completion."
         )
     check_rewards(value_n)
+    if bool((stratum_n < -1).any()):
+        raise AlignmentError(
+            f"There is a stratum {int(stratum_n.min())}; strata are numbered from 0 and -1 is none, so give ids of your own to "
+            f"group_index first."
+        )
     dense_n = torch.full_like(stratum_n, -1, dtype=torch.long)
     placed_n = stratum_n >= 0
     ids, dense_n[placed_n] = torch.unique(stratum_n[placed_n], return_inverse=True)
@@ -250,7 +255,7 @@ def _centred_by_voter(
     """`centred` where the rows of one voter in a stratum are one member."""
     if scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
-    ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, voter_n.double()), -1)
+    ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
     own = moments(value_n, ballot_n)  # of each voter
     stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
     placed_n = own.stratum_n >= 0

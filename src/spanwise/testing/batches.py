@@ -51,6 +51,9 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
+_IDS = ("group", "trajectory", "stratum", "anchor", "state")
+#: Ids as hashes are: of both signs, and so large that neighbours are one number in float64.
+LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,17 @@ class Batch:
         """The same batch with other values for some inputs per row."""
         return replace(self, rows={**self.rows, **changes})
 
+    def relabelled(self) -> Batch:
+        """The same batch under other ids: `LABELS` for groups, trajectories and states, and for steps such in their order."""
+        changes = {}
+        for entry in self.spec:
+            value = self.rows.get(entry.name)
+            if not isinstance(value, Tensor) or entry.stem not in (*_IDS, "step"):
+                continue
+            labels = torch.tensor(sorted(LABELS) if entry.stem == "step" else LABELS)
+            changes[entry.name] = labels[value.unique(return_inverse=True)[1]]
+        return self.put(changes)
+
     def inputs(self, *, fill: float = 0.0) -> dict[str, Any]:
         """The arguments by name. Masked places hold `fill` (integers: its whole part, -100 for NaN), in rewards always 0."""
         made = dict(self.rows)
@@ -159,7 +173,10 @@ def _input(name: str, hint: Any, entries: dict[str, SearchStrategy[Any]]) -> Inp
             f"an entry looks like: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
             f"Known without it: {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
         )
-    return Input(name, stem, axes, _dtype(stem, hint), values)
+    dtype = _dtype(stem, hint)
+    if dtype == torch.int64 and values is not None and values is ENTRIES.get(stem) and stem in ("anchor", "state"):
+        values = st.integers(0, 2)
+    return Input(name, stem, axes, dtype, values)
 
 
 def _dtype(stem: str, hint: Any) -> torch.dtype | None:

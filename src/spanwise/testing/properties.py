@@ -86,10 +86,7 @@ def _absent(suite: Suite) -> Callable[[Batch], None]:
 def _permutation(suite: Suite) -> Callable[[tuple[Batch, list[int]]], None]:
     def check(example: tuple[Batch, list[int]]) -> None:
         batch, order = example
-        relabel = {
-            entry.name: 5 + 7 * batch.rows[entry.name] for entry in suite.spec if entry.stem in ("group", "trajectory")
-        }
-        moved = batch.put(relabel).take(order)
+        moved = batch.relabelled().take(order)
         suite.same("permutation", moved, suite.run(moved), suite.run(batch)[order])
 
     return check

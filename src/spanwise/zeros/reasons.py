@@ -61,7 +61,7 @@ def zero_reasons(
     """
     if found.adv_nm is None:
         raise AlignmentError("This credit does not know what each objective gave (adv_nm); take it from pipeline.credit.")
-    batch_n = torch.zeros_like(group_n) if batch_n is None else batch_n
+    group_n, batch_n = group_index(group_n), torch.zeros_like(group_n) if batch_n is None else group_index(batch_n)
     paid_mk = torch.tensor([[name in o.pays and o.weight != 0 for name in scheme.layout.names] for o in scheme.objectives])
     key_nm = (
         _keys(reading, scheme, group_n, batch_n) if steps is None else _turn_keys(reading, scheme, group_n, batch_n, steps)
@@ -104,6 +104,7 @@ def recorded_reasons(
         ['ALL_WRONG', 'ALL_WRONG', 'SINGLETON']
     """
     moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
+    group_n = group_index(group_n)
     size_n, _, most_n = _extent(moved_n.double(), group_n, rollout_n)
     key_n = torch.full_like(group_n, int(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:

@@ -41,7 +41,9 @@ def test_relations(batch):
     assert_close(opo(reward_n, group_n, length_n=torch.full_like(length_n, 7)), plain, 1e-9)
     assert_close(san(reward_n, group_n, stratum_n=stratum_n, alpha=0.0, eps=1e-6), scaled, 1e-9)
     assert_close(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, 3), eps=1e-6), scaled, 1e-9)
-    assert_close(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, -1), alpha=0.25, eps=1e-6), 0.75 * scaled, 1e-9)
+    assert_close(
+        san(reward_n, group_n, stratum_n=torch.full_like(reward_n, torch.nan), alpha=0.25, eps=1e-6), 0.75 * scaled, 1e-9
+    )
     inside = advantage(reward_n, group_n, baseline="outcome", outcome_no=stratum_n.double(), scale="std", eps=1e-6)
     assert_close(san(reward_n, group_n, stratum_n=stratum_n, eps=1e-6), inside.advantage_n, 1e-9)
     assert_close(canon(reward_n, group_n, metric_n=torch.zeros(len(reward_n)), mu=0.3), plain, 1e-9)  # nothing to cut by

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED, step_batches
+from helpers import assert_close
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.trajectories.anchors import anchor_groups
@@ -50,6 +51,30 @@ def test_states_met_once_and_constant_episodes_give_exactly_zero(method, batch, 
     assert method(*constant, scale="std", eps=0.0).abs().max() == 0.0
     once = reward, task, trajectory, step, list(range(n))
     assert (gagpo(*once) if method is gagpo else gigpo(*once, episode_weight=0.0)).abs().max() == 0.0
+
+
+HASHES = torch.tensor([-1, -(2**63), -(2**62), -(2**62) - 1, 2**63 - 1])
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {"scale": scale}) for method in STEP_METHODS for scale in ("none", "std")),
+        (gigpo, {"over": "trajectories"}),
+        (gigpo, {"singleton": "raw"}),
+    ],
+)
+def test_no_id_is_special(method, options):
+    state = torch.tensor([0, 1, 2, 0, 1, 1])
+    expected = method(STEP_REWARD, TASK, TRAJECTORY, STEP, state, **options)
+    for task, trajectory, step, anchor in [
+        (HASHES[TASK], TRAJECTORY, STEP, state),
+        (HASHES[TASK + 1], HASHES[TRAJECTORY + 2], STEP, state),
+        (TASK, TRAJECTORY, HASHES.sort().values[STEP], state),
+        (TASK, TRAJECTORY, STEP, HASHES[state]),
+        (TASK, TRAJECTORY, STEP, HASHES[state + 2]),
+    ]:
+        assert_close(method(STEP_REWARD, task, trajectory, step, anchor, **options), expected, 0)
 
 
 def test_results_are_float64_whatever_comes_in():

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, moments
+from spanwise.credit.strata import centred, group_index, moments
 from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
 from spanwise.credit.trajectories.step_returns import refuse_unknown, timeline, trajectory_outcomes
 from spanwise.registry import register
@@ -51,7 +51,7 @@ def gagpo(
         group_s: prompt (task) ids, in any order, of any sizes.
         trajectory_s: trajectory ids; a trajectory belongs to one prompt.
         step_s: step numbers; only their order counts.
-        anchor_s: the state each step starts from, anything hashable or integer ids; None or negative is like no other state.
+        anchor_s: the state each step starts from, anything hashable or integer ids; None in a list is like no other state.
         gamma: discount per step.
         lam: 1 gives R[t] - V(u[t]), the step part of GiGPO; 0 the TD error alone.
         scale: "std" standardises the advantages inside the prompt.
@@ -88,4 +88,4 @@ def gagpo(
     advantage_s = line.backward_sum((reward_s.double() + later_s) - value_s, decay=gamma * lam)
     if scale == "none":
         return advantage_s.nan_to_num(nan=0.0)
-    return centred(advantage_s, group_s, scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)

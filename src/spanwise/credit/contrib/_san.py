@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.credit.strata import centred, group_index, refine
@@ -20,7 +19,7 @@ def san(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
     *,
-    stratum_n: Int[Tensor, " n"],
+    stratum_n: Shaped[Tensor, " n"],
     alpha: float = 1.0,
     ddof: int = 1,
     eps: float = 1e-8,
@@ -35,7 +34,7 @@ def san(
     Args:
         reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
         group_n: prompt ids, in any order, of any sizes.
-        stratum_n: what completions must share to be compared; negative: unknown, compared with the group only.
+        stratum_n: what completions must share to be compared, any number; NaN: unknown, compared with the group only.
         alpha: weight of the comparison inside the stratum; 0 is GRPO.
         ddof: of both standard deviations.
         eps: added to both standard deviations.
@@ -56,7 +55,7 @@ def san(
         "Stratified GRPO" (arXiv 2510.06214). The values of alpha, ddof and the smallest stratum are not verified; alpha = 1 and
         eps = 1e-8 are those of a re-implementation.
     """
-    known_n = torch.where(stratum_n < 0, torch.nan, stratum_n.double())
+    own_n = group_index(stratum_n).double()  # every NaN is a stratum of its own
     options = {"scale": "std", "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    inside_n = centred(reward_n, refine(group_n, known_n), **options)
+    inside_n = centred(reward_n, refine(group_n, own_n), **options)
     return alpha * inside_n + (1 - alpha) * centred(reward_n, group_index(group_n), **options)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, moments
+from spanwise.credit.strata import centred, group_index, moments
 from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
 from spanwise.credit.trajectories.step_returns import OutcomeName, refuse_unknown, step_returns, trajectory_outcomes
 from spanwise.registry import register
@@ -55,7 +55,7 @@ def gigpo(
         group_s: prompt (task) ids, in any order, of any sizes.
         trajectory_s: trajectory ids; a trajectory belongs to one prompt.
         step_s: step numbers; only their order counts.
-        anchor_s: the state each step starts from, anything hashable or integer ids; None or negative joins no step group.
+        anchor_s: the state each step starts from, anything hashable or integer ids; None in a list joins no step group.
         gamma: discount per step.
         step_weight, episode_weight: of the two parts (omega is `step_weight`).
         scale: "none" is the released code's `mean_norm`, "std" its `mean_std_norm`.
@@ -100,6 +100,7 @@ def gigpo(
 
 
 def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
+    group_n = group_index(group_n)  # ids of any sign
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n

@@ -21,7 +21,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
     Args:
         group_s: prompt ids; states of different prompts are never the same.
-        anchor_s: the state each step starts from: anything hashable (None: not known), or integers (negative: not known).
+        anchor_s: the state each step starts from: anything hashable (None: not known), or a tensor of integers, each a state.
         similarity: None compares states exactly. A number in (0, 1) compares texts: row by row, a state joins the first stratum
             whose first member it resembles, `difflib.SequenceMatcher(None, state, first).ratio() >= similarity`, or else opens a
             stratum of its own. This is the one place where the order of rows matters.
@@ -41,7 +41,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
             f"There are {len(anchor_s)} anchor states for {len(group_s)} prompt ids; give one of each to every row."
         )
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
-    known = (anchor_s >= 0).tolist() if isinstance(anchor_s, Tensor) else [state is not None for state in states]
+    known = [state is not None for state in states]
     _check(states, known, similarity)
     prompts = group_s.tolist()
     names = states if similarity is None else _alike(prompts, states, known, similarity)

@@ -83,7 +83,7 @@ def assign_turns(
     if chosen.kind == "token":
         found = _by_token(scores, group_s, length_sk, line, chosen, {**common, "objectives": objectives, "inputs": data})
     elif chosen.kind == "step":
-        data |= {"trajectory_s": trajectory_s, "step_s": step_s}
+        data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
         found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **common)
     else:

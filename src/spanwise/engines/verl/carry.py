@@ -228,7 +228,7 @@ def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:
     rollout_s = session_n[row_s]
     if carried.turns is None and len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
         return None
-    output_n = torch.zeros_like(session_n) if rows.step is None else torch.tensor(list(rows.step))
+    output_n = torch.zeros_like(session_n) if rows.step is None else group_index(torch.tensor(list(rows.step)))
     step_s = output_n[row_s] * len(row_s) + (0 if carried.turns is None else carried.turns.step_s)
     return Steps(rollout_s, step_s, carried.anchor)
 
