@@ -414,9 +414,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         kl_bt = token_kl(
             logps_bt,
             inputs["ref_per_token_logps"],
+            mask_bt,
             old_bt=inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None,
         )
-        totals = torch.stack([(kl_bt.detach() * mask_bt).sum(), mask_bt.sum().to(kl_bt.dtype)])
+        totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
         sums: Any = self.accelerator.reduce(totals, reduction="sum")
         self._span_metrics.add("train" if self.model.training else "eval", {"kl": float(sums[0] / sums[1].clamp(min=1))})
         return kl_term(kl_bt, mask_bt)
