@@ -306,3 +306,10 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
         else:
             sampled = [reason for reason in own if reason is not Zero.MASKED] or own
             assert sampled.count(told.reason(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
+
+
+def test_groups_may_have_any_ids():
+    """Hashes of prompts: all wrong in the first, all right in the second, one completion in the third."""
+    group_n, reward_n = torch.tensor([-1, -(2**63), -1, -(2**63), 2**62]), torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])
+    keys = recorded_reasons(torch.zeros(5, 1), group_n, reward_n=reward_n).flatten() % 32
+    assert [Zero(key).name for key in keys.tolist()] == ["ALL_WRONG", "ALL_RIGHT", "ALL_WRONG", "ALL_RIGHT", "SINGLETON"]
