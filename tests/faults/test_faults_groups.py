@@ -1,0 +1,454 @@
+"""Advantages and groups."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from faults.catches import catches
+from helpers import NAN, assert_close, double
+from oracles import slow_opo, z_scores
+from spanwise import (
+    Batch,
+    Layout,
+    Objective,
+    Reading,
+    Scheme,
+    SpanwiseError,
+    Vocabulary,
+    credit,
+    metrics,
+    read,
+)
+from spanwise.credit import advantage, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo, stepwise
+from spanwise.measure.alarms import batch_alarms
+from spanwise.pipeline import dead_strata
+from spanwise.recipe import load
+from spanwise.score import Reward
+from spanwise.testing.batches import LABELS
+
+ONE_PROMPT = torch.zeros(4).long()
+VOCABULARY = Vocabulary((b"<answer>", b"</answer>", b"4", b"5", b"<length>", b"</length>"))
+WHOLE = Layout({"all": ["answer"]})
+
+
+def loop(reward_n, group_n, formula):
+    """A formula for the rewards of one group, group by group."""
+    result = torch.zeros(len(reward_n), dtype=torch.float64)
+    for group in group_n.unique():
+        here = group_n == group
+        result[here] = formula(reward_n[here]).double()
+    return result
+
+
+def through_pipeline(values, groups=(0, 0, 0, 0), *, method="dr_grpo"):
+    """The credit of completions <answer>4</answer> whose rewards are known."""
+    columns = values if isinstance(values, dict) else {"won": values}
+    n = len(groups)
+    batch = Batch.jagged([[0, 2, 1]] * n, list(groups))
+    objectives = [Objective("environment", "all", name=name) for name in columns]
+    scheme = Scheme.preset(method, WHOLE, objectives=objectives, per="completion")
+    recorded = {name: Reward.of(column) for name, column in columns.items()}
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    return credit(reading, batch, scheme), reading, scheme
+
+
+def test_f01_two_roads_of_one_estimator_agree_on_groups_of_one():
+    """verl-project/verl#7581. `rloo` kept the raw score of a group of one and its vectorised twin gave 0."""
+    reward_n, group_n = double([0.7, 1.0, 0.0, 0.5]), torch.tensor([4, 2, 2, 2])
+
+    def check(estimator):
+        assert_close(estimator(reward_n, group_n), [0.0, 0.75, -0.75, 0.0], 1e-12)
+        assert_close(estimator(reward_n, torch.arange(4)), [0.0] * 4, 0)  # n = 1
+
+    def raw(reward_n, group_n):
+        return loop(reward_n, group_n, lambda r: r if len(r) == 1 else r - (r.sum() - r) / (len(r) - 1))
+
+    catches(check, rloo, raw)
+    catches(check, functools.partial(dr_grpo, leave_one_out=True), raw)
+    catches(check, lambda r, g: advantage(r, g, leave_one_out=True).advantage_n, raw)
+
+
+def test_f02_small_variances_are_not_floored():
+    """verl-project/verl#3635, #6348. The fast path floored the variance, so rewards 1e-5 apart gave .005 for .62."""
+    generator = torch.Generator().manual_seed(0)
+    for spread in (1e-1, 1e-3, 1e-5):
+        reward_n = 0.5 + spread * torch.rand(6, generator=generator).double()
+
+        def check(estimator, reward_n=reward_n):
+            assert_close(estimator(reward_n, torch.zeros(6).long()), z_scores(reward_n.tolist(), 1, 1e-6), 1e-9)
+
+        check(grpo)
+
+    def floored(reward_n, group_n):
+        return loop(reward_n, group_n, lambda r: (r - r.mean()) / (r.var().clamp(min=1e-6).sqrt() + 1e-6))
+
+    catches(check, grpo, floored)
+
+
+def test_f03_singleton_group_is_zero_never_raw():
+    """verl-project/verl (code). GRPO gave a group of one its raw reward: .7 in, .7 out."""
+    reward_n, group_n = double([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
+
+    def check(estimator):
+        assert_close(estimator(reward_n, group_n), [0.0, 0.5**0.5, -(0.5**0.5)], 1e-5)
+
+    def raw(reward_n, group_n):
+        return loop(reward_n, group_n, lambda r: r if len(r) == 1 else (r - r.mean()) / (r.std() + 1e-6))
+
+    catches(check, grpo, raw)
+
+
+CONSTANTS = torch.rand(1000, generator=torch.Generator().manual_seed(4))
+SIZES = (3, 5, 7, 8, 16, 33, 64)
+
+
+def constant_groups(size):
+    return CONSTANTS.repeat_interleave(size), torch.arange(len(CONSTANTS)).repeat_interleave(size)
+
+
+def all_zero(estimator):
+    for size in SIZES:
+        assert bool((estimator(*constant_groups(size)) == 0).all()), size
+
+
+def by_rows(reward_n, group_n, formula):
+    """Groups of one size that lie together, in the dtype of the rewards."""
+    return formula(reward_n.view(int(group_n.max()) + 1, -1)).flatten()
+
+
+def test_f04_leave_one_out_of_a_constant_group_is_exactly_zero():
+    """NVIDIA-NeMo/RL#4158. Rounding gave constant groups a deviation, and leave-one-out advantages spiked."""
+
+    def noisy(reward_n, group_n):
+        def formula(r):
+            baseline = (r.sum(dim=1, keepdim=True) - r) / (r.shape[1] - 1)
+            return (r - baseline) / (r.std(dim=1, keepdim=True) + 1e-12)
+
+        return by_rows(reward_n, group_n, formula)
+
+    catches(all_zero, rloo, noisy)
+
+
+def group_norm(eps):
+    def formula(r):
+        return (r - r.mean(dim=1, keepdim=True)) / (r.std(dim=1, keepdim=True) + eps)
+
+    return lambda reward_n, group_n: by_rows(reward_n, group_n, formula)
+
+
+def test_f05_noise_is_never_divided_by_a_small_epsilon():
+    """OpenRLHF `group_norm` (code). With epsilon 1e-9 eight equal rewards of .806 gave every member .93."""
+    catches(all_zero, functools.partial(grpo, eps=1e-9), group_norm(1e-9))
+    catches(all_zero, functools.partial(grpo, eps=0.0), group_norm(1e-9))
+
+
+def test_f06_a_collapsed_confidence_is_credited_with_nothing():
+    """verl-project/verl (code). Equal continuous rewards gave +.1 to all, as when every confidence is the same."""
+
+    def check(estimator):
+        for confidence in torch.linspace(0, 1, 21).tolist():
+            for dtype in (torch.float32, torch.float64):
+                brier_n = torch.full((7,), -((confidence - 1.0) ** 2), dtype=dtype)
+                assert float(estimator(brier_n, torch.zeros(7).long()).abs().max()) == 0
+
+    def ours(reward_n, group_n):
+        given = {"baseline": "outcome", "outcome_no": torch.ones(7).double(), "scale": "std", "eps": 1e-6}
+        return advantage(reward_n, group_n, **given).advantage_n
+
+    catches(check, ours, group_norm(1e-6))
+
+
+def test_f07_one_missing_reward_changes_nobody_else():
+    """huggingface/trl#5773. A completion without any reward entered its group's mean as 0, or made it NaN."""
+
+    def ours(values):
+        return through_pipeline(values)[0].block_nk[:, 0]
+
+    def check(estimator):
+        adv_n = estimator([1.0, None, 0.0, 1.0])
+        assert_close(adv_n[[0, 2, 3]], [1 / 3, -2 / 3, 1 / 3], 1e-12)
+        assert float(adv_n[1]) == 0.0
+
+    def as_zero(values):
+        reward_n = double([0.0 if value is None else value for value in values])
+        return reward_n - reward_n.mean()
+
+    def poisoned(values):
+        reward_n = double([NAN if value is None else value for value in values])
+        return reward_n - reward_n.mean()
+
+    catches(check, ours, as_zero)
+    catches(check, ours, poisoned)
+
+
+def test_f08_a_group_without_credit_is_counted_beside_one_with_credit():
+    """huggingface/trl#5588. A constant group has no policy term, and the KL term still pushed it; nothing said so."""
+    found, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
+
+    def check(share):
+        assert share(found, reading, scheme) == 0.5
+
+    def ours(found, reading, scheme):
+        return metrics(found, reading, scheme)["credit/all/zero_frac"]
+
+    catches(check, ours, lambda found, *_: float(not found.has_signal))  # one flag for the batch
+
+
+def test_f09_components_that_cancel_are_told():
+    """huggingface/trl#3857. Two components varied and their total was constant: loss 0 for a whole run, no warning."""
+    found, reading, scheme = through_pipeline({"good": [1.0, 0.0, 1.0, 0.0], "bad": [0.0, 1.0, 0.0, 1.0]}, method="grpo")
+
+    def check(told):
+        assert any("nothing was learned" in sentence for sentence in told())
+
+    def by_component():  # looks at each component's deviation, and both have one
+        reward_nm = reading.scores.reward_nm
+        return batch_alarms([{"credit/no_signal": float(bool((reward_nm.std(dim=0) == 0).all()))}])
+
+    catches(check, lambda: batch_alarms([metrics(found, reading, scheme)]), by_component)
+
+
+def test_f10_a_constant_group_is_found_whatever_its_rewards_are():
+    """OpenRLHF#1270, #1272. A filter by the mean kept constant groups wherever rewards are not 0 and 1."""
+
+    def check(dead):
+        assert dead([0.5, 0.5, 0.0, 1.0]) == 1
+        assert dead([0.0, 0.0, 1.0, 1.0]) == 2
+        assert dead([0.2, 0.4, 0.3, 0.3]) == 1
+
+    def ours(values):
+        found, _, scheme = through_pipeline(values, groups=(0, 0, 1, 1))
+        return dead_strata(found, scheme)["won"][1]
+
+    def by_mean(values):
+        means = double(values).view(2, 2).mean(dim=1)
+        return int(((means <= 0) | (means >= 1)).sum())
+
+    catches(check, ours, by_mean)
+
+
+def test_f11_length_is_no_gradient_where_all_are_wrong():
+    """NVIDIA-NeMo/RL#2431, verl-recipe#125. A shaped total kept all-wrong groups, and length became the gradient."""
+    layout = Layout({"solution": ["answer"], "note": ["length"]})
+    batch = Batch.jagged([[0, 3, 1, 4, 2, 5], [0, 3, 3, 3, 1, 4, 2, 5]], [0, 0])
+    recorded = {"correct": Reward.of([0.0, 0.0]), "short": Reward.of([-0.1, -0.3])}
+    own = [Objective("environment", "solution", name="correct"), Objective("environment", "note", name="short")]
+
+    def ours():
+        scheme = Scheme("bae", layout, own)
+        return credit(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
+
+    def shaped():
+        scheme = Scheme("grpo", layout, [replace(objective, pays=("solution", "note")) for objective in own])
+        return credit(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
+
+    def check(of_blocks):
+        assert of_blocks()[:, 0].tolist() == [0.0, 0.0]
+
+    catches(check, ours, shaped)
+    assert_close(ours()[:, 1], [0.1, -0.1], 1e-12)
+
+
+def test_f12_interleaved_prompts_are_not_mixed():
+    """StarsfieldAI/R1-V#67. `view(-1, G)` on the order P1 P2 P1 P2 compared completions of different prompts."""
+
+    def check(estimator):
+        assert_close(estimator(double([1, 5, 0, 9]), torch.tensor([0, 1, 0, 1])), [0.5, -2, -0.5, 2], 1e-12)
+        assert_close(estimator(double([1, 5, 0, 9]), torch.tensor(LABELS)[[0, 1, 0, 1]]), [0.5, -2, -0.5, 2], 1e-12)
+
+    def by_place(reward_n, group_n):
+        r = reward_n.view(-1, 2)
+        return (r - r.mean(dim=1, keepdim=True)).flatten()
+
+    catches(check, dr_grpo, by_place)
+
+
+def test_f13_a_group_may_lie_on_two_ranks():
+    """huggingface/trl#3896. A reward function saw the part of a group that lay on its own rank."""
+    _, reading, scheme = through_pipeline([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], groups=(0, 0, 0, 1, 1, 1))
+    ranks, groups = [slice(0, 2), slice(2, 6)], torch.tensor([0, 0, 0, 1, 1, 1])  # the first group is cut
+
+    def gathered():
+        table = torch.cat([reading.take(rank).pack() for rank in ranks])
+        return credit(Reading.unpack(table, scheme), Batch(groups), scheme).block_nk[:, 0]
+
+    def local():
+        return torch.cat([credit(reading.take(rank), Batch(groups[rank]), scheme).block_nk[:, 0] for rank in ranks])
+
+    def check(run):
+        assert_close(run(), [2 / 3, -1 / 3, -1 / 3, 1 / 3, 1 / 3, -2 / 3], 1e-12)
+
+    catches(check, gathered, local)
+
+
+def test_f14_moments_are_those_of_the_group():
+    """langfengQ/verl-agent#138. Mean and deviation were of the whole batch by default, and the paper's of the group."""
+
+    def check(estimator):
+        adv_n = estimator(double([1, 0, 5, 9]), torch.tensor([0, 0, 1, 1]))
+        assert_close(adv_n, [0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0.5**0.5], 1e-5)
+
+    catches(check, grpo, lambda r, g: (r - r.mean()) / (r.std() + 1e-6))
+
+
+def refuses(call):
+    try:
+        call()
+    except SpanwiseError:
+        return
+    raise AssertionError("nothing was said")
+
+
+def test_f15_a_comparison_needs_two_completions():
+    """OpenRLHF#980. An example script compared the completions of a group, and sampled one of each prompt."""
+    catches(refuses, lambda: load(None, {"group_size": 1}), lambda: load(None, {"group_size": 2}))
+
+
+def play_gamma(reward_nt, mask_nt, at_mask):
+    """Returns with gamma .5, and what a step over a masked token does with what is carried."""
+    result = torch.zeros_like(reward_nt)
+    for i in range(len(reward_nt)):
+        ahead = 0.0
+        for t in reversed(range(reward_nt.shape[1])):
+            if mask_nt[i, t]:
+                ahead = result[i, t] = float(reward_nt[i, t]) + 0.5 * ahead
+            else:
+                ahead = at_mask(ahead, float(reward_nt[i, t]))
+    return result
+
+
+TOOL_MASK = torch.tensor([[True, False, False, True]])
+
+
+def test_f16_the_return_crosses_a_tool_token():
+    """verl-project/verl#6376. The return was reset at a tool token, and the action before the tool lost its reward."""
+
+    def check(estimator):
+        assert_close(estimator(double([[0, 0, 0, 1]]), TOOL_MASK), [[0.5, 0, 0, 1]], 1e-12)
+
+    ours = functools.partial(reinforce_plus_plus, gamma=0.5, whiten=False)
+    catches(check, ours, lambda reward_nt, mask_nt: play_gamma(reward_nt, mask_nt, lambda ahead, reward: 0.0))
+
+
+def textbook_gae(reward_nt, value_nt, mask_nt, lam, skips):
+    """GAE from the end; `skips`: whether masked tokens are stepped over."""
+    adv_nt = torch.zeros_like(reward_nt)
+    for i in range(len(reward_nt)):
+        ahead = after = 0.0
+        for t in reversed(range(reward_nt.shape[1])):
+            if skips and not mask_nt[i, t]:
+                continue
+            ahead = float(reward_nt[i, t]) + after - float(value_nt[i, t]) + lam * ahead
+            after = float(value_nt[i, t])
+            adv_nt[i, t] = ahead
+    return adv_nt * mask_nt
+
+
+@pytest.mark.parametrize("poison", [100.0, 1e9, NAN])
+def test_f17_no_value_is_read_at_a_masked_token(poison):
+    """alibaba/ROLL#447. A critic's value of 100 in the padding turned returns of .95 and 1 into 5.7 and 6."""
+    value_nt, reward_nt = double([[0.5, poison, poison, 0.6, poison]]), double([[0, 0, 0, 1, 0]])
+    mask_nt = torch.tensor([[True, False, False, True, False]])
+
+    def check(estimator):  # surprises .1 and .4: .1 + .5 x .4
+        assert_close(estimator(reward_nt, value_nt, mask_nt), [[0.3, 0, 0, 0.4, 0]], 1e-12)
+
+    def reads(reward_nt, value_nt, mask_nt):
+        return textbook_gae(reward_nt, value_nt, mask_nt, 0.5, skips=False).nan_to_num(nan=7.0)
+
+    catches(check, functools.partial(gae, lam=0.5), reads)
+
+
+def test_f18_lambda_decays_per_trained_token_and_a_masked_reward_is_not_lost():
+    """radixark/miles#1827, verl-project/verl#2337. GAE decayed at every tool token, and lost a reward on a masked last one."""
+    mask_nt = torch.tensor([[True, False, False, True, False]])
+    value_nt, reward_nt = torch.zeros(1, 5).double(), double([[0, 0, 0, 0, 1]])
+
+    def check(estimator):
+        assert_close(estimator(reward_nt, value_nt, mask_nt), [[0.5, 0, 0, 1, 0]], 1e-12)
+
+    decays = functools.partial(textbook_gae, lam=0.5, skips=False)
+    loses = functools.partial(textbook_gae, lam=0.5, skips=True)
+    catches(check, functools.partial(gae, lam=0.5), decays)
+    catches(check, functools.partial(gae, lam=0.5), loses)
+
+
+def test_f19_a_rejected_completion_enters_no_moment_of_the_others():
+    """verl-project/verl#6362. A reward on tokens that rejection had masked still changed the tokens that were kept."""
+    reward_nt = double([[0, 1], [0, 0], [0, 100]])
+    mask_nt = torch.tensor([[True, True], [True, True], [False, False]])
+
+    def check(estimator):  # returns 1 1 0 0: deviation 1/2 over the population
+        adv_nt = estimator(reward_nt, mask_nt)
+        assert_close(adv_nt, [[1, 1], [-1, -1], [0, 0]], 1e-6)
+
+    def counts_it(reward_nt, mask_nt):
+        return_nt = reward_nt.flip(1).cumsum(1).flip(1)
+        return (return_nt - return_nt.mean()) / return_nt.std(correction=0) * mask_nt
+
+    catches(check, functools.partial(reinforce_plus_plus, ddof=0), counts_it)
+
+
+def test_f20_every_step_is_credited_on_its_own_mask():
+    """NovaSky-AI/SkyRL#1492, #1507. The last step's masked advantages were copied to all steps, most of which got zeros."""
+    reward_s, step_s = double([0, 1, 0]), torch.tensor([0, 1, 0])
+    trajectory_s, mask_st = torch.tensor([0, 0, 1]), torch.tensor([[1, 1, 1], [0, 0, 1], [0, 1, 1]])
+
+    def check(run):
+        adv_st = run()
+        assert_close(adv_st.sum(dim=1), [1.5, 0.5, -1.0], 1e-6)
+        assert bool(((adv_st != 0) == mask_st.bool()).all())
+
+    def ours():
+        return stepwise("dr_grpo", reward_s, torch.zeros(3).long(), trajectory_s, step_s, mask_st, dtype=torch.float64)
+
+    def copied():
+        last_jt = double([[0.5], [-0.5]]) * mask_st[[1, 2]]
+        return last_jt[trajectory_s] * mask_st
+
+    catches(check, ours, copied)
+
+
+def test_f21_advantages_are_no_mask(unchecked_shapes):
+    """verl-project/verl#2506. `advantages` were passed as `response_mask`, and any number is a truth value."""
+    reward_nt, value_nt = double([[0, 1]]), double([[0.5, 0.5]])
+    catches(
+        refuses,
+        lambda: gae(reward_nt, value_nt, value_nt),  # type: ignore[arg-type]
+        lambda: textbook_gae(reward_nt, value_nt, value_nt, 0.95, skips=True),
+    )
+    with pytest.raises(TypeError):
+        reinforce_plus_plus(reward_nt, reward_nt > 0, 0.5)  # options go by name
+
+
+def test_f22_no_credit_for_blocks_is_not_no_credit():
+    """PrimeIntellect-ai/prime-rl#3223, #2840. A filter of zero advantages dropped rollouts that carried another loss."""
+    layout = Layout({"solution": ["answer"], "note": ["length"]})
+    batch = Batch.jagged([[0, 2, 1, 4, 2, 5], [0, 2, 1]], [0, 0])
+    scheme = Scheme("bae", layout, [Objective("format", "note", if_missing=-1.0)])
+    found = credit(read(batch, scheme, VOCABULARY), batch, scheme)
+    assert found.block_nk.abs().sum() == 0
+    assert found.stop_n.tolist() == [0.0, -2.0]
+
+    def check(has_signal):
+        assert has_signal(found) is True
+
+    catches(check, lambda found: found.has_signal, lambda found: bool((found.block_nk != 0).any()))
+
+
+def test_f23_what_is_left_out_is_in_no_weighted_baseline():
+    """PrimeIntellect-ai/prime-rl#1746. Rollouts that had been filtered stayed in a baseline weighted by length."""
+    reward_n, length_n = double([1, 0, NAN, 1]), torch.tensor([3, 1, 50, 2])
+    kept = slow_opo((reward_n, ONE_PROMPT, length_n))  # the mean is 5/6
+    assert_close(double(kept), [1 / 6, -5 / 6, 0, 1 / 6], 1e-12)
+
+    def check(estimator):
+        assert_close(estimator(reward_n, ONE_PROMPT, length_n=length_n), kept, 1e-12)
+
+    def keeps(reward_n, group_n, *, length_n):
+        value_n = reward_n.nan_to_num()
+        return torch.where(reward_n.isnan(), 0.0, value_n - (length_n * value_n).sum() / length_n.sum())
+
+    catches(check, opo, keeps)

@@ -1,0 +1,207 @@
+"""Rewards."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from fractions import Fraction
+
+import pytest
+import torch
+
+from faults.catches import catches
+from helpers import NAN, assert_close
+from score_small import ABSENT, OK, completion
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, metrics, read
+from spanwise.score import MathVerifier, score_one
+from spanwise.types import Status
+
+HANG = r"$9^{9^{9^{9}}}$"
+GOODS = [("1/2", f"{n}/{2 * n}") for n in range(1, 4)]
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with MathVerifier(deadline=2.0) as shared:
+        yield shared
+
+
+def in_thread(function):
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+@pytest.fixture(scope="module")
+def burst(verifier):
+    """A hang and what waits behind it for longer than a deadline, from a thread; and then one more."""
+    verdicts = in_thread(lambda: verifier.equal([("4", HANG), *GOODS]))
+    return (
+        [verdict.status for verdict in verdicts],
+        [verdict.value for verdict in verdicts],
+        verifier.equal([("2", "4/2")])[0],
+    )
+
+
+def by_alarm(gold, answer):
+    """A check under an alarm, which only a main thread can set, and `except` for whatever goes wrong."""
+    try:
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        try:
+            return float(Fraction(gold) == Fraction(answer))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    except Exception:
+        return 0.0
+
+
+def in_fork(function):
+    """What a child process of this one gets."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, as Ray and data loaders make it
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, repr(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        return float(pipe.read())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_f49_one_answer_has_one_verdict_wherever_it_is_checked(verifier):
+    """verl-project/verl#5635. Math-Verify's alarm fails in Ray's threads, and `except: pass` made every score 0."""
+
+    async def in_loop(check):
+        return [check(), await asyncio.to_thread(check)]
+
+    def check(judge):
+        def one():
+            return judge("1/4", "0.25")
+
+        assert {one(), in_thread(one), *asyncio.run(in_loop(one)), in_fork(one)} == {1.0}
+
+    def ours(gold, answer):
+        return verifier.equal([(gold, answer)])[0].value
+
+    catches(check, ours, by_alarm)
+
+
+def test_f50_the_deadline_holds_off_the_main_thread(burst):
+    """huggingface/trl#5281, Math-Verify#50, #55. The check crashed in a worker thread; the fix took its timeout away."""
+
+    def check(status):
+        assert status() == Status.TIMEOUT
+
+    def without_a_deadline():
+        threading.Event().wait(0.05)  # for as long as it takes
+        return Status.OK
+
+    catches(check, lambda: burst[0][0], lambda: in_thread(without_a_deadline))
+
+
+def test_f51_a_boxed_answer_is_right_in_a_thread(verifier):
+    """verifiers `verify_boxed_math_answer` (code). A right answer earned 1 in the main thread and 0 in a worker's."""
+    text = [completion(r"\boxed{\frac{2}{8}}")]
+
+    def ours():
+        objective = Objective("correct", "solution", options={"verifier": verifier})
+        return float(score_one(objective, text, columns={"answer": ["1/4"]}, scored={}).value_n[0])
+
+    def boxed():
+        top, bottom = re.findall(r"\d+", text[0]["solution"]["answer"])
+        return by_alarm("1/4", f"{top}/{bottom}")
+
+    def check(reward):
+        assert [reward(), in_thread(reward)] == [1.0, 1.0]
+
+    catches(check, ours, boxed)
+
+
+def pool_that_gives_up(items, hangs):
+    """One worker, and a timeout outside it that counts from submission and leaves it hung."""
+    stuck = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        futures: list[Future[object]] = [threads.submit(stuck.wait if item in hangs else str) for item in items]
+        found = []
+        for future in futures:
+            try:
+                future.result(timeout=0.05)
+                found.append(Status.OK)
+            except Late:
+                found.append(Status.TIMEOUT)
+        stuck.set()
+    return found
+
+
+def test_f52_a_hang_costs_no_worker(burst):
+    """AReaL#1426. The outer timeout gave up, its worker stayed hung, and the pool drained for the rest of the run."""
+
+    def check(later):
+        assert later == Status.OK
+
+    catches(check, burst[2].status, pool_that_gives_up(["hang", "later"], {"hang"})[1])
+    assert burst[2].value == 1.0
+
+
+def test_f53_waiting_for_a_worker_is_not_the_answers_fault(burst):
+    """PrimeIntellect-ai/verifiers#831. The timeout counted time in the queue: right answers scored 0 under load."""
+
+    def check(statuses):
+        assert statuses == [Status.TIMEOUT, Status.OK, Status.OK, Status.OK]
+
+    catches(check, burst[0], pool_that_gives_up([0, 1, 2, 3], {0}))
+    assert burst[1][1:] == [1.0] * 3
+
+
+def test_f54_a_check_that_fails_is_counted_and_the_run_goes_on(verifier):
+    """hkust-nlp/simpleRL-reason#95. A timeout inside sympy's comparison ended the run."""
+    layout = Layout({"all": ["answer"]})
+    vocabulary = Vocabulary((b"<answer>", b"</answer>", b"0.5", b"7/2"))
+    batch = Batch.jagged([[0, 2, 1], [0, 3, 1], [0, 2, 1]], [0, 0, 0], columns={"answer": ["1/2", "1/2", r"\frac{1}{"]})
+    objective = Objective("correct", "all", options={"verifier": verifier})
+    scheme = Scheme.preset("dr_grpo", layout, objectives=[objective], per="completion")
+
+    def ours():
+        reading = read(batch, scheme, vocabulary)
+        found = credit(reading, batch, scheme)
+        return found.block_nk[:, 0], metrics(found, reading, scheme)["credit/correct/reward_absent"]
+
+    def unguarded():
+        raise TimeoutError("sympy")
+
+    def check(run):
+        try:
+            adv_n, absent = run()
+        except TimeoutError as error:
+            raise AssertionError("the run ended") from error
+        assert_close(adv_n, [0.5, -0.5, 0.0], 1e-12)
+        assert absent == 1 / 3
+
+    catches(check, ours, unguarded)
+
+
+def test_f55_one_judge_that_fails_costs_its_own_answer_only():
+    """harbor#1790, stella#3264. One judge's timeout threw all results away; a reward that was absent was read as 0."""
+    text = [completion(), completion(), completion()]
+
+    def judged(blocks):
+        return [1.0, None, 0.0]
+
+    def ours():
+        found = score_one(Objective(judged, "solution"), text, columns={}, scored={})
+        assert found.status_n.tolist() == [OK, ABSENT, OK]
+        return found.value_n
+
+    def check(values):
+        assert_close(values(), [1.0, NAN, 0.0], 0, equal_nan=True)
+
+    catches(check, ours, lambda: torch.zeros(3).double())  # all thrown away
+    catches(check, ours, lambda: ours().nan_to_num())  # absent is 0

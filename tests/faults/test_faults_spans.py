@@ -1,0 +1,357 @@
+"""Masks, spans and tokens."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from faults.catches import catches
+from helpers import assert_close
+from oracles import owners_of_tokens, slow_segment
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Fault,
+    Layout,
+    Objective,
+    Scheme,
+    Spans,
+    Vocabulary,
+    advantages,
+    credit,
+    read,
+    segment,
+)
+from spanwise.credit import Trajectory, Turn, restrict
+from spanwise.engines.sample import prompt_ids
+from spanwise.engines.trl.values import cut_off
+from spanwise.score import Reward, score_one
+from tokenizers_small import byte_level
+from trl_small import tokenizer as small_tokenizer
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+TAGS = (b"<eos>", b"<answer>", b"</answer>", b"<confidence>", b"</confidence>")
+PIECES = (*TAGS, b"4", b".9", "é".encode(), b"</answer>.<", b"confidence>", b".\n")
+VOCABULARY = Vocabulary(PIECES)
+PLAIN = [1, 5, 2, 3, 6, 4, 0]  # <answer>4</answer><confidence>.9</confidence><eos>
+STRADDLING = [1, 5, 8, 9, 6, 4, 0]  # the third token closes the answer and opens the confidence
+
+
+def blocks_of(ids, layout=LAYOUT, vocabulary=VOCABULARY):
+    """The block of each token."""
+    rows = torch.tensor([ids])
+    return segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
+
+
+def by_bytes(ids, layout=LAYOUT, vocabulary=VOCABULARY):
+    """The block of each token, byte by byte."""
+    tokens = [vocabulary.pieces[i] for i in ids]
+    return owners_of_tokens(tokens, slow_segment(b"".join(tokens), layout)[0])
+
+
+WORDS = Vocabulary((b"he", b"llo", b"hello", b"Hi?", b"yes", b"\n"))
+
+
+def sampled(trajectory):
+    """The tokens that train, in order."""
+    return [
+        token
+        for branch in trajectory.branches()
+        for token, flag in zip(branch.response_ids, branch.mask, strict=True)
+        if flag
+    ]
+
+
+def test_f24_what_was_sampled_is_never_tokenised_again():
+    """huggingface/trl#5224. Between turns text was decoded and encoded again: he + llo came back as hello."""
+    first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 2, 3], [4], [1])  # the second prompt was encoded again
+    rows = Trajectory("a", 0, (first, second))
+
+    def check(train):
+        try:
+            tokens = train()
+        except AlignmentError:
+            return  # said, with the token that differs
+        assert tokens == [0, 1, 4]
+
+    def encoded_again():
+        return [2, 4]
+
+    catches(check, lambda: sampled(rows.merged(WORDS)), encoded_again)
+    catches(check, lambda: sampled(rows.merged()), encoded_again)
+    with pytest.raises(AlignmentError, match="in other tokens"):
+        rows.merged(WORDS)
+
+
+def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
+    """verl-project/verl#3720, #6719. The engine stops before the newline that the chat template puts behind a turn."""
+    first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 0, 1, 5, 3], [4], [1])
+    (branch,) = Trajectory("a", 0, (first, second)).merged(WORDS).branches()
+
+    def check(mask):
+        assert (branch.response_ids, tuple(mask)) == ((0, 1, 5, 3, 4), (1, 1, 0, 0, 1))
+
+    def rendered():  # the turn as the template writes it, newline and all
+        return [1, 1, 1, 0, 1]
+
+    catches(check, branch.mask, rendered())
+
+
+def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
+    """opendilab/LightRFT#53. A boundary counted in characters landed on the next token in 16 of 16 cases; training ran."""
+    ids = [7, 7, 7, 1, 5, 2, 10, 3, 6, 4, 0]
+    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+
+    def check(find):
+        assert find(ids) == by_bytes(ids) == [0] * 7 + [1] * 4
+
+    def in_characters(ids):
+        text = b"".join(PIECES[i] for i in ids).decode()
+        cut, at, found = text.index("<confidence>"), 0, []
+        for i in ids:  # bytes counted against characters
+            found.append(int(at >= cut))
+            at += len(PIECES[i])
+        return found
+
+    catches(check, lambda ids: blocks_of(ids, layout), in_characters)
+
+
+def wholly_inside(ids):
+    """The block of each token that lies in one block with all its bytes; -1 of one that straddles."""
+    tokens = [PIECES[i] for i in ids]
+    owner, found, at = slow_segment(b"".join(tokens), LAYOUT)[0], [], 0
+    for token in tokens:
+        held = set(owner[at : at + len(token)])
+        found.append(held.pop() if len(held) == 1 else -1)
+        at += len(token)
+    return found
+
+
+def test_f28_a_token_across_the_border_is_counted_once():
+    """huggingface/trl#5885, #5461. A token across a border was counted on one side of the sum and not on the other."""
+    batch = Batch.jagged([STRADDLING, PLAIN], [0, 0])
+    objectives = [Objective("environment", name, name=name) for name in LAYOUT.names]
+    scheme = Scheme("bae", LAYOUT, objectives)
+    recorded = {"solution": Reward.of([1.0, 0.0]), "confidence": Reward.of([0.0, 1.0])}
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    found = credit(reading, batch, scheme)
+
+    def check(find):
+        spans = Spans.of_blocks(LAYOUT.names, torch.tensor([find(STRADDLING), find(PLAIN)]))
+        adv_nt = advantages(found, spans, scheme, dtype=torch.float64)
+        assert bool((adv_nt != 0).all())
+        assert_close(adv_nt[0, [0, -1]], [0.5 / 3, -0.5 / 4], 1e-12)
+        assert_close(adv_nt.sum(dim=1), [0.0, 0.0], 1e-12)
+
+    catches(check, blocks_of, wholly_inside)
+
+
+def test_f29_no_token_lies_between_two_spans():
+    """ohdearquant/lattice#1545. A merge across the border (`.memory`) let the mask begin one token late."""
+
+    def check(find):
+        found = find(STRADDLING)
+        assert found == [0, 0, 0, 1, 1, 1, 1]  # with its first byte
+
+    catches(check, blocks_of, wholly_inside)
+
+
+def test_f30_a_span_decodes_to_its_text():
+    """OpenHands/codescout#60. A marker was taken to be two tokens where it is four, and wrong tokens were trained."""
+    vocabulary = Vocabulary.from_tokenizer(byte_level())
+    text = b"So <answer>4</answer><confidence>0.9</confidence>"
+    ids = [vocabulary.pieces.index(bytes([byte])) for byte in text]  # every tag is many tokens
+
+    def check(find):
+        found = find(ids)
+        pieces = [b"".join(vocabulary.pieces[i] for i, k in zip(ids, found, strict=True) if k == block) for block in (0, 1)]
+        assert pieces == [b"So <answer>4</answer>", b"<confidence>0.9</confidence>"]
+
+    def two_tokens_each(ids):
+        start = text.index(b"</answer>") + 2
+        return [int(t >= start) for t in range(len(ids))]
+
+    catches(check, lambda ids: blocks_of(ids, vocabulary=vocabulary), two_tokens_each)
+
+
+def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
+    """mll-lab-nu/RAGEN#71. The mask was inverted, states trained and actions not; and markers were unbalanced."""
+    ids_nt, mask_nt = torch.tensor([[1, 5, 2, 7, 7, 3, 6, 4]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]]).bool()
+    spans, _ = segment(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
+
+    def check(use):
+        try:
+            use(spans, ~mask_nt)
+        except AlignmentError:
+            return
+        raise AssertionError("the states were trained")
+
+    catches(check, restrict, lambda spans, mask_nt: replace(spans, block_nt=mask_nt.long() - 1))
+    open_nt = torch.tensor([[1, 5, 3, 6, 4]])
+    fault = segment(open_nt, torch.ones_like(open_nt), layout=LAYOUT, vocabulary=VOCABULARY)[0].fault_n
+    assert int(fault[0]) & int(Fault.TRUNCATED | Fault.NESTED)
+
+
+def test_f32_the_first_and_the_last_token_of_every_span():
+    """verl-project/verl#3287. A mask was shifted by one at the first token of the response."""
+
+    def check(find):
+        found = find(PLAIN)
+        firsts = [found.index(k) for k in (0, 1)]
+        lasts = [len(found) - 1 - found[::-1].index(k) for k in (0, 1)]
+        assert (firsts, lasts) == ([0, 3], [2, 6])
+
+    catches(check, blocks_of, lambda ids: [0, *blocks_of(ids)[:-1]])
+
+
+def test_f33_what_ends_a_completion_belongs_to_one_block():
+    """huggingface/trl#5988. The stop token fell outside the assistant's mask, so nothing taught the model to stop."""
+
+    def check(find):
+        assert find(PLAIN)[-1] == 1
+        assert find([1, 5, 2, 0]) == [0] * 4  # of the last block that is there
+
+    def up_to_the_tag(ids):
+        last = max(t for t, i in enumerate(ids) if i in (2, 4))
+        return [k if t <= last else -1 for t, k in enumerate(blocks_of(ids))]
+
+    catches(check, blocks_of, up_to_the_tag)
+
+
+def test_f35_a_prompt_is_as_long_as_its_tokens():
+    """huggingface/trl#6105. `apply_chat_template` began to return a dict, and its two keys became the prompt's length."""
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    messages = [{"role": "user", "content": "12+34="}]
+
+    def check(length):
+        assert length() == 6
+
+    def keys():
+        return len(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True))
+
+    catches(check, lambda: len(prompt_ids(tokenizer, [messages])[0]), keys)
+
+
+def test_f36_a_mask_is_never_made_from_ids():
+    """huggingface/trl#6357, #4970. Padding had the id of the end of sequence, and with it the end was masked away."""
+    ids_nt = torch.tensor([[1, 5, 2, 0, 0, 0]])  # ends with 0 and is padded with 0
+    sampled_nt = torch.tensor([[1, 1, 1, 1, 0, 0]]).bool()
+
+    def check(mask_nt):
+        spans, _ = segment(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
+        assert spans.block_nt.tolist() == [[0, 0, 0, 0, -1, -1]]
+
+    catches(check, sampled_nt, ids_nt != 0)
+
+
+def test_f37_any_of_several_ends_is_an_end():
+    """huggingface/trl#7039. With several end tokens 97 % of the finished answers counted as cut off."""
+    batch = Batch.jagged([[5, 2], [5, 3], [5, 5]], [0, 0, 0], columns={"completion_ids": [[5, 2], [5, 3], [5, 5]]})
+
+    def check(ends):
+        assert cut_off(batch, ends).tolist() == [False, False, True]
+
+    catches(check, [2, 3], [2])
+
+
+def test_f38_tags_that_are_special_tokens_are_read():
+    """huggingface/trl#2897, verl#1724, unsloth#2980. Decoding without special tokens took the tags away before scoring."""
+    tags = ("<answer>", "</answer>", "<confidence>", "</confidence>")
+    tokenizer = byte_level(special=tags)
+    ids = tokenizer.encode("<answer>4</answer><confidence>0.9</confidence>", add_special_tokens=False)
+    rows = torch.tensor([ids])
+
+    def ours():
+        vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        return segment(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)[1][0]["solution"]["answer"]
+
+    def decoded():
+        found = re.search("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
+        return found and found[1]
+
+    def check(answer):
+        assert answer() == "4"
+
+    catches(check, ours, decoded)
+
+
+def test_f39_a_tag_that_the_prompt_opens_counts():
+    """huggingface/trl#6966, open-r1#560. With <think> in the prompt the format reward was 0 for every completion."""
+    vocabulary = Vocabulary((b"so", b"</think>", b"<answer>", b"4", b"</answer>"))
+    rows = torch.tensor([[0, 1, 2, 3, 4]])
+
+    def check(prefilled):
+        layout = Layout({"solution": ["think", "answer"]}, prefilled=prefilled)
+        spans, text = segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
+        rewarded = score_one(Objective("format", "solution"), text, columns={}, scored={})
+        assert (int(spans.fault_n[0]), rewarded.value_n.tolist()) == (0, [1.0])
+
+    catches(check, "think", None)
+
+
+def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
+    """open-r1#359. Repeated and nested blocks of tags still earned the reward for the format."""
+    good = "<think>a</think><answer>4</answer>"
+    bad = [
+        good + good,
+        "<think>a<answer>4</answer></think>",
+        "<answer>4</answer><think>a</think>",
+        "<think>a</think>",
+        "<think>a</think><answer>4",
+    ]
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    layout = Layout({"solution": ["think", "answer"]})
+
+    def ours(text):
+        rows = torch.tensor([list(text.encode())])
+        held = segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
+        return float(score_one(Objective("format", "solution"), held, columns={}, scored={}).value_n[0])
+
+    def pattern(text):
+        return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))
+
+    def check(reward):
+        assert [reward(text) for text in [good, *bad]] == [1.0, *[0.0] * len(bad)]
+
+    catches(check, ours, pattern)
+
+
+def test_f41_a_place_without_a_block_stays_without_one():
+    """huggingface/trl#2127. Labels of steps were cast to bool, and -100, which means none, became True."""
+    block_nt = torch.tensor([[-1, 0, 1, -1]])
+
+    def check(convert):
+        assert Spans.of_blocks(("a", "b"), convert(block_nt)).length_nk.tolist() == [[1, 1]]
+
+    catches(check, lambda block_nt: block_nt.to(torch.int8), lambda block_nt: block_nt.bool().long())
+
+
+def test_f42_padding_on_the_left_and_on_the_right_give_one_credit():
+    """huggingface/trl#2708, #6819, OpenRLHF#217. Padding on the left without a mask of its own changed every number."""
+    short, long = [1, 5, 2], PLAIN
+    scheme = Scheme("bae", LAYOUT, [Objective("environment", "solution", name="won")])
+    recorded = {"won": Reward.of([1.0, 0.0])}
+    spare = len(long) - len(short)
+
+    def run(ids_nt, mask_nt):
+        batch = Batch([0, 0], ids_nt, mask_nt)
+        reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+        return advantages(credit(reading, batch, scheme), reading.spans, scheme)
+
+    right = run(torch.tensor([[*short, *[0] * spare], long]), torch.tensor([[1] * 3 + [0] * spare, [1] * len(long)]).bool())
+
+    def ours():
+        mask_nt = torch.tensor([[0] * spare + [1] * 3, [1] * len(long)]).bool()
+        return run(torch.tensor([[*[0] * spare, *short], long]), mask_nt)
+
+    def no_mask():
+        return run(torch.tensor([[*[0] * spare, *short], long]), torch.ones(2, len(long)).bool())
+
+    def check(left):
+        assert_close(left()[0, spare:], right[0, :3], 0)
+        assert_close(left()[1], right[1], 0)
+        assert left()[0, :spare].abs().sum() == 0
+
+    catches(check, ours, no_mask)

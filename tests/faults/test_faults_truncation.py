@@ -1,0 +1,130 @@
+"""Truncation and denominators."""
+
+import torch
+
+from faults.catches import catches
+from helpers import NAN, assert_close, double
+from spanwise import Layout, Vocabulary, segment
+from spanwise.engines.trl.fold import fold_factor, loss_mask
+from spanwise.engines.trl.kl import kl_term, token_kl
+from spanwise.losses import aggregate, ppo_clip
+
+LOSS = double([[1, 2, 0], [4, 4, 4], [3, 0, 0]])
+THERE = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+KEPT = THERE & torch.tensor([[True], [False], [True]])  # the second was cut off
+WAYS = {
+    "token-mean": {},
+    "sequence-mean-token-mean": {},
+    "sequence-mean-token-sum": {},
+    "sequence-mean-token-sum-norm": {"length": 3},
+    "token-sum": {},
+    "prompt-mean": {"group_n": torch.tensor([0, 0, 1])},
+}
+
+
+def test_f43_what_is_cut_off_leaves_the_denominator_too():
+    """huggingface/trl#6369. Truncated completions left the numerator of the loss and stayed in its denominator."""
+    by_hand = {
+        "token-mean": 6 / 3,
+        "sequence-mean-token-mean": (1.5 + 3) / 2,
+        "sequence-mean-token-sum": (3 + 3) / 2,
+        "sequence-mean-token-sum-norm": (1 + 1) / 2,
+        "token-sum": 6,
+        "prompt-mean": (1.5 + 3) / 2,
+    }
+
+    def check(reduce):
+        for mode, options in WAYS.items():
+            assert_close(reduce(mode, options), double(by_hand[mode]), 1e-12)
+
+    def ours(mode, options):
+        return aggregate(LOSS, KEPT, mode=mode, **options)
+
+    def numerator_only(mode, options):
+        return aggregate(torch.where(KEPT, LOSS, 0.0), THERE, mode=mode, **options)
+
+    catches(check, ours, numerator_only)
+
+
+def test_f44_the_denominator_is_that_of_the_last_mask():
+    """huggingface/trl#7068. A denominator was computed, and then another mask took tokens away."""
+    final_nt, expected = KEPT.long(), double(6 / 3)  # mean over three rows of the sum over tokens
+
+    def trls_loss(factor_n1):  # `bnpo`: over the tokens that are left
+        return (LOSS * factor_n1 * final_nt).sum() / final_nt.sum()
+
+    def check(mask_nt):
+        factor_n1 = fold_factor(mask_nt, loss_type="bnpo", max_completion_length=3, num_items=6.0)
+        assert_close(trls_loss(factor_n1.double()), expected, 1e-6)
+
+    catches(check, final_nt, THERE.long())
+
+
+def test_f45_one_mask_is_made_of_all():
+    """huggingface/trl#4976. The completion mask of a truncated row was zeroed and its tool mask was not."""
+    inputs = {"completion_mask": KEPT.long(), "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 1]])}
+
+    def check(mask):
+        assert mask(inputs).tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+    catches(check, loss_mask, lambda inputs: inputs["tool_mask"])
+
+
+def test_f46_a_masked_nan_stays_out_of_loss_gradient_and_divergence():
+    """NovaSky-AI/SkyRL#1633, unsloth-zoo#1262. 0 times NaN is NaN, in a masked KL and in rows without any token."""
+    logp_nt, mask_nt = double([[-1.0, -2.0, NAN], [NAN, NAN, NAN]]), torch.tensor([[True, True, False], [False] * 3])
+    ref_nt = double([[-1.0, -1.0, 1e4], [NAN, 1e4, 0.0]])
+
+    def check(divergence):
+        leaf = logp_nt.clone().requires_grad_()
+        total = divergence(leaf)
+        total.backward()
+        assert_close(total.detach(), double((torch.e - 2) / 2 / 2), 1e-12)
+        assert bool(leaf.grad.isfinite().all())
+
+    def ours(leaf):
+        return kl_term(token_kl(leaf, ref_nt, mask_nt.long()), mask_nt.long())
+
+    def multiplied(leaf):
+        behind = ref_nt - leaf
+        kl_nt = (behind.exp() - behind - 1) * mask_nt
+        return (kl_nt.sum(dim=1) / mask_nt.sum(dim=1).clamp(min=1)).mean()
+
+    catches(check, ours, multiplied)
+
+    leaf, nowhere_nt = logp_nt.clone().requires_grad_(), torch.zeros_like(mask_nt)
+    nothing = aggregate(ppo_clip(leaf, logp_nt, torch.full_like(logp_nt, NAN), nowhere_nt), nowhere_nt)
+    nothing.backward()
+    assert nothing.item() == 0.0
+    assert leaf.grad.abs().sum() == 0
+
+
+def test_f47_uneven_ranks_have_one_mean():
+    """huggingface/trl#3248. The mean of the ranks' means is not the mean where ranks hold different numbers of tokens."""
+    ranks = [(LOSS[:1], THERE[:1]), (LOSS[1:], THERE[1:])]
+
+    def check(reduce):
+        assert_close(reduce(), double(18 / 6), 1e-12)  # 1 + 2 + 12 + 3 over six tokens
+
+    def ours():
+        return torch.stack([aggregate(loss, mask, whole=6) for loss, mask in ranks]).sum()
+
+    def mean_of_means():
+        return torch.stack([aggregate(loss, mask) for loss, mask in ranks]).mean()
+
+    catches(check, ours, mean_of_means)
+
+
+def test_f48_the_last_token_trains_whether_it_ends_the_text_or_was_cut():
+    """torchtune#2967. An end of sequence put there at truncation was masked from the loss, another rule for one token."""
+    vocabulary = Vocabulary((b"<eos>", b"<answer>", b"4", b"</answer>"))
+    layout = Layout({"solution": ["answer"]})
+
+    def ours(ids):
+        rows = torch.tensor([ids])
+        return segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
+
+    def check(find):
+        assert find([1, 2, 3, 0])[-1] == find([1, 2, 3])[-1] == find([1, 2])[-1] == 0
+
+    catches(check, ours, lambda ids: [-1 if i == 0 else k for i, k in zip(ids, ours(ids), strict=True)])
