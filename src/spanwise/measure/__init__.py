@@ -16,6 +16,7 @@ from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
+from spanwise.measure.ece_interval import Reports, ece_difference, ece_interval
 from spanwise.measure.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.measure.fixed_point import fixed_point, gradient_shares
 from spanwise.measure.fixed_point_simulated import SimulatedFixedPoint, simulated_fixed_point
@@ -26,7 +27,14 @@ from spanwise.measure.token_fidelity import TokenFidelity, token_fidelity
 from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
 from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
-from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
+from spanwise.measure.weighted import (
+    weighted_auroc,
+    weighted_brier,
+    weighted_ece,
+    weighted_gaps,
+    weighted_mean,
+    weighted_sharpness,
+)
 
 __all__ = [
     "BASELINES",
@@ -46,6 +54,7 @@ __all__ = [
     "One",
     "Prompts",
     "Reliability",
+    "Reports",
     "Rerolls",
     "ScoreName",
     "Segments",
@@ -66,6 +75,8 @@ __all__ = [
     "critic_streams",
     "curve_difference",
     "ece",
+    "ece_difference",
+    "ece_interval",
     "explained_variance",
     "fidelity",
     "figure_intervals",
@@ -91,6 +102,7 @@ __all__ = [
     "weighted_auroc",
     "weighted_brier",
     "weighted_ece",
+    "weighted_gaps",
     "weighted_mean",
     "weighted_sharpness",
     "wilson",

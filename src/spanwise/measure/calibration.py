@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +14,16 @@ from torch import Tensor
 from spanwise.errors import AlignmentError
 from spanwise.measure.bins import BinScheme, One, check_reports
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
+from spanwise.measure.ece_interval import gaps_interval
 from spanwise.measure.intervals import Interval, Prompts, wilson
-from spanwise.measure.weighted import weighted_auroc, weighted_brier, weighted_ece, weighted_mean, weighted_sharpness
+from spanwise.measure.weighted import (
+    weighted_auroc,
+    weighted_brier,
+    weighted_ece,
+    weighted_gaps,
+    weighted_mean,
+    weighted_sharpness,
+)
 
 
 def brier(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
@@ -124,8 +133,8 @@ def figure_intervals(
 ) -> dict[str, Interval | None]:
     """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
 
-    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`; "basic", as a resampled ECE is larger
-    than the ECE.
+    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`; `kind` is of all but the ECE, which no
+    kind holds: its interval is that of `ece_interval`. What share of them holds the truth: docs/reliability.md.
 
     Edge cases:
         All figures lie in [0, 1], and so do the bounds. A share of exactly 0 or 1, which no resample changes, has Wilson's interval
@@ -137,10 +146,13 @@ def figure_intervals(
     0.750 [0.500, 1.000]
     """
     weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
-    intervals = {
-        name: None if figure is None else bootstrap(figure, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
-        for name, figure in weighted.items()
-    }
+    options = {"resamples": resamples, "level": level, "seed": seed}
+    intervals: dict[str, Interval | None] = {}
+    for name, figure in weighted.items():
+        if name == "ece":
+            intervals[name] = gaps_interval(_judged(weighted_gaps, confidence_n, correct_n), prompts, **options)
+        else:
+            intervals[name] = None if figure is None else bootstrap(figure, prompts, kind=kind, **options)
     return {name: None if i is None or i.value != i.value else _bounded(i, name in _SHARES) for name, i in intervals.items()}
 
 
@@ -168,24 +180,25 @@ def _weighted(
             f"The columns of an evaluation have {', '.join(map(str, sizes))} entries; give one to each completion."
         )
     stated_n = ~confidence_n.isnan()
-    both_n = (~correct_n.isnan() & stated_n).cpu()
-    q, c = confidence_n.cpu()[both_n], correct_n.cpu()[both_n]
-
-    def judged(figure: Weighted) -> Weighted:
-        return lambda weight_rn: figure(weight_rn[:, both_n])
-
     return {
         "accuracy": partial(weighted_mean, correct_n),
         "refusal_rate": None if refusal_n is None else partial(weighted_mean, refusal_n.double()),
         "format_rate": partial(weighted_mean, well_formed_n.double()),
         "coverage": partial(weighted_mean, stated_n.double()),
         "verdict_rate": partial(weighted_mean, (~correct_n.isnan()).double()),
-        "mean_confidence": judged(partial(weighted_mean, q)),
-        "sharpness": judged(partial(weighted_sharpness, q)),
-        "ece": judged(partial(weighted_ece, q, c)),
-        "brier": judged(partial(weighted_brier, q, c)),
-        "auroc": judged(partial(weighted_auroc, q, c)),
+        "mean_confidence": _judged(lambda q, c, weight_rn: weighted_mean(q, weight_rn), confidence_n, correct_n),
+        "sharpness": _judged(lambda q, c, weight_rn: weighted_sharpness(q, weight_rn), confidence_n, correct_n),
+        "ece": _judged(weighted_ece, confidence_n, correct_n),
+        "brier": _judged(weighted_brier, confidence_n, correct_n),
+        "auroc": _judged(weighted_auroc, confidence_n, correct_n),
     }
+
+
+def _judged(figure: Callable[[Tensor, Tensor, Tensor], Tensor], confidence_n: Tensor, correct_n: Tensor) -> Weighted:
+    """A figure of the completions that stated a confidence and were judged, as a function of weights over all."""
+    both_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
+    q, c = confidence_n.cpu()[both_n], correct_n.cpu()[both_n]
+    return lambda weight_rn: figure(q, c, weight_rn[:, both_n])
 
 
 def _once(confidence_n: Tensor) -> Float[Tensor, "1 n"]:

@@ -38,19 +38,42 @@ def weighted_ece(
     one: One | None = None,
 ) -> Float[Tensor, " r"]:
     """`ece` under each row of weights; the bins of equal mass are those of the weighted completions."""
-    check_reports(confidence_n, correct_n)
-    q, c = confidence_n.cpu().double(), correct_n.cpu().double()
-    weight_rn = weight_rn.double()
     if scheme == "mass":
+        check_reports(confidence_n, correct_n)
+        q, c = confidence_n.cpu().double(), correct_n.cpu().double()
+        weight_rn = weight_rn.double()
         bin_count(bins, scheme=scheme, one=one)
         below_rv, count_rv, gap_rv = _by_value(q, weight_rn, weight_rn * (c - q))
         total_r = count_rv.sum(dim=1, keepdim=True)
         bin_rv = (bins * (below_rv + count_rv / 2) / total_r.clamp(min=1e-300)).long().clamp(max=bins - 1)
         gap_rb = torch.zeros(len(weight_rn), bins, dtype=torch.float64).scatter_add_(1, bin_rv, gap_rv)
-    else:
-        bin_n, count = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
-        gap_rb = weight_rn @ torch.nn.functional.one_hot(bin_n, count).double().mul_((c - q).unsqueeze(1))
-    return gap_rb.abs().sum(dim=1) / weight_rn.sum(dim=1)
+        return gap_rb.abs().sum(dim=1) / weight_rn.sum(dim=1)
+    return weighted_gaps(confidence_n, correct_n, weight_rn, bins=bins, scheme=scheme, one=one).abs().sum(dim=1)
+
+
+def weighted_gaps(
+    confidence_n: Float[Tensor, " n"],
+    correct_n: Float[Tensor, " n"],
+    weight_rn: Float[Tensor, "r n"],
+    *,
+    bins: int = 10,
+    scheme: BinScheme = "width",
+    one: One | None = None,
+) -> Float[Tensor, "r b"]:
+    """What each bin adds to the ECE, with its sign: positive where answers are right more often than they claim.
+
+    Bins of equal mass are those of the completions without weights.
+
+    >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
+    >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
+    tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
+    """
+    check_reports(confidence_n, correct_n)
+    q, c = confidence_n.cpu().double(), correct_n.cpu().double()
+    weight_rn = weight_rn.double()
+    bin_n, count = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
+    gap_rb = weight_rn @ torch.nn.functional.one_hot(bin_n, count).double().mul_((c - q).unsqueeze(1))
+    return gap_rb / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(

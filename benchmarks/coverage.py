@@ -1,0 +1,228 @@
+"""How often intervals hold the true ECE, and the true difference of two: the tables of docs/reliability.md.
+
+    python benchmarks/coverage.py                # about fifteen minutes on one core
+    python benchmarks/coverage.py --cells        # every cell of the grid on a line of its own
+
+The truth is known: confidences are drawn from atoms at .0, .1, ..., 1, from a beta density, or are nearly always .9; answers are
+right with a probability that misses the confidence by the same amount everywhere, by turns up and down, or in one bin only, such
+that the ECE (eleven bins) is what is asked for. Completions of a prompt are correlated by .4 in what they claim and in what they
+get right; two runs share what belongs to the prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spanwise.measure.ece_interval import bounds
+
+BINS, LEVEL, WITHIN = 11, 0.95, 0.4
+PROMPTS, SAMPLES, TRUTHS = (30, 100, 400), (1, 4, 16), (0.0, 0.03, 0.1, 0.2)
+ATOMS = (0.01, 0.02, 0.03, 0.04, 0.06, 0.10, 0.12, 0.17, 0.20, 0.20, 0.05)
+RARE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.03, 0.93, 0.03)
+METHODS = ("percentile", "basic", "BCa", "debiased", "m of n", "bins")
+
+
+@dataclass(frozen=True)
+class World:
+    """Confidences with their probabilities, their bins, and how often each is right."""
+
+    q_v: Tensor
+    weight_v: Tensor
+    bin_v: Tensor
+    right_v: Tensor
+
+
+def world(says: str, misses: str, truth: float) -> World | None:
+    """A world with this ECE; None if there is none."""
+    if says == "beta":
+        q_v = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+        weight_v = q_v**3 * (1 - q_v)
+    else:
+        q_v = torch.arange(11, dtype=torch.float64) / 10
+        weight_v = torch.tensor(ATOMS if says == "atoms" else RARE, dtype=torch.float64)
+    weight_v, bin_v = weight_v / weight_v.sum(), (q_v * 10 + 1e-9).long()
+    mass_b = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bin_v, weight_v)
+    side_v = {
+        "over": -torch.ones_like(q_v),
+        "by turns": 1.0 - 2.0 * (bin_v % 2 == 0).double(),
+        "one bin": -(bin_v == mass_b.argmax()).double(),
+    }[misses]
+
+    def of(shift: float) -> tuple[float, Tensor]:
+        right_v = (q_v + shift * side_v).clamp(0, 1)
+        gap_b = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bin_v, weight_v * (right_v - q_v))
+        return float(gap_b.abs().sum()), right_v
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if of(middle)[0] < truth else (low, middle)
+    found, right_v = of(high if truth else 0.0)
+    return World(q_v, weight_v, bin_v, right_v) if abs(found - truth) < 1e-9 else None
+
+
+def gaps_of(worlds: list[World], prompts: int, samples: int, trials: int, generator: torch.Generator) -> Tensor:
+    """Per trial and prompt what it adds to the gap of each bin, world after world: (trials, P, B).
+
+    All worlds share the part of the dice that belongs to the prompt.
+    """
+
+    def dice(completions: int) -> Tensor:
+        return torch.randn(trials, prompts, completions, generator=generator, dtype=torch.float64)
+
+    claim_xp1, luck_xp1, parts = dice(1), dice(1), []
+    for one in worlds:
+        claim_xpk, luck_xpk = (
+            torch.special.ndtr(math.sqrt(WITHIN) * shared_xp1 + math.sqrt(1 - WITHIN) * dice(samples))
+            for shared_xp1 in (claim_xp1, luck_xp1)
+        )
+        v_xpk = torch.searchsorted(one.weight_v.cumsum(0), claim_xpk).clamp(max=len(one.q_v) - 1)
+        miss_xpk = (luck_xpk < one.right_v[v_xpk]).double() - one.q_v[v_xpk]
+        empty_xpb = torch.zeros(trials, prompts, BINS, dtype=torch.float64)
+        parts.append(empty_xpb.scatter_add_(2, one.bin_v[v_xpk], miss_xpk) / samples)
+    return torch.cat(parts, dim=2)
+
+
+def draws(prompts: int, size: int, resamples: int, generator: torch.Generator) -> Tensor:
+    """How often each prompt is drawn when `size` are, as shares: (R, P)."""
+    drawn_rp = torch.randint(prompts, (resamples, size), generator=generator)
+    return (
+        torch.zeros(resamples, prompts, dtype=torch.float64).scatter_add_(1, drawn_rp, torch.ones_like(drawn_rp).double())
+        / size
+    )
+
+
+def intervals(gap_pb: Tensor, side_b: Tensor, share_rp: Tensor, fewer_rp: Tensor) -> Iterator[tuple[float, float]]:
+    """The interval of each of `METHODS` from one trial."""
+    prompts, tail = len(gap_pb), (1 - LEVEL) / 2
+    gap_b, gap_rb = gap_pb.mean(dim=0), share_rp @ gap_pb
+
+    def size(some_rb: Tensor) -> Tensor:
+        return (side_b * some_rb.abs()).sum(dim=-1)
+
+    value, value_r = float(size(gap_b)), size(gap_rb)
+    low, high = (float(value_r.quantile(q)) for q in (tail, 1 - tail))
+    yield low, high
+    yield 2 * value - high, 2 * value - low
+    yield _bca(value, value_r, size((prompts * gap_b - gap_pb) / (prompts - 1)), tail)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    middle, half = 2 * value - float(value_r.mean()), float(normal.icdf(torch.tensor(1 - tail)) * value_r.std())
+    yield middle - half, middle + half
+    root_r = math.sqrt(round(prompts ** (2 / 3)) / prompts) * (size(fewer_rp @ gap_pb) - value)
+    yield value - float(root_r.quantile(1 - tail)), value - float(root_r.quantile(tail))
+    yield bounds(gap_b, gap_rb - gap_b, side_b, count=prompts, level=LEVEL)
+
+
+def _bca(value: float, value_r: Tensor, left_out_p: Tensor, tail: float) -> tuple[float, float]:
+    """Efron's interval, corrected for bias and skew."""
+    normal, least = torch.distributions.Normal(0.0, 1.0), 1 / len(value_r)
+    shift = normal.icdf((value_r < value).double().mean().clamp(least, 1 - least))
+    skew_p = left_out_p.mean() - left_out_p
+    skew = (skew_p**3).sum() / (6 * (skew_p**2).sum() ** 1.5).clamp(min=1e-300)
+
+    def bound(q: float) -> float:
+        wide = shift + normal.icdf(torch.tensor(q, dtype=torch.float64))
+        return float(value_r.quantile(normal.cdf(shift + wide / (1 - skew * wide)).clamp(0, 1)))
+
+    return bound(tail), bound(1 - tail)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the grid: where it is, and how often each method held the truth, and how wide it was."""
+
+    where: dict[str, str | int | float]
+    held_m: Tensor
+    width_m: Tensor
+
+
+def cell(
+    worlds: list[World], truth: float, where: dict[str, str | int | float], trials: int, resamples: int, seed: int
+) -> Cell:
+    """Measure one cell; bounds are cut to where the figure can lie."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts, samples = int(where["prompts"]), int(where["samples"])
+    share_rp, fewer_rp = (draws(prompts, m, resamples, generator) for m in (prompts, round(prompts ** (2 / 3))))
+    side_b = torch.cat(
+        [torch.full((BINS,), side, dtype=torch.float64) for side, _ in zip((1.0, -1.0), worlds, strict=False)]
+    )
+    held, width = torch.zeros(len(METHODS)), torch.zeros(len(METHODS))
+    least = 0.0 if len(worlds) == 1 else -1.0
+    for gap_pb in gaps_of(worlds, prompts, samples, trials, generator):
+        for m, (low, high) in enumerate(intervals(gap_pb, side_b, share_rp, fewer_rp)):
+            low, high = min(max(low, least), 1.0), min(max(high, least), 1.0)
+            held[m] += low - 1e-9 <= truth <= high + 1e-9
+            width[m] += high - low
+    return Cell(where, held / trials, width / trials)
+
+
+def single(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
+    """The grid for one ECE."""
+    for prompts in PROMPTS:
+        for samples in SAMPLES:
+            for says in ("atoms", "beta", "nearly constant"):
+                for truth in TRUTHS:
+                    for misses in ("over", "by turns", "one bin") if truth else ("over",):
+                        one = world(says, misses, truth)
+                        if one is not None:
+                            where = {"prompts": prompts, "samples": samples, "says": says, "ECE": truth, "misses": misses}
+                            yield cell([one], truth, where, trials, resamples, seed)
+
+
+def paired(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
+    """The grid for the difference of two: ECE `a` minus ECE `b`, of runs that claim alike or differently."""
+    for prompts in PROMPTS:
+        for samples in SAMPLES:
+            for says, other in (("atoms", "atoms"), ("atoms", "nearly constant"), ("beta", "atoms")):
+                for a, b in ((0.0, 0.0), (0.03, 0.03), (0.1, 0.03), (0.03, 0.1), (0.2, 0.1), (0.1, 0.1)):
+                    worlds = [world(says, "over", a), world(other, "over", b)]
+                    where = {"prompts": prompts, "samples": samples, "says": f"{says} - {other}", "ECE": f"{a} - {b}"}
+                    yield cell([one for one in worlds if one is not None], a - b, where, trials, resamples, seed)
+
+
+def table(cells: list[Cell], by: Callable[[Cell], str]) -> str:
+    """Per row the mean and the least coverage of each method, and its mean width."""
+    rows = dict.fromkeys(by(one) for one in cells)
+    lines = ["| | " + " | ".join(METHODS) + " |", "|---|" + "---|" * len(METHODS)]
+    for row in rows:
+        some = [one for one in cells if by(one) == row]
+        held, width = torch.stack([one.held_m for one in some]), torch.stack([one.width_m for one in some])
+        shown = zip(held.mean(0).tolist(), held.amin(0).tolist(), width.mean(0).tolist(), strict=True)
+        lines.append(
+            f"| {row} | " + " | ".join(f"{mean:.2f} ({least:.2f}), {wide:.2f}" for mean, least, wide in shown) + " |"
+        )
+    return "\n".join(lines).replace("0.", ".").replace("1.00", "1")
+
+
+def main() -> None:
+    """Print both tables; with --cells every cell as well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--resamples", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for title, grid in (("ECE", single), ("Difference of two ECEs, the same prompts", paired)):
+        cells = []
+        for one in grid(given.trials, given.resamples, given.seed):
+            cells.append(one)
+            if given.cells:
+                shares = "  ".join(
+                    f"{n} {h:.3f} ({w:.3f})" for n, h, w in zip(METHODS, one.held_m, one.width_m, strict=True)
+                )
+                print(" ".join(f"{name} {value}," for name, value in one.where.items()), shares, flush=True)
+        print(f"\n{title}: mean (least) coverage, mean width; {given.trials} trials in each of {len(cells)} cells\n")
+        print(table(cells, by=lambda one: f"{one.where['prompts']} prompts x {one.where['samples']}"), flush=True)
+        print()
+        print(table(cells, by=lambda one: f"{one.where['says']}, true {one.where['ECE']}"), flush=True)
+
+
+if __name__ == "__main__":
+    main()
