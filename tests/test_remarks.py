@@ -164,3 +164,20 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     assert "lambda" not in found([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})
     assert "lambda" not in found([layout, layout], fixed)
+
+
+def test_a_price_far_below_every_reward_is_said():
+    """Brier scores lie in [-1, 0], so ten times as far out is beyond -10; scale: std divides whatever it is."""
+
+    def rule(price, scale=None):
+        options = {
+            "given": "correct",
+            "baseline": "outcome",
+            "if_missing": price,
+            "scale": scale,
+            "options": {"tag": "sure"},
+        }
+        return Scheme("bae", LAYOUT, [Objective("correct", "solution"), Objective("brier", "report", **options)])
+
+    for price, scale, said in ((-1.0, None, False), (-10.0, None, False), (-11.0, None, True), (-1e6, "std", False)):
+        assert ("dear/brier" in found([WHOLE, SILENT], rule(price, scale))) is said

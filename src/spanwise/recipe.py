@@ -103,16 +103,18 @@ class Recipe(BaseModel):
     micro_batch: int | None = Field(
         None, ge=1, description="completions per forward pass; default: a whole mini-batch, of a model by name at most 4"
     )
-    learning_rate: float = Field(4e-4, gt=0)
+    learning_rate: float = Field(4e-4, gt=0, le=1)
     warmup_steps: int = Field(10, ge=0)
-    clip: float = Field(0.2, gt=0, description="PPO clip range of the ratio")
-    entropy: float = Field(0.04, ge=0, description="coefficient of the entropy bonus; where it starts, if there is a target")
+    clip: float = Field(0.2, gt=0, le=1, description="PPO clip range of the ratio")
+    entropy: float = Field(
+        0.04, ge=0, le=10, description="coefficient of the entropy bonus; where it starts, if there is a target"
+    )
     entropy_target: float | None = Field(
         0.2,
         ge=0,
         description="nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant",
     )
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.01, le=100)
     max_completion_length: int | None = Field(None, ge=2, description="tokens; default: the task's")
     seed: int = 0
     trainer: dict[str, Any] = Field(default_factory=dict, description="further SpanGRPOConfig options, as TRL names them")
@@ -427,7 +429,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 #: What pydantic calls a bound, and a kind of value.
-_BOUNDS = {"ge": "at least", "gt": "more than"}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number",
     "float": "a number",

@@ -26,7 +26,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
     Returns:
         Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `unused/<objective>`, a number came for a block
-        that is not there; `free/<objective>`, a block is left out and `if_missing` is None; `lambda`, an adaptive lambda is 0 for
+        that is not there; `dear/<objective>`, `if_missing` is far from all rewards; `free/<objective>`, a block is left out and
+        `if_missing` is None; `lambda`, an adaptive lambda is 0 for
         most completions. Nothing where there is nothing to say.
 
     Example:
@@ -53,6 +54,8 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
                 found[f"scored/{objective.name}"] = _unscored(objective, reading, m)
         elif sentence := _unused(objective, reading, scheme, m):
             found[f"unused/{objective.name}"] = sentence
+        elif sentence := _dear(objective, reading, m):
+            found[f"dear/{objective.name}"] = sentence
         elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
             found[f"free/{objective.name}"] = sentence
     if sentence := _short(reading, scheme):
@@ -109,6 +112,21 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
         f"Objective '{objective.name}': {source} {said} for {len(lost)} of {len(reading)} completions without "
         f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
         f"Write if_missing={lost[0][1]:g} to make that count."
+    )
+
+
+def _dear(objective: Objective, reading: Reading, m: int) -> str:
+    """What leaving out a block costs where `if_missing` is more than ten times as far out as any reward: everything else."""
+    reward_n = reading.scores.reward_nm[:, m]
+    reward_n = reward_n[~reward_n.isnan()]
+    least, most = float(reward_n.min()), float(reward_n.max())
+    price = objective.if_missing
+    if price is None or objective.scale == "std" or abs(price) <= 10 * max(1.0, abs(least), abs(most)):
+        return ""
+    return (
+        f"Objective '{objective.name}' has if_missing {price:g}, and its rewards lie between {least:g} and {most:g}: one "
+        "completion that leaves the block out outweighs all others in the gradient, unless scale: std divides it. Write the least "
+        "reward that there is."
     )
 
 

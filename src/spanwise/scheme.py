@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -375,8 +376,8 @@ def _check_options_used(scheme: Scheme) -> None:
             raise RecipeError(f"min_stratum is {value!r}; a baseline needs at least 2 completions.")
         if name == "ddof" and (isinstance(value, bool) or value not in (0, 1)):
             raise RecipeError(f"ddof is {value!r}; write 0 (population) or 1 (sample).")
-        if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-            raise RecipeError(f"eps is {value!r}; it must be a number that is not negative.")
+        if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf):
+            raise RecipeError(f"eps is {value!r}; it must be a finite number that is not negative.")
         if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
             raise RecipeError(f"{name} is {value!r}; it must lie between 0 and 1.")
         if name == "length_adaptive_alpha" and value is not None:

@@ -1,6 +1,7 @@
 """Recipes, prompts and datasets that do not fit: nothing trains, and the sentence says what to set."""
 
 import json
+import math
 import warnings
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from datasets import Dataset
 import trl_small
 from border.case import Case, check, command
 from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.scheme import Scheme
 from spanwise.tasks import build_model, build_tokenizer
 
 pytestmark = trl_small.THIRD_PARTY
@@ -284,6 +286,24 @@ CASES = [
         lambda folder: command("train", "--group-size", "1"),
         "group_size is 1, and must be at least 2 (completions per prompt, which are compared with each other)",
     ),
+    Case(
+        "`clip: 1.5`, which never clips a ratio from below",
+        refused("clip: 1.5"),
+        "clip is 1.5, and must be at most 1.0 (PPO clip range of the ratio)",
+    ),
+    Case("`temperature: 1.0e-9`", refused("temperature: 1.0e-9"), "temperature is 1e-09, and must be at least 0.01"),
+    Case("`learning_rate: 4`, a slip for 4e-4", refused("learning_rate: 4"), "learning_rate is 4, and must be at most 1"),
+    Case("`entropy: 99`", refused("entropy: 99"), "entropy is 99, and must be at most 10"),
+    Case(
+        "`options: {eps: .inf}`, which makes every advantage 0",
+        lambda folder: str(Scheme.preset("grpo", trl_small.LAYOUT, eps=math.inf)),
+        "eps is inf; it must be a finite number that is not negative.",
+    ),
+    Case(
+        "a train.py with `beta=-0.1`, which pays for leaving the reference",
+        lambda folder: str(trl_small.trainer(folder, beta=-0.1)),
+        "beta is -0.1; it must lie between 0 and 1000.",
+    ),
     Case("`steps: 0`", refused("steps: 0"), "steps is 0, and must be at least 1 (generation batches)"),
     Case("`steps: yes`", refused("steps: yes"), "steps is true, which it cannot be; only report is true or false."),
     Case(
@@ -306,6 +326,17 @@ CASES = [
         trainer(layout=PLAN, objectives=[trl_small.Objective("format", pays=("plan", "confidence"))]),
         "Step 0: <reasoning> is in 0 of 8 completions; they do contain ...<answer> (8)... The layout asks for it, so "
         "what is read there earns nothing. Ask for these tags in the prompt, or write the layout of what the model writes.",
+    ),
+    Case(
+        "a train.py with an if_missing far below every reward",
+        trainer(
+            objectives=[
+                trl_small.Objective("correct", pays=("solution",), options={"verify": "exact"}),
+                trl_small.Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1000.0),
+            ]
+        ),
+        "Step 0: Objective 'brier' has if_missing -1000, and its rewards lie between -0.64 and -0.01: one completion that leaves "
+        "the block out outweighs all others in the gradient, unless scale: std divides it. Write the least reward that there is.",
     ),
     Case(
         "a train.py with a dataset of questions in place of prompts",

@@ -75,7 +75,7 @@ def check_critic(critic: Any, scheme: Scheme) -> None:
 
 
 def check_args(args: Any) -> None:
-    """Refuse a configuration that is no `GRPOConfig`.
+    """Refuse a configuration that is no `GRPOConfig`, or with a constant that no training survives.
 
     Raises:
         RecipeError: naming what it is.
@@ -87,6 +87,17 @@ def check_args(args: Any) -> None:
     """
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(args, name, None)
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise RecipeError(f"{name} is {value}; it must lie between {least:g} and {most:g}.")
+
+
+#: What TRL takes as it comes, and what would then turn a term of the loss around, or let it drown all others.
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
+    "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
+}  # fmt: skip
 
 
 def check_reference(args: GRPOConfig, model: Any, options: Mapping[str, Any]) -> None:
