@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from spanwise.disk import refusal, unwritten
 from spanwise.errors import RecipeError, SpanwiseError
 
 try:
@@ -114,6 +115,7 @@ def evaluate(
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
+    from spanwise.commands.shared.folder import sole_writer
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
     from spanwise.report import unmeasured_sentences
@@ -122,8 +124,9 @@ def evaluate(
     _check_sizes(prompts=prompts, samples=samples)
     place, loaded = run_or_model(model, recipe, {**_assignments(set_ or []), "eval_prompts": prompts})
     console = Console()
-    found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
-    found.write(model)
+    with sole_writer(model):
+        found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+        found.write(model)
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
     console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals(), absent=absent))
@@ -212,7 +215,7 @@ def fidelity(
     """
     from spanwise.commands.fidelity.fidelity import show
     from spanwise.commands.shared.display import quiet
-    from spanwise.commands.shared.folder import check_no_run
+    from spanwise.commands.shared.folder import check_no_run, sole_writer
     from spanwise.commands.shared.task import run_or_model
 
     quiet()
@@ -222,22 +225,28 @@ def fidelity(
     rows, options, counts = [], {}, {}
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
-    if tokens:
-        from spanwise.commands.fidelity.token_fidelity import CRITIC_STEPS, show_tokens, token_fidelity_folder, token_rows
-        from spanwise.measure import Segments
+    with sole_writer(output):
+        if tokens:
+            from spanwise.commands.fidelity.token_fidelity import (
+                CRITIC_STEPS,
+                show_tokens,
+                token_fidelity_folder,
+                token_rows,
+            )
+            from spanwise.measure import Segments
 
-        steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
-        segments = Segments() if reference == "segment" else None
-        found = token_fidelity_folder(
-            place, loaded, segments=segments, critics=critics and critics.split(","), prompts=token_prompts, rerolls=rerolls,
-            steps=steps, seed=seed,
-        )  # fmt: skip
-        show_tokens(found, segments=segments, console=Console())
-        rows, counts = token_rows(found), found.counts
-        asked = {"critics": critics, "critic_steps": critic_steps, "reference": reference}
-        options = {"tokens": True, "token_prompts": token_prompts, **asked}
-    sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    show(place, loaded, output=output, tokens=rows, counts=counts, options=options, console=Console(), **sizes)
+            steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
+            segments = Segments() if reference == "segment" else None
+            found = token_fidelity_folder(
+                place, loaded, segments=segments, critics=critics and critics.split(","), prompts=token_prompts, rerolls=rerolls,
+                steps=steps, seed=seed,
+            )  # fmt: skip
+            show_tokens(found, segments=segments, console=Console())
+            rows, counts = token_rows(found), found.counts
+            asked = {"critics": critics, "critic_steps": critic_steps, "reference": reference}
+            options = {"tokens": True, "token_prompts": token_prompts, **asked}
+        sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
+        show(place, loaded, output=output, tokens=rows, counts=counts, options=options, console=Console(), **sizes)
 
 
 @app.command
@@ -427,6 +436,11 @@ def main(words: Sequence[str] | None = None) -> None:
         app(words)
     except SpanwiseError as error:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except OSError as error:
+        if refusal(error) is None:  # of what no command writes itself: a cache, the terminal's own file
+            raise
+        print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
         sys.exit(f"Error: this command needs '{error.name}'. Install it with: pip install 'spanwise[train]'")

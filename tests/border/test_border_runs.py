@@ -131,7 +131,7 @@ CASES = [
     Case(
         "a second training into a folder while the first one goes on",
         in_use,
-        "Another process is training into 'runs/a'; wait until it ends, end it, or give another --output.",
+        "Another process is writing into 'runs/a'; wait until it ends, end it, or give another --output.",
     ),
     Case(
         "an output below a file",

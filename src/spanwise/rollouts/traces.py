@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from spanwise.credit import Trajectory, Turn
+from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.rollouts.fields import FieldError, listed, mapping, whole
 from spanwise.rollouts.lines import lacks, parsed, records
@@ -96,9 +96,7 @@ def write_traces(
     """
     target = Path(file)
     wanted = {(found.extra.get("episode"), found.extra.get("trace")): found for found in trajectories}
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as beside:
         with beside.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(records([Path(source)])):
                 for k, trace in enumerate(_traces(record)):
@@ -108,11 +106,6 @@ def write_traces(
         if wanted:
             lost = next(iter(wanted.values()))
             raise DataError(f"Trajectory {lost.id!r} was not read from '{source}'; give those that read_traces gave.")
-        beside.replace(target)
-    except OSError as error:
-        raise DataError(f"'{file}' cannot be written: {error.strerror or error}.") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | Path) -> None:

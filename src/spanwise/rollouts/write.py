@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,8 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.errors import AlignmentError, DataError
+from spanwise.disk import whole_file
+from spanwise.errors import AlignmentError
 from spanwise.rollouts import schema
 from spanwise.rollouts.messages import clean
 from spanwise.rollouts.table import Ragged
@@ -97,24 +97,25 @@ def write_rollouts(
         DataError: the file cannot be written.
     """
     texts = None if pieces is None else piece_texts(pieces)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     writer: pq.ParquetWriter | None = None
+    with whole_file(file) as beside:
+        try:
+            for part in parts:
+                table = rollout_table(part, texts).replace_schema_metadata(schema.metadata(tokenizer))
+                # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
+                writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                _close(writer)
+
+
+def _close(writer: pq.ParquetWriter) -> None:
+    """Close a writer, once: on a full disk that fails, and would again when the writer goes."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for part in parts:
-            table = rollout_table(part, texts).replace_schema_metadata(schema.metadata(tokenizer))
-            # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
-            writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
-            beside.replace(file)
-    except OSError as error:
-        raise DataError(f"'{file}' cannot be written: {error.strerror or error}.") from error
+        writer.close()
     finally:
-        if writer is not None:
-            writer.close()
-            beside.unlink(missing_ok=True)
+        writer.is_open = False
 
 
 def piece_texts(pieces: Sequence[bytes]) -> pa.Array:

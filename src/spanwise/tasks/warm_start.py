@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.disk import refusal
 from spanwise.errors import DataError
 from spanwise.tasks.agent import AGENT_NOISE, AgentNoise, AgentPart, draw_chains, held_out_chains, noisy_talk
 from spanwise.tasks.digits import NOISE, Difficulty, TraceNoise, draw_problems, held_out_prompts, noisy_traces
@@ -329,10 +330,12 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
             (fresh / _RECORD).write_text(json.dumps({**record, "files": files}, indent=2))
             shutil.rmtree(folder, ignore_errors=True)
             fresh.rename(folder)
-    except OSError as error:
+    except Exception as error:
+        reason = refusal(error) or (error.strerror or str(error) if isinstance(error, OSError) else None)
+        if reason is None:
+            raise
         if _is_intact(folder):  # another process finished the same warm start first
             return
-        reason = error.strerror or str(error)
         raise DataError(
             f"The warm start cannot be written to '{folder}' ({reason}); set SPANWISE_CACHE to a folder you may write to."
         ) from error

@@ -252,7 +252,7 @@ def test_a_second_training_in_a_folder_is_refused(finished, cache, tmp_path):
     folder = tmp_path / "group-0"
     shutil.copytree(finished / "group-0", folder)
     before = (folder / "metrics.jsonl").read_text()
-    with sole_writer(folder), pytest.raises(DataError, match="Another process is training into"):
+    with sole_writer(folder), pytest.raises(DataError, match="Another process is writing into"):
         train(load(None, {**SMALL, "output": str(folder)}), console=Console(quiet=True))
     assert (folder / "metrics.jsonl").read_text() == before
     assert (folder / "summary.json").is_file()

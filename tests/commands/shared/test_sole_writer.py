@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from spanwise.cli import main
 from spanwise.commands.shared.folder import sole_writer
 from spanwise.errors import DataError
 
@@ -24,7 +25,7 @@ def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(
-            DataError, match=r"^Another process is training into '.*run'; wait until it ends, end it, or give"
+            DataError, match=r"^Another process is writing into '.*run'; wait until it ends, end it, or give"
         ):
             sole_writer(tmp_path / "run").__enter__()
         with sole_writer(tmp_path / "other"):
@@ -48,3 +49,30 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"The output folder '.*file/run' cannot be written: Not a directory"):
         sole_writer(tmp_path / "file" / "run").__enter__()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--arms", "group,rlcr", "--seeds", "0", "--output", "busy"],
+        ["demo", "--output", "busy"],
+        ["fidelity", "model", "--output", "busy"],
+        ["credit", "rollouts.jsonl", "--output", "busy"],
+        ["eval", "busy"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_whatever_writes_a_folder_has_it_alone(words, tmp_path, monkeypatch, capsys):
+    """Two of them would each write over half of what the other writes."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("busy", "model"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text("{}")
+    (tmp_path / "rollouts.jsonl").write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with sole_writer(tmp_path / "busy"), pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "Error: Another process is writing into 'busy'; wait until it ends" in capsys.readouterr().err
+    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert left == before

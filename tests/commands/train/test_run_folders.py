@@ -5,10 +5,12 @@ import json
 import os
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from rich.console import Console
 
+from full_disk import full_disk
 from spanwise.commands.demo.demo import demo
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import check_free, new_folder, newest_folder, sole_writer
@@ -17,6 +19,7 @@ from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
+from spanwise.rollouts import schema
 
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
@@ -202,7 +205,7 @@ def test_processes_that_train_together_need_one_folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_in_use_says_so_before_it_says_that_it_is_used(run):
-    with sole_writer(run), pytest.raises(DataError, match="Another process is training into"):
+    with sole_writer(run), pytest.raises(DataError, match="Another process is writing into"):
         again(output=str(run))
 
 
@@ -224,6 +227,55 @@ def test_a_field_that_an_older_recipe_does_not_have_is_its_default(first, tmp_pa
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
     assert changed(tmp_path / "recipe.yaml", asked) == []
     assert changed(tmp_path / "recipe.yaml", {**asked, "clip": 0.3}) == ["clip was 0.2 and is 0.3 now"]
+
+
+def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
+    """Files end at a megabyte: the weights have 1.6, everything else of this run less."""
+    shutil.rmtree(run / "checkpoints" / "checkpoint-2")
+    kept = files_of(run / "checkpoints")
+    with full_disk(1_000_000), pytest.raises(DataError) as told:
+        again(output=str(run), resume="last")
+    assert str(told.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
+    assert str(told.value).endswith(f"Make room there. Go on from checkpoint-1: spanwise train --resume {run}.")
+    assert files_of(run / "checkpoints") == kept
+    assert not [path.name for path in run.glob(".*") if path.name != ".lock"]
+    assert not (run / "summary.json").exists()
+
+
+def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp_path, monkeypatch):
+    """Two mini-batches, two passes: four optimizer steps on each of two batches, and one line of each."""
+    monkeypatch.setenv("SPANWISE_CACHE", str(first.parents[1] / "cache"))
+    twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}
+    summary = again(**twice)
+    place = tmp_path / "run"
+
+    def lines():
+        read = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        clocks = ("seconds", "time", "share", "per_second", "runtime")
+        return [{k: v for k, v in line.items() if not any(word in k for word in clocks)} for line in read]
+
+    whole = lines()
+    kinds = [(line["step"], next((k for k in ("evaluation", "final") if k in line), "batch")) for line in whole]
+    assert kinds == [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "final")]
+    assert [batch["step"] for batch in summary["batches"]] == [1, 2]
+    assert all("credit/no_signal" in line for line, (_, kind) in zip(whole, kinds, strict=True) if kind == "batch")
+    assert sorted(path.name for path in (place / "checkpoints").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
+    rows = [pq.read_table(file).to_pylist() for file in sorted((place / "rollouts").iterdir())]
+    assert [{row["step"] for row in batch} for batch in rows] == [{1}, {2}]
+    assert {row[schema.PROMPT] for row in rows[0]}.isdisjoint(row[schema.PROMPT] for row in rows[1])
+    tokens = sum(sum(row[schema.TRAINABLE]) for batch in rows for row in batch)
+    assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
+    shutil.rmtree(place / "checkpoints" / "checkpoint-8")
+    again(**twice, resume="last")
+    assert lines() == whole
+    for wrong, said in (
+        ({"max_steps": 3}, r"the recipe's own field for it is steps"),
+        ({"num_iterations": 0}, r"passed over 0 times \(num_iterations\)"),
+        ({"gradient_accumulation_steps": 3}, r"is no whole number of optimizer steps of 3"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            again(output=str(tmp_path / "other"), trainer=wrong)
+        assert not (tmp_path / "other").exists()
 
 
 def test_the_demo_refuses_before_it_trains(run, tmp_path):

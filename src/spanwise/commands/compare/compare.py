@@ -24,9 +24,10 @@ from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import folded_tables
 from spanwise.commands.shared.files import without_nan
-from spanwise.commands.shared.folder import check_no_run, write_summary
+from spanwise.commands.shared.folder import check_no_run, sole_writer, write_summary
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
+from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
@@ -61,15 +62,23 @@ def compare(
         console: where progress is shown.
 
     Raises:
-        SpanwiseError: an arm or field that does not exist, arms that cannot be compared, an output that holds another comparison,
-            or a training that failed. Ctrl-C and SIGTERM end the trainings before they go on to the caller.
+        SpanwiseError: an arm or field that does not exist, arms that cannot be compared, an output that holds another comparison
+            or that another process writes into, or a training that failed. Ctrl-C and SIGTERM end the trainings before they go on
+            to the caller.
     """
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
         raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
     check_no_run(output)
-    Path(output).mkdir(parents=True, exist_ok=True)
+    with sole_writer(output):
+        return _compare(runs, Path(output), reference, processes, console)
+
+
+def _compare(
+    runs: Sequence[Run], output: Path, reference: str | None, processes: int | None, console: Console
+) -> Comparison:
+    """Train what is missing, compare, write."""
     waiting = [run for run in runs if not run.finished()]
     if waiting:
         try:
@@ -79,7 +88,7 @@ def compare(
             raise
     found = figures_by_arm(runs)
     comparison = compare_runs(found, figures=_present(found), reference=reference)
-    _write(Path(output), runs, comparison, reference)
+    _write(output, runs, comparison, reference)
     for table in comparison_tables(comparison, console):
         console.print(table)
     console.print(comparison.summary(), highlight=False)
@@ -189,7 +198,7 @@ def train_command(run: Run, *, resume: bool) -> list[str]:
 
 def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
-    run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
+    write_text(run.file, yaml.safe_dump(run.asked(), sort_keys=False))
     checkpoint, faults = newest_checkpoint(run.folder)
     if faults:
         said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
@@ -230,7 +239,7 @@ def _write(output: Path, runs: Sequence[Run], comparison: Comparison, reference:
     }  # fmt: skip
     write_summary(output, without_nan(summary))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
-    (output / "comparison.md").write_text(f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
+    write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
 
 
 def _interval(interval: Interval) -> dict[str, float]:

@@ -23,7 +23,7 @@ from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.folder import check_no_run, write_page, write_summary
+from spanwise.commands.shared.folder import check_no_run, sole_writer, write_page, write_summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.remarks import remarks
@@ -136,14 +136,20 @@ def credit(
         options: of `credit_rollouts`.
 
     Raises:
-        SpanwiseError: see `credit_rollouts`; a folder that cannot be written, or that holds a run.
+        SpanwiseError: see `credit_rollouts`; a folder that cannot be written, that holds a run, or that another
+            process writes into.
     """
     console = console or Console()
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)
+    with sole_writer(output):
+        return _credit(rollouts, Path(output), rows, console, options)
+
+
+def _credit(rollouts: str | Path, folder: Path, rows: int, console: Console, options: Mapping[str, Any]) -> CreditResult:
+    """Credit, write, print."""
     result = credit_rollouts(rollouts, **options)
-    folder = Path(output)
     table = result.table
     file = folder / EXPORT
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)

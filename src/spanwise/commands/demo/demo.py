@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.display import figure_table, text_plot
-from spanwise.commands.shared.folder import check_free, new_folder, write_summary
+from spanwise.commands.shared.folder import check_free, new_folder, sole_writer, write_summary
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
@@ -58,22 +58,23 @@ def demo(
         check_free(place, overwrite=overwrite)
     by_seed: dict[int, dict[str, dict[str, Any]]] = {}
     curves: dict[str, dict[str, list[Any]]] = {}
-    for seed in seeds:
-        by_seed[seed] = {}
-        for arm, own in ARMS.items():
-            recipe = load(None, {**common, **own, "seed": seed, "output": str(places[seed, arm])})
-            title = arm if len(seeds) == 1 else f"{arm}, seed {seed}"
-            summary = train(recipe, console=console, title=title, overwrite=overwrite)
-            by_seed[seed][arm] = arm_figures(summary)
-            curves[title] = {name: [p.get(name) for p in summary["curve"]] for name in ("refusal_rate", "accuracy")}
-    arms = {arm: _mean([by_seed[seed][arm] for seed in seeds]) for arm in ARMS}
-    result = {
-        "arms": arms,
-        "seeds": {str(seed): figures for seed, figures in by_seed.items()},
-        "recipe": _shared(load(None, common)),
-        "seconds": time.perf_counter() - started,
-    }
-    write_summary(folder, result)
+    with sole_writer(folder):
+        for seed in seeds:
+            by_seed[seed] = {}
+            for arm, own in ARMS.items():
+                recipe = load(None, {**common, **own, "seed": seed, "output": str(places[seed, arm])})
+                title = arm if len(seeds) == 1 else f"{arm}, seed {seed}"
+                summary = train(recipe, console=console, title=title, overwrite=overwrite)
+                by_seed[seed][arm] = arm_figures(summary)
+                curves[title] = {name: [p.get(name) for p in summary["curve"]] for name in ("refusal_rate", "accuracy")}
+        arms = {arm: _mean([by_seed[seed][arm] for seed in seeds]) for arm in ARMS}
+        result = {
+            "arms": arms,
+            "seeds": {str(seed): figures for seed, figures in by_seed.items()},
+            "recipe": _shared(load(None, common)),
+            "seconds": time.perf_counter() - started,
+        }
+        write_summary(folder, result)
     _show(console, by_seed, curves, int(common["eval_every"]))
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result

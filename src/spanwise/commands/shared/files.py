@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from spanwise.disk import write_text
 from spanwise.errors import DataError
 from spanwise.measure import BASELINES, Fidelity, Rerolls
 from spanwise.measure.fixed_point import fixed_point
@@ -111,11 +112,7 @@ def write_fidelity(
         "tokens": [dict(row) for row in tokens],
         "options": dict(options or {}),
     }
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / FIDELITY).write_text(json.dumps(without_nan(data), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}.") from error
+    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")
 
 
 def fixed_point_rows(

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from spanwise.disk import add_line, write_text, writing
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import Completions, write_rollouts
 
@@ -104,30 +105,30 @@ def is_filled(path: Path) -> bool:
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Keep a run's folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
+    """Keep a folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
 
     Args:
-        path: of the run, made if it does not exist; it goes again if nothing was written into it.
+        path: what is written into, made if it does not exist; it goes again if nothing was written into it.
 
     Edge cases:
         Several ranks of one training: the first holds it for all. A file system that cannot lock: nothing is held.
 
     Raises:
-        DataError: another process trains into the folder, or it cannot be written.
+        DataError: another process writes into the folder, or it cannot be written.
     """
     if not is_first_rank():
         yield
         return
     place = Path(path)
     made = not place.exists()
-    with _said_of(place):
+    with writing(place, _output(place)):
         place.mkdir(parents=True, exist_ok=True)
     lock = FileLock(place / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise DataError(
-            f"Another process is training into '{path}'; wait until it ends, end it, or give another --output."
+            f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
         ) from None
     except (OSError, NotImplementedError):  # no locks there; a folder that cannot be written is said by RunFolder
         pass
@@ -159,7 +160,7 @@ class RunFolder:
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
         """Write the recipe as it was resolved, without the folder: that may be moved."""
         written = {name: value for name, value in recipe.items() if name != "output"}
-        _replace(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
+        write_text(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
         """Begin a run: of all that runs write nothing is left of an earlier one, and what else lies there stays.
@@ -167,7 +168,7 @@ class RunFolder:
         Args:
             recipe: as it was resolved.
         """
-        with _said_of(self.path):
+        with writing(self.path, _output(self.path)):
             for name in WRITES:
                 _remove(self.path / name)
             self._start(recipe, ())
@@ -180,7 +181,7 @@ class RunFolder:
             step: of the checkpoint.
             history: the lines of `metrics.jsonl` up to it.
         """
-        with _said_of(self.path):
+        with writing(self.path, _output(self.path)):
             for file in (self.path / "rollouts").glob("step_*.parquet"):
                 if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > step:
                     file.unlink()
@@ -191,7 +192,7 @@ class RunFolder:
     def _start(self, recipe: Mapping[str, Any], history: Iterable[Mapping[str, Any]]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_recipe(recipe)
-        _replace(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
 
     @property
     def model(self) -> Path:
@@ -200,8 +201,7 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(line)) + "\n")
+        add_line(self.path / "metrics.jsonl", json.dumps(dict(line)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
@@ -209,9 +209,7 @@ class RunFolder:
 
     def write_rollouts(self, parts: Sequence[Completions], *, step: int) -> None:
         """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
-        place = self.path / "rollouts"
-        place.mkdir(parents=True, exist_ok=True)
-        write_rollouts(place / f"step_{step:06d}.parquet", parts)
+        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -220,9 +218,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    with _said_of(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
+    write_text(folder / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
 
 def write_page(folder: Path, html: str) -> Path:
@@ -232,10 +228,7 @@ def write_page(folder: Path, html: str) -> Path:
         DataError: it cannot be written.
     """
     target = folder / "report.html"
-    try:
-        target.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+    write_text(target, html)
     return target
 
 
@@ -265,21 +258,5 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _replace(file: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
-
-
-@contextmanager
-def _said_of(path: Path) -> Iterator[None]:
-    """What the system refuses inside of the block, as one sentence about the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: str | Path, error: OSError) -> DataError:
-    return DataError(f"The output folder '{path}' cannot be written: {error.strerror or error}.")
+def _output(path: Path) -> str:
+    return f"The output folder '{path}'"

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.measure import CALIBRATION, Curve, Interval, figure_intervals, figures, voting
 
@@ -99,7 +100,8 @@ class Samples:
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder."""
-        pq.write_table(self.table(), Path(folder) / FILE)
+        with whole_file(Path(folder) / FILE) as beside:
+            pq.write_table(self.table(), beside)
 
 
 def unmeasured(blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Recorder(TrainerCallback):
         recipe, task, folder: of the run.
         console, title: of the progress line.
         history: the metrics up to the checkpoint that a run is resumed from; its curve goes on from them.
+        per_batch: optimizer steps on each generation batch. A step of the run, and of all that it writes, is a generation batch.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Recorder(TrainerCallback):
         console: Console,
         title: str,
         history: Sequence[Mapping[str, Any]] = (),
+        *,
+        per_batch: int,
     ) -> None:
-        self.recipe, self.task, self.folder = recipe, task, folder
+        self.recipe, self.task, self.folder, self.per_batch = recipe, task, folder, per_batch
         self.live = Live(console, title, recipe.steps)
         self.trainer: SpanGRPOTrainer | None = None
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -55,7 +58,7 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where the run starts from, unless the run that it resumes did."""
         if not self.evaluations:
-            self._evaluate(state.global_step // self.recipe.mini_batches)
+            self._evaluate(state.global_step // self.per_batch)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the step's clock."""
@@ -64,9 +67,9 @@ class Recorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the step's clock; keep the rollouts of a generation batch that is used up, those of all processes."""
         self.step_seconds += time.perf_counter() - self._step_started
-        if state.global_step % self.recipe.mini_batches:
+        if state.global_step % self.per_batch:
             return
-        step = state.global_step // self.recipe.mini_batches
+        step = state.global_step // self.per_batch
         rollouts = self._trainer().last_rollouts
         if rollouts is None:
             return
@@ -82,7 +85,7 @@ class Recorder(TrainerCallback):
         """Write the metrics of a step, show them, evaluate when it is time."""
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
-        step = state.global_step // self.recipe.mini_batches
+        step = state.global_step // self.per_batch
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         values = self._batch_figures(logs)
         line = {"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}

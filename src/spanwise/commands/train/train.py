@@ -32,8 +32,10 @@ from spanwise.commands.shared.runs import changed
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
+from spanwise.commands.train.refused import room_to_train
 from spanwise.credit import method
 from spanwise.critic import CriticConfig
+from spanwise.disk import whole_folder
 from spanwise.engines.critic import megabytes
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
@@ -72,17 +74,18 @@ def train(
     place, checkpoint = _place(recipe, resume, overwrite, console)
     in_place = checkpoint is not None and place.resolve() == _run_of(checkpoint).resolve()
     recipe = recipe.model_copy(update={"output": str(place)})
-    with sole_writer(place):
+    with sole_writer(place), room_to_train(place):
         if is_first_rank() and not in_place:
             check_free(place, overwrite=overwrite)
         task = make_task(recipe, console)
         check_prompts(recipe, task)
         scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
         asked = resolved(recipe, scheme)
-        step, history = (0, []) if checkpoint is None else _history(checkpoint, recipe, asked, console)
+        args = trainer_config(recipe, task)
+        step, history = (0, []) if checkpoint is None else _history(checkpoint, args, asked, console)
         folder = RunFolder(place)
-        recorder = Recorder(recipe, task, folder, console, title, history)
-        trainer = _trainer(recipe, task, scheme, recorder)
+        recorder = Recorder(recipe, task, folder, console, title, history, per_batch=steps_per_batch(args))
+        trainer = _trainer(recipe, task, scheme, args, recorder)
         main = trainer.accelerator.is_main_process
         if main and checkpoint is None:
             folder.begin(asked)
@@ -100,9 +103,11 @@ def train(
         finally:
             recorder.live.close()
         summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
-        trainer.save_model(str(folder.model))
+        with whole_folder(folder.model):
+            trainer.save_model(str(folder.model))
         if main and trainer.critic is not None:
-            trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
+            with whole_folder(folder.path / CRITIC):
+                trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
             absent = unmeasured(dict(task.layout.blocks), answer_tags(recipe))
@@ -114,11 +119,11 @@ def train(
     return summary
 
 
-def _trainer(recipe: Recipe, task: Task, scheme: Scheme, recorder: Recorder) -> SpanGRPOTrainer:
+def _trainer(recipe: Recipe, task: Task, scheme: Scheme, args: SpanGRPOConfig, recorder: Recorder) -> SpanGRPOTrainer:
     """The trainer of a recipe, followed by the recorder in the place of TRL's own progress."""
     trainer = SpanGRPOTrainer(
         model=task.model,
-        args=trainer_config(recipe, task),
+        args=args,
         train_dataset=task.train,
         processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
         scheme=scheme,
@@ -180,7 +185,7 @@ def _run_of(checkpoint: Path) -> Path:
 
 
 def _history(
-    checkpoint: Path, recipe: Recipe, asked: Mapping[str, Any], console: Console
+    checkpoint: Path, args: SpanGRPOConfig, asked: Mapping[str, Any], console: Console
 ) -> tuple[int, list[dict[str, Any]]]:
     """The step of a checkpoint and the metrics of the run that wrote it, until then; a DataError if that had another recipe."""
     file = _run_of(checkpoint) / "recipe.yaml"
@@ -193,7 +198,7 @@ def _history(
     if not file.is_file():
         said = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
         console.print(said, highlight=False, soft_wrap=True)
-    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // recipe.mini_batches
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // steps_per_batch(args)
     return step, metrics_until(file.parent, step)
 
 
@@ -213,6 +218,31 @@ def _check_names(recipe: Recipe) -> None:
     for name in recipe.trainer:
         if name not in SpanGRPOConfig.__dataclass_fields__:
             raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
+        if name in _OWN_FIELD:
+            raise RecipeError(
+                f"trainer: {{{name}: {recipe.trainer[name]}}} would part what the run counts from what it trains; the recipe's own "
+                f"field for it is {_OWN_FIELD[name]}."
+            )
+
+
+#: What TRL counts in optimizer steps, and the recipe in generation batches.
+_OWN_FIELD = {"max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)"}
+
+
+def steps_per_batch(args: SpanGRPOConfig) -> int:
+    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it.
+
+    Raises:
+        RecipeError: a step would take completions of two batches.
+    """
+    passes, steps = args.num_iterations, args.steps_per_generation or 1
+    if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
+        raise RecipeError(
+            f"A generation batch of {steps} micro-batches (steps_per_generation) that is passed over {passes} times "
+            f"(num_iterations) is no whole number of optimizer steps of {args.gradient_accumulation_steps} of them "
+            "(gradient_accumulation_steps)."
+        )
+    return steps * passes // args.gradient_accumulation_steps
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
@@ -228,10 +258,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "steps_per_generation": max(1, mini // (micro * world)) * recipe.mini_batches,
         "num_generations": recipe.group_size,
         "max_completion_length": recipe.max_completion_length or task.max_completion_length,
-        "max_steps": recipe.steps * recipe.mini_batches,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": recipe.warmup_steps * recipe.mini_batches,
         "epsilon": recipe.clip,
         "entropy_coef": recipe.entropy,
         "use_adaptive_entropy": recipe.entropy_target is not None,
@@ -242,10 +270,16 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "use_cpu": on_cpu,
         "bf16": not on_cpu,
         "activation_checkpointing": not on_cpu,
-        "logging_steps": recipe.mini_batches,
         "save_strategy": "steps" if recipe.save_every else "no",
-        "save_steps": recipe.save_every * recipe.mini_batches or 1,
         "report_to": recipe.report_to,
         "disable_tqdm": True,
     }
-    return SpanGRPOConfig(**{**options, **recipe.trainer})
+    asked = {**options, **recipe.trainer}
+    per_batch = steps_per_batch(SpanGRPOConfig(**asked))
+    counted = {
+        "max_steps": recipe.steps * per_batch,
+        "warmup_steps": recipe.warmup_steps * per_batch,
+        "logging_steps": per_batch,
+        "save_steps": recipe.save_every * per_batch or 1,
+    }
+    return SpanGRPOConfig(**{**counted, **asked})

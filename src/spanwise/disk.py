@@ -1,0 +1,168 @@
+"""Files are written whole or not at all, and what the system refuses is one sentence: which file, why, how much is free there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spanwise.errors import DataError, SpanwiseError
+
+#: What a system says that has no room (left for this user, in one file), or does not let anybody write.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSALS = (*_NO_ROOM, errno.EROFS)
+#: How torch's writer of archives says that a file could not be written to its end, and not why.
+_TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
+
+
+def refusal(error: BaseException) -> str | None:
+    """Why the system would not write, if that is what an error or one of its causes says; None for any other error.
+
+    Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
+
+    >>> refusal(OSError(28, "")), refusal(RuntimeError("I/O error: No space left on device (os error 28)")), refusal(OSError(2, ""))
+    ('No space left on device', 'No space left on device', None)
+    """
+    seen: list[BaseException] = []
+    found = None
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        number = link.errno if isinstance(link, OSError) else _number(link)
+        if number in _REFUSALS:
+            return os.strerror(number or 0)
+        if isinstance(link, RuntimeError) and any(word in str(link) for word in _TORCH):
+            found = "a file ended before all of it was written"
+        link = link.__cause__ or link.__context__
+    return found
+
+
+def _number(error: BaseException) -> int | None:
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return None if told is None else int(told[1])
+
+
+def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
+    """The sentence for a place that the system would not write.
+
+    Args:
+        place: that was written.
+        error: with which it was refused.
+        what: its name in the sentence; default: the place.
+
+    Example:
+        >>> unwritten(Path("a.txt"), OSError(30, "Read-only file system"))
+        "'a.txt' cannot be written: Read-only file system."
+        >>> unwritten(Path("a.txt"), OSError(28, "No space left on device"))
+        "'a.txt' cannot be written: No space left on device; ... are free there. Make room there."
+    """
+    why = refusal(error) or (isinstance(error, OSError) and error.strerror) or str(error)
+    full = refusal(error) not in (None, os.strerror(errno.EROFS))
+    name = f"'{place}'" if what is None else what
+    return f"{name} cannot be written: {why}" + (f"{_free(place)}. Make room there." if full else ".")
+
+
+def _free(place: Path) -> str:
+    """How much is free where a file would go; nothing where the system does not say."""
+    try:
+        there = next(part for part in (place, *place.absolute().parents) if part.exists())
+        free = shutil.disk_usage(there).free
+    except (OSError, StopIteration):
+        return ""
+    for size, unit in ((10**9, "GB"), (10**6, "MB")):
+        if free >= size / 10:
+            return f"; {free / size:.1f} {unit} are free there"
+    return f"; {free} bytes are free there"
+
+
+@contextmanager
+def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
+    """Write inside: what the system refuses becomes one sentence.
+
+    Args:
+        place: that is written.
+        what: its name in the sentence; default: the place.
+
+    Raises:
+        DataError: the system refused, whatever the library raised.
+    """
+    try:
+        yield
+    except SpanwiseError:
+        raise
+    except Exception as error:
+        if refusal(error) is None and not isinstance(error, OSError):
+            raise
+        raise DataError(unwritten(Path(place), error, what)) from error
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """A path to write a file under: it takes its place when the block ends, so that nobody ever sees half of it.
+
+    Whatever goes wrong leaves the file that was there, and nothing else.
+
+    Raises:
+        DataError: it cannot be written.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp()) / "a" / "one.txt"
+        >>> with whole_file(file) as beside:
+        ...     _ = beside.write_text("1")
+        >>> file.read_text(), [path.name for path in file.parent.iterdir()]
+        ('1', ['one.txt'])
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            yield beside
+            if beside.exists():
+                beside.replace(file)
+    finally:
+        _gone(beside)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[None]:
+    """Write a folder inside; if that fails, none is left of that name.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        with writing(folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file whole or not at all; a DataError if it cannot be written."""
+    with whole_file(file) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def add_line(file: Path, text: str) -> None:
+    """Append one line to a text file, or nothing of it; a DataError if it cannot be written."""
+    with writing(file):
+        before = file.stat().st_size if file.exists() else 0
+        try:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{text}\n")
+        except OSError:
+            os.truncate(file, before)
+            raise
+
+
+def _gone(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # in a folder that cannot be reached there is none of ours
+        return
