@@ -1,5 +1,7 @@
 """What every test file would otherwise write again."""
 
+import time
+
 import torch
 
 NAN = float("nan")
@@ -14,3 +16,11 @@ def assert_close(actual, expected, tolerance=1e-6, *, equal_nan=False):
     """Equal within an absolute tolerance, and of one dtype; numbers written as a list are float64."""
     expected = expected if isinstance(expected, torch.Tensor) else double(expected)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0, equal_nan=equal_nan)
+
+
+def quickly(function, *arguments, **options):
+    """What the function returns, if it takes less than a second of this process; what is quadratic takes several."""
+    start = time.process_time()
+    result = function(*arguments, **options)
+    assert (took := time.process_time() - start) < 1.0, f"{took:.1f} s"
+    return result

@@ -19,7 +19,8 @@ from spanwise.score.maths import MathVerifier
 from spanwise.score.reward import Reward
 from spanwise.types import BlockText, Status
 
-_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+# Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
+_NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 
 
 @register("correct", kind="reward", tags=("tag",))

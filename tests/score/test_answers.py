@@ -1,0 +1,132 @@
+"""What of an answer is looked at, and that a long one costs no more than its length."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import assert_close, quickly
+from score_small import ERROR, OK, completion
+from spanwise.objective import Objective
+from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_one
+from spanwise.score.answers import LONGEST, bare
+from spanwise.types import Status
+
+
+class Asked(MathVerifier):
+    """Keeps what a process would be asked."""
+
+    def equal(self, pairs):
+        self.pairs = list(pairs)
+        return [Verdict(Status.OK, 0.0)] * len(pairs)
+
+
+def peeled(text):
+    """`bare` as its docstring has it: one layer, then the rest by itself."""
+    text = text.strip()
+    if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        return peeled(text[1:-1])
+    if text.startswith("\\boxed{"):
+        depth = 1
+        for at in range(len("\\boxed{"), len(text)):
+            depth += (text[at] == "{") - (text[at] == "}")
+            if depth == 0:
+                return peeled(text[len("\\boxed{") : -1]) if at == len(text) - 1 else text
+    return text
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.sampled_from(["\\boxed{", "\\boxed{", "}", "}", "{", "$", "$", " ", "\n", "\u3000", "4", "\\"]), max_size=14)
+)
+def test_layers_fall_away_one_by_one(parts):
+    text = "".join(parts)
+    assert bare(text) == peeled(text)
+
+
+@given(st.integers(0, 9), st.text("4x{} ", max_size=4))
+def test_layers_around_anything(depth, inside):
+    text = "$" * (depth % 2) + "\\boxed{ " * depth + inside + "}" * depth + "$" * (depth % 2)
+    assert bare(text) == peeled(text)
+
+
+def test_a_thousand_boxes_are_no_deeper_than_one():
+    nested = "\\boxed{" * 10_000 + "4" + "}" * 10_000
+    with MathVerifier() as idle:
+        verdicts = quickly(judge, ["4", "5"], [nested, nested], verifier=idle)
+        assert [(verdict.status, verdict.value) for verdict in verdicts] == [(OK, 1.0), (OK, 0.0)]
+        assert idle._workers[0].process is None
+    assert quickly(bare, nested[:-1]) == nested[:-1]
+
+
+@pytest.mark.parametrize("answer", ["0" * 40_000 + "x", "-" + "0" * 40_000, "7" * 40_000, "so " * 20_000 + "!"])
+def test_long_answers_are_compared_as_text_at_once(answer):
+    assert [verdict.value for verdict in quickly(judge, ["4", answer], [answer, answer])] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["7" * 40_000 + "x", "0" * 40_000 + "x", "0." + "7" * 40_000 + "x", "." + "7" * 40_000 + "x"]
+)
+def test_a_long_number_that_is_none_is_read_at_once(text):
+    assert quickly(parse_confidence, text) is None
+    assert quickly(parse_confidence, "0." + "7" * 40_000) == pytest.approx(7 / 9)
+
+
+def test_a_gold_answer_of_more_digits_than_python_writes():
+    assert [verdict.value for verdict in judge([10**5000, True], ["1" + "0" * 5000, "True"])] == [1.0, 1.0]
+
+
+SIGNED = "x" * 2 * LONGEST + "\nso $4$, thus\nit is \\boxed{4}"
+LONG = {
+    "as long as may be": ("1+" * (LONGEST // 2), "1+" * (LONGEST // 2)),
+    "one character more": ("1+" * (LONGEST // 2) + "1", None),
+    "the lines at its end": (SIGNED, "so $4$, thus\nit is \\boxed{4}"),
+    "one line": ("x" * 2 * LONGEST + "$4$", "x" * (LONGEST - 3) + "$4$"),
+    "mathematics far from the end": ("$4$" + "x" * LONGEST, None),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("verify", ["auto", "math"])
+def test_of_a_long_answer_its_end_is_sent_or_nothing(case, verify):
+    answer, sent = LONG[case]
+    asked = Asked()
+    asked.pairs = []
+    (verdict,) = judge(["1/2"], [answer], verify=verify, verifier=asked)
+    assert asked.pairs == ([] if sent is None else [("1/2", sent)])
+    assert (verdict.status, verdict.value) == (Status.OK, 0.0)
+
+
+def test_a_gold_answer_that_is_too_long_is_an_error_unless_it_is_given_back():
+    gold = "1+" * LONGEST
+    wrong, right = judge([gold, gold], ["1/2", gold])
+    assert wrong.status == Status.ERROR
+    assert math.isnan(wrong.value)
+    assert wrong.why == "the gold answer has 20000 characters: too long for mathematics"
+    assert right.value == 1.0
+
+
+def test_a_solution_without_tags_may_be_long():
+    with MathVerifier(deadline=20.0) as verifier:
+        objective = Objective("correct", pays=("solution",), options={"tag": "", "verifier": verifier})
+        steps = "Then $x = 3$ and so on.\n" * 2000
+        text = [{"solution": {"": steps + "Thus \\boxed{\\frac{1}{2}}."}}, {"solution": {"": steps}}]
+        reward = score_one(objective, text, columns={"answer": ["0.5", "0.5"]}, scored={})
+    assert_close(reward.value_n, [1.0, 0.0], 1e-12)
+
+
+def test_a_first_attempt_too_long_to_compare_differs():
+    first, second = "1+" * LONGEST, "5/7"
+    text = [{"first": {"": "", "answer": first}, "second": {"": "", "answer": second}}]
+    asked = Asked()
+    objective = Objective("second_attempt", pays=("second",), options={"verifier": asked})
+    reward = score_one(objective, text, columns={"answer": ["4/3"]}, scored={})
+    assert_close(reward.value_n, [0.1], 1e-12)
+    assert asked.pairs == [("4/3", "5/7")]  # the second by the gold answer; by the first one nothing is asked
+
+
+def test_no_gold_is_an_error_before_anything_is_read():
+    objective = Objective("correct", pays=("solution",))
+    reward = score_one(objective, [completion("1+" * LONGEST)], columns={"answer": [None]}, scored={})
+    assert reward.status_n.tolist() == [ERROR]
