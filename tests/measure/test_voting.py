@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import NAN
+from helpers import NAN, quickly
 from oracles import slow_voting
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import curve_difference, pass_at_k, voting
@@ -216,3 +216,9 @@ def test_bad_input_is_a_sentence(unchecked_shapes):
     with pytest.raises(AlignmentError, match=r"Confidence 95.0 of completion 0"):
         voting(["1"], 95 * one, one, prompts=[0])
     assert voting([], torch.zeros(0), torch.zeros(0), prompts=[])["majority"].budgets == ()
+
+
+def test_long_answers_are_compared_once():
+    answers = ["x" * 100_000 + f"{n:03}" for n in range(500)]
+    curves = quickly(voting, answers, torch.zeros(500), torch.ones(500), prompts=[0] * 500, budgets=[1], resamples=1)
+    assert float(curves["majority"].value_pb) == 1.0

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import spanwise.report.tokens as code
-from spanwise.commands.shared.rows import pieces_of, token_rows
+from spanwise.commands.shared.rows import pieces_of, shown_prompt, token_rows
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report.tokens import TokenRow, TokenView, token_view
 from spanwise.rollouts import Rollouts
@@ -400,3 +400,21 @@ def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
 def test_an_id_outside_the_vocabulary_is_named():
     with pytest.raises(AlignmentError, match="Token id 9"):
         pieces_of(Vocabulary((b"a",)))([9])
+
+
+def test_more_distinct_texts_than_there_are_characters(monkeypatch):
+    monkeypatch.setattr(code, "_MOST_WORDS", 3)
+    coded = code._coded([["a", "b", "b", "c", "d"], ["d", "a"]])
+    assert [[coded["words"][ord(sign) - 32] for sign in codes] for codes in coded["codes"]] == [
+        ["a", "b", "b", "…", "…"], ["…", "a"],
+    ]  # fmt: skip
+
+
+def test_as_many_words_as_code_points_can_be_told_apart():
+    points = code._MOST_WORDS - 1 + 32 + 2048
+    assert (chr(points), points) == ("\U0010ffff", 0x10FFFF)
+
+
+def test_a_prompt_nested_without_end_is_shown_as_it_is():
+    prompt = '[{"a":' + "[" * 100_000
+    assert shown_prompt(prompt) == prompt

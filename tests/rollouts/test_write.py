@@ -234,3 +234,18 @@ def test_an_export_by_hand():
     assert (table["reward/correct"], table["status/correct"]) == (None, "error")
     assert "text" not in table
     assert np.isclose(table["credit/bae/solution"], 0.5)
+
+
+def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
+    """Token 1 and token 3 of the first completion were written by a tool; any value may stand there."""
+    part = batch()
+    part.ids_nt[0, 1] = -100
+    part.ids_nt[1, 1] = 10**9
+    file = tmp_path / "step_000001.parquet"
+    write_rollouts(file, [part.recorded(step=1)], pieces=[f"{n} ".encode() for n in range(20)])
+    assert pq.read_table(file)["tokens"].to_pylist() == [
+        ["0 ", "", "2 "],
+        ["5 ", ""],
+        ["10 ", "11 ", "12 ", "13 ", "14 "],
+        [],
+    ]

@@ -42,3 +42,9 @@ def test_the_sentence_says_what_is_there_instead():
     )
     assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; they contain no tags at all."
     assert census(["<a>"], ["a"]).sentence == ""
+
+
+def test_a_tag_of_any_length_is_named_in_few_characters():
+    assert census(["<" + "b" * 100_000 + ">"], ["a"]).sentence == (
+        f"<a> is in 0 of 1 completions; they do contain <{'b' * 40}> (1)."
+    )

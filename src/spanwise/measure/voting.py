@@ -224,9 +224,11 @@ def _pool(
         key=lambda r: (r[0], *((math.isnan(x), x if x == x else 0.0) for x in r[1:])),
     )
     texts = [row[0] for row in rows]
-    given = sorted({text for text in texts if text})
-    vote_am = torch.tensor([[float(text == answer) for text in texts] for answer in given], dtype=torch.float64)
-    vote_am = vote_am.reshape(len(given), len(rows))
+    place = {text: a for a, text in enumerate(dict.fromkeys(text for text in texts if text))}  # in the order of the rows
+    vote_am = torch.zeros(len(place), len(rows), dtype=torch.float64)
+    for m, text in enumerate(texts):
+        if text:
+            vote_am[place[text], m] = 1.0
     correct_m, confidence_m, score_m = (torch.tensor([row[k] for row in rows], dtype=torch.float64) for k in (1, 2, 3))
     judged_m = ~correct_m.isnan()
     value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)

@@ -21,6 +21,9 @@ from spanwise.report.page import deflated
 #: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
 DIGITS, COARSE, FEW, MANY = 4, 3, 2, 200_000
 
+#: Words that a coded column can tell apart: the code points from 32 on, without the 2,048 that UTF-8 cannot hold.
+_MOST_WORDS = 0x110000 - 2048 - 32
+
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
@@ -87,7 +90,8 @@ def token_view(view: TokenView) -> Markup:
 
     Edge cases:
         No completions show a sentence. Numbers keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2
-        where a column changes between tokens more than 200,000 times; exactly 0 stays 0, nothing else becomes 0.
+        where a column changes between tokens more than 200,000 times; exactly 0 stays 0, nothing else becomes 0. Texts of tokens
+        beyond the first 1,112,031 different ones show as "…".
 
     Raises:
         DataError: no method, or a completion without advantages under one of them.
@@ -221,6 +225,9 @@ def _coded(rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     place: dict[str, int] = {}
     index = np.array([place.setdefault(text, len(place)) for row in rows for text in row], dtype=np.int64)
     words = list(place)
+    if len(words) > _MOST_WORDS:
+        words = [*words[: _MOST_WORDS - 1], "…"]
+        index = np.minimum(index, _MOST_WORDS - 1)
     return _column(words, index, [len(row) for row in rows], lambda word: words[word])
 
 

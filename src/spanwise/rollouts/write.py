@@ -143,7 +143,9 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
         schema.FAULT: _array(schema.FAULT, part.fault_n.numpy()),
         **_blocks(part),
         **_rewards(part.scores),
-        **_lists(part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: pieces.take(ids)}),
+        **_lists(
+            part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: _spelled(pieces, part.tokens.values)}
+        ),
         **_lists(part.tokens, {schema.TRAINABLE: pa.array(part.trainable)}),
         **_lists(part.tokens, {schema.token_column(name): _floats(values) for name, values in part.token_values.items()}),
     }
@@ -153,6 +155,12 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
             columns[name] = _array(name, credit_n.numpy())
         columns |= _lists(part.tokens, {schema.advantages(method): _floats(one.advantages)})
     return pa.table(columns)
+
+
+def _spelled(pieces: pa.Array, ids: np.ndarray) -> pa.Array:
+    """The piece of each id; nothing for what is none, as may stand at a masked token."""
+    known = np.where((ids >= 0) & (ids < len(pieces)), ids, len(pieces))
+    return pa.concat_arrays([pieces, pa.array([""], pieces.type)]).take(pa.array(known))
 
 
 def _blocks(part: Completions) -> dict[str, pa.Array]:

@@ -43,7 +43,7 @@ class Census:
         lack = " and ".join(f"<{tag}> is in {self.wanted[tag]}" for tag in self.lacking)
         known = {tag: held for tag, held in self.wanted.items() if tag not in self.lacking}
         seen = list({**known, **self.others}.items())
-        there = ", ".join(f"<{tag}> ({held})" for tag, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
+        there = ", ".join(f"<{tag:.40}> ({held})" for tag, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
         return f"{lack} of {self.size} completions; " + (
             f"they do contain {there}." if seen else "they contain no tags at all."
         )

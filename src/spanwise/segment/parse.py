@@ -10,6 +10,9 @@ from typing import NamedTuple
 from spanwise.layout import Layout
 from spanwise.types import Fault
 
+#: Sequences of more tags than this are not kept: hardly two completions share one, and each may be a megabyte.
+_REPEATED = 64
+
 
 class Mark(NamedTuple):
     """One tag in the text: its name, whether it closes, its bytes [start, end), and the block it lies in."""
@@ -86,7 +89,9 @@ class TagParser:
         at_start = bool(found) and found[0].start() == start
         known = self._known.get((at_start, tags))
         if known is None:
-            known = self._known[at_start, tags] = self._work_out(tags, at_start)
+            known = self._work_out(tags, at_start)
+            if len(tags) <= _REPEATED:
+                self._known[at_start, tags] = known
         edges = [start, start]
         for match in found:
             edges += match.span()

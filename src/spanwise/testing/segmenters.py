@@ -50,13 +50,26 @@ def texts(tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8) -> S
 
 def token_rows(vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence")) -> SearchStrategy[tuple[int, ...]]:
     """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary."""
+    cut = cutter(vocabulary)
+    drawn = st.tuples(texts(tags), st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    return drawn.map(lambda pair: cut(pair[0].encode(), pair[1]))
+
+
+def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
+    """A function of some bytes and choices that cuts the bytes into pieces of the vocabulary.
+
+    Choice 0 takes the longest piece that fits, 1 the next one, and so on, in turn; bytes that no piece starts with are left out.
+
+    >>> vocabulary = Vocabulary((b"a", b"ab", b"b"))
+    >>> cutter(vocabulary)(b"abcab", [0]), cutter(vocabulary)(b"ab", [1])
+    ((1, 1), (0, 2))
+    """
     by_first: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
             by_first.setdefault(vocabulary.pieces[index][0], []).append(index)
 
-    def cut(drawn: tuple[str, list[int]]) -> tuple[int, ...]:
-        data, choices = drawn[0].encode(), drawn[1]
+    def cut(data: bytes, choices: Sequence[int]) -> tuple[int, ...]:
         ids: list[int] = []
         at = 0
         while at < len(data):
@@ -68,7 +81,7 @@ def token_rows(vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confide
             at += len(vocabulary.pieces[ids[-1]])
         return tuple(ids)
 
-    return st.tuples(texts(tags), st.lists(st.integers(0, 6), min_size=1, max_size=5)).map(cut)
+    return cut
 
 
 def check_segmenter(

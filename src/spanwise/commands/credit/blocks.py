@@ -22,7 +22,9 @@ from spanwise.tasks import TASK_LAYOUTS
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 #: Fields of a recipe that say what the blocks are.
 _NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
-_PAIR = re.compile(r"<([A-Za-z_][\w.-]*)>.*?</\1>", re.DOTALL)
+_SIGN = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+#: A text of more tags than this is no layout.
+_MOST_TAGS = 32
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,24 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
     >>> usual_tags(["<plan>a</plan><code><b>c</b></code>", "hm <plan>a</plan> <code>c</code>", "<plan>a</plan>"])
     (('plan', 'code'), 2)
     """
-    found = Counter(tuple(_PAIR.findall(text)) for text in texts)
+    found = Counter(_pairs(text) for text in texts)
     tags, held = found.most_common(1)[0] if found else ((), 0)
-    return (tags, held) if tags and 2 * held > len(texts) and len(set(tags)) == len(tags) else ((), 0)
+    fits = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
+    return (tags, held) if fits and 2 * held > len(texts) else ((), 0)
+
+
+def _pairs(text: str) -> tuple[str, ...]:
+    """The tags of the outermost pairs, in one pass: a tag that never closes is none."""
+    signs = list(_SIGN.finditer(text))
+    closes_last = {sign[2]: sign.start() for sign in signs if sign[1]}
+    pairs, inside = list[str](), None
+    for sign in signs:
+        if inside is None and not sign[1] and closes_last.get(sign[2], -1) > sign.start():
+            inside = sign[2]
+            pairs.append(inside)
+        elif sign[1] and sign[2] == inside:
+            inside = None
+    return tuple(pairs)
 
 
 def layout_of(tags: Sequence[str]) -> Layout:

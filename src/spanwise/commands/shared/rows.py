@@ -183,5 +183,5 @@ def shown_prompt(text: str) -> str:
     try:
         messages = json.loads(text) if text.startswith("[{") else None
         return text if messages is None else "\n\n".join(f"{entry['role']}: {entry['content']}" for entry in messages)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text
