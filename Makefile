@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench mutation clean
+.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench fuzz mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -57,6 +57,9 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
+
+fuzz: .venv/dev.stamp            ## a million hostile completions through everything that reads one, twenty minutes: docs/reliability.md
+	PYTHONPATH=tests nice $(BIN)/python tests/fuzz/run.py
 
 mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and layout.py, on a copy; resumes where it stopped
 	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"

@@ -1,0 +1,238 @@
+"""What must hold of every batch of completions, whatever they say. A finding is an AssertionError that names the completion."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from hostile import GOLDS, Family, padded
+from linear import NoProcess
+
+from oracles import owners_of_tokens, slow_segment
+from spanwise import Batch, Layout, Objective, Scheme, advantages, credit, read
+from spanwise.commands.credit.blocks import usual_tags
+from spanwise.commands.shared.rows import pieces_of, token_rows
+from spanwise.measure import voting
+from spanwise.pipeline import metrics
+from spanwise.remarks import remarks
+from spanwise.report.tokens import TokenView, pack, payload
+from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
+from spanwise.rollouts.messages import clean
+from spanwise.rollouts.recorded import read_rows
+from spanwise.rollouts.text import pieces
+from spanwise.score import parse_confidence
+from spanwise.score.answers import LONGEST
+from spanwise.segment import locate
+from spanwise.types import Fault, Status, whole_text
+
+
+@dataclass
+class Cell:
+    """One family and one layout under one segmenter, with the scheme that reads them and what was counted.
+
+    Attributes:
+        verifier: counts the answers that Math-Verify would be asked about, and how long they are.
+        seen: completions, tokens, bytes and completions with a fault, so far.
+    """
+
+    family: Family
+    layout: Layout
+    verifier: NoProcess = field(default_factory=NoProcess)
+    seen: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
+
+    def __post_init__(self):
+        self.scheme = Scheme("bae", self.layout, self.objectives())
+
+    def objectives(self):
+        """Every built-in reward that the layout has the tags for."""
+        names, tags = self.layout.names, dict(self.layout.blocks)
+        first, tag = names[0], "answer" if "answer" in tags[names[0]] else ""
+        options = {"tag": tag, "verifier": self.verifier}
+        made = [
+            Objective("correct", pays=first, options={"tag": tag, "verify": "exact"}),
+            Objective("correct", pays=first, name="auto", options=options),
+            Objective("format", pays=names),
+            Objective("environment", pays=first, name="played"),
+        ]
+        if "confidence" in tags:
+            made += [
+                Objective(reward, pays="confidence", given="correct", baseline="outcome", if_missing=-1.0)
+                for reward in ("brier", "log_score")
+            ]
+        if "second" in tags:
+            made.append(Objective("second_attempt", pays="second", options={"verifier": self.verifier}))
+        return made
+
+    def batch(self, made):
+        """Rows of `hostile.rows` with groups of eight, gold answers and rewards of an environment."""
+        ids_nt, mask_nt = padded(made)
+        n = np.arange(len(made))
+        gold = [GOLDS[k // 8 % len(GOLDS)] for k in n]
+        played = [(None, 0.0, 1.0, float("nan"), -2.5)[k % 5] for k in n]
+        columns = {"answer": gold, "environment": played}
+        return Batch(torch.from_numpy(n // 8), torch.from_numpy(ids_nt), torch.from_numpy(mask_nt), columns)
+
+
+def check(cell, made, *, sample=4):
+    """Read, credit and spread one batch, and check what comes out; of the first `sample` completions more."""
+    batch = cell.batch(made)
+    reading = read(batch, cell.scheme, cell.family.vocabulary)
+    data = [joined(cell, ids[mask]) for ids, mask in made]
+    partition(reading.spans, batch.mask_nt.numpy())
+    texts(reading, data)
+    rewards(cell, reading)
+    credited(cell, batch, reading)
+    for n in range(min(sample, len(made))):
+        deletion(cell, made[n], reading, n)
+        if len(data[n]) < 400:
+            by_oracle(cell, made[n], data[n], reading, n)
+        others(reading.text[n])
+    held = [int(batch.mask_nt.sum()), sum(map(len, data)), int((reading.fault_n != 0).sum())]
+    cell.seen += [len(made), *held]
+    return batch, reading
+
+
+def joined(cell, ids):
+    """The bytes of some ids, one by one."""
+    return b"".join(map(cell.family.vocabulary.pieces.__getitem__, ids.tolist()))
+
+
+def partition(spans, mask):
+    """Every trainable token in exactly one block, no masked one in any; blocks in order, spans as the tokens say."""
+    block = spans.block_nt.numpy().astype(np.int64)
+    assert block.shape == mask.shape
+    assert np.array_equal(block >= 0, mask), "a trainable token without a block, or a masked one with a block"
+    rows, width = block.shape
+    assert block.max(initial=-1) < len(spans.names)
+    row, at = np.nonzero(mask)
+    owner = block[row, at]
+    assert not ((np.diff(owner) < 0) & (np.diff(row) == 0)).any(), "a block goes on after the next one has begun"
+    first, last = np.full((rows, len(spans.names)), width), np.zeros((rows, len(spans.names)), dtype=np.int64)
+    np.minimum.at(first, (row, owner), at)
+    np.maximum.at(last, (row, owner), at + 1)
+    count = np.zeros_like(last)
+    np.add.at(count, (row, owner), 1)
+    first[count == 0] = 0
+    for found, expected in ((spans.start_nk, first), (spans.end_nk, last), (spans.length_nk, count)):
+        assert np.array_equal(found.numpy(), expected), "a span is not where its tokens are"
+
+
+def texts(reading, data):
+    """The texts of the blocks, in order, are the bytes of the trainable tokens; tags hold parts of their block."""
+    present = reading.present_nk.tolist()
+    for n, blocks in enumerate(reading.text):
+        there = [block is not None for block in blocks.values()]
+        assert there == present[n], n
+        assert whole_text(blocks) == data[n].decode(errors="replace"), n
+        for block in blocks.values():
+            if block is not None:
+                assert all(inside is None or inside in block[""] for tag, inside in block.items()), n
+    empty = [not any(present_k) for present_k in present]
+    assert ((reading.fault_n == int(Fault.EMPTY)).tolist()) == empty
+
+
+def rewards(cell, reading):
+    """Numbers of the range of each reward, or a status; nothing long is sent to Math-Verify."""
+    value, status = reading.scores.reward_nm, reading.scores.status_nm
+    assert torch.equal(value.isfinite(), status == int(Status.OK))
+    ranges = {
+        **dict.fromkeys(("correct", "auto", "format"), frozenset((0.0, 1.0))),
+        "second_attempt": {0.0, 0.1, 1.0},
+        "played": {0.0, 1.0, -2.5},
+    }
+    for m, name in enumerate(reading.scores.names):
+        found = value[:, m][value[:, m].isfinite()]
+        if name in ranges:
+            assert set(found.unique().tolist()) <= ranges[name], name
+        else:
+            assert bool((found <= 0).all() and (found >= -5).all()), name
+    stated = reading.scores.stated_nm
+    assert bool((stated.isnan() | ((stated >= 0) & (stated <= 1))).all())
+    assert cell.verifier.longest <= LONGEST
+
+
+def credited(cell, batch, reading):
+    """Credit and advantages are finite, and 0 where nothing is trained."""
+    found = credit(reading, batch, cell.scheme)
+    spread = advantages(found, reading.spans, cell.scheme)
+    assert bool(found.block_nk.isfinite().all() and found.stop_n.isfinite().all() and spread.isfinite().all())
+    assert not bool(spread[~batch.mask_nt].any())
+    metrics(found, reading, cell.scheme)
+    assert all(len(sentence) < 2000 for sentence in remarks(reading, cell.scheme).values())
+    return found, spread
+
+
+def deletion(cell, row, reading, n):
+    """A completion without its masked tokens, alone, is read as it is with them in a batch."""
+    ids, mask = row
+    alone = torch.from_numpy(ids[mask][None])
+    spans, text = locate(alone, torch.ones_like(alone), layout=cell.layout, vocabulary=cell.family.vocabulary)
+    assert spans.block_nt[0].tolist() == reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
+    assert text[0] == reading.text[n]
+    assert int(spans.fault_n) == int(reading.fault_n[n])
+
+
+def by_oracle(cell, row, data, reading, n):
+    """Byte by byte, following the written rules."""
+    ids, mask = row
+    tokens = [cell.family.vocabulary.pieces[i] for i in ids[mask].tolist()]
+    if not tokens:
+        return
+    owner, held, fault, inside = slow_segment(data, cell.layout)
+    owners = owners_of_tokens(tokens, owner)
+    if cell.layout.prefilled and owner[:1] not in ([], [0]) and not tokens[0]:
+        return  # a prefilled block holds the tokens without bytes before byte 0
+    found = reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
+    assert found == owners, (data, owners)
+    assert Fault(int(reading.fault_n[n])) == fault, (data, fault)
+    for k, (name, tags) in enumerate(cell.layout.blocks):
+        expected = {tag: inside[k, tag] for tag in tags} | {"": held[k].decode(errors="replace")}
+        assert reading.text[n][name] == (expected if k in owners else None), (data, name)
+
+
+def others(blocks):
+    """Whoever else reads a text: the cutter of texts without ids, messages, tags of a file, confidences."""
+    text = whole_text(blocks)
+    assert "".join(pieces(text)) == text
+    assert clean(text) == text
+    usual_tags([text])
+    for inside in (text, *(held for block in blocks.values() if block for held in block.values() if held)):
+        q = parse_confidence(inside)
+        assert q is None or 0.0 <= q <= 1.0
+
+
+def kept(cell, made, folder):
+    """Through a rollout file and back, into a vote and a token view; the prompts hold half a pair of surrogates."""
+    batch, reading = check(cell, made, sample=0)
+    found, spread = credited(cell, batch, reading)
+    prompts = [
+        ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")[n // 8 % 4] for n in range(len(made))
+    ]
+    rollouts = Rollouts(
+        "train", 0, "bae", batch.group_n, prompts, [""] * len(made), {}, batch.ids_nt, batch.mask_nt, reading.text, reading.spans,
+        reading.scores, found, spread,
+    )  # fmt: skip
+    file = Path(folder) / "step_000001.parquet"
+    write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
+    table = read_rollouts(file)
+    for n, (ids, mask) in enumerate(made):
+        own, flags = (
+            table.tokens.slice(n, n + 1).astype(np.int64),
+            table.trainable[table.tokens.offsets[n] : table.tokens.offsets[n + 1]],
+        )
+        assert table.vocabulary.join(own[flags])[0] == joined(cell, ids[mask]), n
+    for m, name in enumerate(reading.scores.names):
+        assert torch.equal(
+            table.rewards[name].value_n.nan_to_num(nan=9.0), reading.scores.reward_nm[:, m].nan_to_num(nan=9.0)
+        )
+    view = token_rows(read_rows(file), pieces_of(cell.family.vocabulary))
+    assert pack(payload(TokenView(("bae",), view)))
+    answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
+    voting(
+        answers,
+        torch.full((len(made),), 0.5),
+        torch.ones(len(made)),
+        prompts=batch.group_n.tolist(),
+        budgets=[2],
+        resamples=2,
+    )

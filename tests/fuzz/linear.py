@@ -1,0 +1,219 @@
+"""How long everything that reads a completion takes, by its length: shapes that are bad for readers, and the readers."""
+
+import math
+import time
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit, read
+from spanwise.commands.credit.blocks import usual_tags
+from spanwise.commands.shared.rows import pieces_of, shown_prompt
+from spanwise.measure import voting
+from spanwise.report.tokens import TokenRow, TokenView, payload
+from spanwise.rollouts.messages import clean, completion_parts
+from spanwise.rollouts.table import recorded
+from spanwise.rollouts.text import cut_text
+from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score
+from spanwise.score.rewards import format_, second_attempt
+from spanwise.segment import census, segment
+from spanwise.tasks.agent import Episode
+from spanwise.tasks.digits import is_refusal
+from spanwise.types import Status
+
+LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+
+
+def repeated(part, end=""):
+    """As many copies of a part as fill `size` bytes, then the end."""
+    return lambda size: part * (size // len(part.encode())) + end
+
+
+def nested(opening, inside, closing):
+    def made(size):
+        depth = (size - len(inside)) // (len(opening) + len(closing))
+        return opening * depth + inside + closing * depth
+
+    return made
+
+
+def numbered(size):
+    """Tags of as many names as there is room for, none of which closes."""
+    return "".join(f"<t{n}>" for n in range(size // 8))
+
+
+#: Name -> a text of so many bytes.
+SHAPES = {
+    "nested \\boxed{": nested(r"\boxed{", "4", "}"),
+    "nested $\\boxed{": nested(r"$ \boxed{", "4", "} $"),
+    "\\boxed{ that never close": repeated(r"\boxed{"),
+    "digits": repeated("7"),
+    "digits, then a letter": repeated("7", "x"),
+    "zeros, then a letter": repeated("0", "x"),
+    "1. and digits, then a letter": lambda size: "1." + "3" * (size - 3) + "x",
+    "0. and digits": lambda size: "0." + "3" * (size - 2),
+    "words, then a sign": repeated("so it is ", "!"),
+    "letters, then a sign": repeated("x", "!"),
+    "space, then a letter": lambda size: " " * size + "x" + " " * 9,
+    "open tags": repeated("<answer>"),
+    "nested tags": nested("<answer>", "4", "</answer>"),
+    "pairs of tags": repeated("<answer>4</answer>"),
+    "tags of many names": numbered,
+    "pairs of any tag": repeated("<t>4</t>"),
+    "an open tag name": lambda size: "<" + "a" * size,
+    "brackets": repeated("<"),
+    "closing brackets": repeated("</"),
+    "braces": repeated("{"),
+    "dollars": repeated("$x"),
+    "a list in a list": repeated("["),
+    "bidi and zero width": repeated("\u202e\u200b\u2066x"),
+    "emoji": repeated("🙂🏽"),
+    "NUL": repeated("\x00"),
+}
+
+
+class NoProcess(MathVerifier):
+    """Starts no process: counts what one would be asked, and how long that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.longest = 0, 0
+
+    def equal(self, pairs):
+        self.asked += len(pairs)
+        self.longest = max([self.longest, *(len(text) for pair in pairs for text in pair)])
+        return [Verdict(Status.OK, 0.0)] * len(pairs)
+
+
+def segmented(text):
+    ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
+    return segment(ids, torch.ones_like(ids), layout=LAYOUT, vocabulary=BYTES)
+
+
+@cache
+def _scheme():
+    objectives = [
+        Objective("correct", pays=("solution",), options={"verify": "exact"}),
+        Objective("brier", pays=("confidence",), given="correct"),
+    ]
+    return Scheme("bae", LAYOUT, objectives)
+
+
+def credited(text):
+    ids = list(text.encode())
+    batch = Batch.jagged([ids, ids[:9]], [0, 0], columns={"answer": ["4", "4"]})
+    reading = read(batch, _scheme(), BYTES)
+    return advantages(credit(reading, batch, _scheme()), reading.spans, _scheme())
+
+
+def blocks(text):
+    return {"solution": {"": text, "reasoning": text, "answer": text}, "confidence": {"": text, "confidence": text}}
+
+
+def rewarded(name, text):
+    objectives = [
+        Objective("correct", pays=("solution",), options={"verify": "exact"}),
+        Objective(name, pays=("confidence",)),
+    ]
+    return score(objectives, [blocks(text)], columns={"answer": ["4"]})
+
+
+def attempted(text):
+    two = {"first": {"": "", "answer": text}, "second": {"": "", "answer": text + "!"}}
+    return second_attempt([two], pays=("second",), columns={"answer": ["4"]}, scored={}, verifier=NoProcess())
+
+
+def voted(text):
+    answers = [text + sign for sign in "abcdefghijklmnop"]
+    return voting(answers, torch.full((16,), 0.5), torch.ones(16), prompts=[0] * 16, budgets=[4], resamples=2)
+
+
+def shown(text):
+    tokens = pieces_of(BYTES)(list(text.encode()))
+    flat = [0.0] * len(tokens)
+    return payload(TokenView(("bae",), [TokenRow(text, tokens, {"bae": flat}, {}, {}, {}, "")]))
+
+
+#: Name -> a function of the text. Answers are judged against an integer, against words and against themselves in other words.
+READERS = {
+    "judge, gold 4": lambda text: judge(["4"], [text], verifier=NoProcess()),
+    "judge, gold Paris": lambda text: judge(["Paris"], [text], verifier=NoProcess()),
+    "judge, as gold": lambda text: judge([text], [text + " 4"], verifier=NoProcess()),
+    "parse_confidence": parse_confidence,
+    "brier": partial(rewarded, "brier"),
+    "format": lambda text: format_([blocks(text)], pays=("solution", "confidence"), columns={}, scored={}),
+    "second_attempt": attempted,
+    "segment": segmented,
+    "read, credit, advantages": credited,
+    "census": lambda text: census([text], ["answer"]).sentence,
+    "usual tags of a file": lambda text: usual_tags([text]),
+    "words of a file": lambda text: cut_text([[(text, True)]]),
+    "messages": lambda text: completion_parts([{"role": "assistant", "content": text}, text]),
+    "clean": lambda text: clean(text + "\ud800"),
+    "cells of a file": lambda text: recorded({"score": [text, 1.0]}),
+    "shown prompt": lambda text: (shown_prompt(text), shown_prompt("[{" + text), shown_prompt('[{"a":' + text)),
+    "votes": voted,
+    "token view": shown,
+    "agent's reply": lambda text: Episode("7+3*4=").reply(text),
+    "refusal": lambda text: is_refusal(blocks(text)),
+}
+
+
+def seconds(reader, text, repeats=3):
+    """The fastest of some runs; one run is enough where it is slow."""
+    best = math.inf
+    for _ in range(repeats):
+        start = time.process_time()
+        READERS[reader](text)
+        best = min(best, time.process_time() - start)
+        if best > 0.2:
+            break
+    return best
+
+
+def exponent(sizes, times):
+    """The slope of log time over log size, by least squares."""
+    x, y = np.log(sizes), np.log(times)
+    return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+
+
+def measured(reader, shape, sizes, *, patience=3.0):
+    """Seconds at each size, up to the first that takes longer than `patience`; an error's name ends the row."""
+    times = []
+    for size in sizes:
+        text = SHAPES[shape](size)
+        try:
+            times.append(seconds(reader, text))
+        except Exception as error:
+            return times, type(error).__name__
+        if times[-1] > patience:
+            break
+    return times, ""
+
+
+def table(least=14, most=20, patience=3.0):
+    """A line per reader: its worst shape, by exponent and by time."""
+    sizes = [2**k for k in range(least, most + 1)]
+    lines = []
+    for reader in READERS:
+        worst = None
+        for shape in SHAPES:
+            times, error = measured(reader, shape, sizes, patience=patience)
+            slope = exponent(sizes[: len(times)], times) if len(times) > 1 else math.nan
+            short = bool(error) or len(times) < len(sizes)
+            key = (short, times[-1] if times else 0.0)
+            if worst is None or key > worst[0]:
+                worst = key, shape, times, slope, error
+            if short or (slope > 1.25 and times[-1] > 0.02):
+                print(f"  ! {reader} | {shape} | {' '.join(f'{t:.4f}' for t in times)} | {slope:.2f} {error}", flush=True)
+        _, shape, times, slope, error = worst
+        shown = " ".join(f"{t * 1e3:9.2f}" for t in times)
+        lines.append(f"{reader:26} {shape:30} {shown} {slope:6.2f} {error}")
+        print(lines[-1], flush=True)
+    return lines
+
+
+if __name__ == "__main__":
+    table()

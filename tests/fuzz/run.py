@@ -1,0 +1,90 @@
+"""`make fuzz`: hostile completions by the million through everything that reads one, and how the time grows with the length.
+
+    PYTHONPATH=tests python tests/fuzz/run.py [--completions 1000000] [--giants 10] [--seed 0] [--no-linear]
+
+Prints a line per family of tokenizers, segmenter and layout, and whatever did not hold: the seed of a batch makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from tempfile import TemporaryDirectory
+
+import linear
+import torch
+from checks import Cell, check, kept, others
+from hostile import LAYOUTS, families, giants, rows
+
+HEAD = (
+    f"{'tokenizer':28} {'segmenter':9} {'layout':12} {'completions':>11} {'tokens':>11} {'MB':>7} {'faults':>7} {'asked':>7} "
+    f"{'seconds':>8} {'MB/s':>6}  worst"
+)
+
+
+def fuzzed(cell: Cell, name: str, count: int, *, batch: int, large: int, seed: int) -> tuple[str, list[str]]:
+    """One line of the table, and the failures."""
+    failures: list[str] = []
+    spent, worst = 0.0, (0.0, "")
+    for number, first in enumerate(range(0, count, batch)):
+        made = rows(f"{seed}/{name}/{number}", min(batch, count - first), cell.family, cell.layout)
+        start = time.perf_counter()
+        try:
+            if number % 100 == 0:
+                with TemporaryDirectory() as folder:
+                    kept(cell, made[:64], folder)
+            check(cell, made, sample=64)
+        except Exception:
+            failures.append(f"batch '{seed}/{name}/{number}' of {len(made)}: {traceback.format_exc(limit=-2)}")
+        spent += time.perf_counter() - start
+    for shape, made in giants(f"{seed}/{name}/giants", large, cell.family, cell.layout):
+        start = time.perf_counter()
+        try:
+            _, reading = check(cell, made, sample=0)
+            others(reading.text[0])
+        except Exception:
+            failures.append(f"a giant of '{shape}' in '{name}': {traceback.format_exc(limit=-2)}")
+        took = time.perf_counter() - start
+        spent, worst = spent + took, max(worst, (took, f"{len(made[0][0]) / 2**20:.2f} MB of {shape}"))
+    completions, tokens, size, faults = cell.seen.tolist()
+    line = (
+        f"{cell.family.name:28} {cell.layout.segmenter:9} {name.rpartition('/')[2]:12} {completions:11,} {tokens:11,} "
+        f"{size / 1e6:7.1f} {faults / max(completions, 1):7.1%} {cell.verifier.asked:7,} {spent:8.1f} {size / 1e6 / spent:6.2f}  "
+        f"{worst[0]:.2f} s: {worst[1]}"
+    )
+    return line, failures
+
+
+def main() -> int:
+    """Fuzz, measure, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--completions", type=int, default=1_000_000)
+    parser.add_argument("--giants", type=int, default=10, help="in each cell")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-linear", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cells = {f"{family.name}/{name}": Cell(family, layout) for family in families() for name, layout in LAYOUTS.items()}
+    each = -(-options.completions // len(cells))
+    print(HEAD, flush=True)
+    failures: list[str] = []
+    for name, cell in cells.items():
+        line, found = fuzzed(cell, name, each, batch=options.batch, large=options.giants, seed=options.seed)
+        failures += found
+        print(f"{line}{f'  {len(found)} FAILURES' if found else ''}", flush=True)
+    seen = sum(cell.seen for cell in cells.values())
+    print(
+        f"{seen[0]:,} completions, {seen[1]:,} tokens, {seen[2] / 1e6:,.1f} MB, {seen[3]:,} malformed: {len(failures)} failures"
+    )
+    print("\n".join(failures))
+    if not options.no_linear:
+        print()
+        linear.table()
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

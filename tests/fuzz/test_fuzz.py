@@ -1,0 +1,46 @@
+"""Ten thousand hostile completions through everything that reads one, and megabytes that must not cost more than their length."""
+
+import time
+
+import pytest
+from checks import Cell, check, kept
+from hostile import LAYOUTS, families, giants, rows
+from linear import READERS, SHAPES, exponent
+
+FAMILIES = families()
+COUNT = 10_000 // (len(FAMILIES) * len(LAYOUTS)) + 1
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whatever_is_said_is_read_and_credited(family, layout):
+    cell = Cell(family, LAYOUTS[layout])
+    check(cell, rows(f"test/{family.name}/{layout}", COUNT, family, cell.layout), sample=32)
+    assert cell.seen[0] == COUNT
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_whatever_is_said_is_kept_voted_on_and_shown(family, tmp_path):
+    cell = Cell(family, LAYOUTS["two attempts"])
+    kept(cell, rows(f"kept/{family.name}", 48, family, cell.layout), tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["four tags", "no tags"])
+def test_a_giant_is_read(layout):
+    cell = Cell(FAMILIES[0], LAYOUTS[layout])
+    for _, made in giants(f"giant/{layout}", 3, cell.family, cell.layout, sizes=(2**16, 2**17)):
+        check(cell, made, sample=0)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_time_is_proportional_to_length(reader):
+    """At 32 kB no shape takes a second; what is quadratic takes several, or has raised before."""
+    for shape, made in SHAPES.items():
+        text = made(2**15)
+        start = time.process_time()
+        READERS[reader](text)
+        assert time.process_time() - start < 1.0, shape
+
+
+def test_the_exponent_is_the_slope():
+    assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
