@@ -227,3 +227,34 @@ def test_what_values_are_of_is_read_and_written():
         load(None, {"values": "each"})
     with pytest.raises(RecipeError, match="values is 'shared', but method 'bae' reads no values of a critic"):
         filled(values="shared")
+
+
+def test_limits_of_comparing_answers_reach_every_objective_that_compares():
+    made = filled(verifier={"workers": 3, "deadline": 1.5})
+    assert made.objectives[0].options == {"workers": 3, "deadline": 1.5}
+    assert "workers" not in made.objectives[1].options
+    own = {"reward": "correct", "pays": "solution", "options": {"deadline": 9.0}}
+    (mixed,) = filled(verifier={"workers": 3, "deadline": 1.5}, objectives=[own]).objectives
+    assert mixed.options == {"workers": 3, "deadline": 9.0}
+    again = load(None, resolved(load(None, {"verifier": {"workers": 2}}), made))
+    assert scheme_of(again, LAYOUT, 32).objectives[0].options["workers"] == 3  # as written out, which goes before
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"verifier": {"worker": 3}}, "There is no field of verifier 'worker'. Did you mean 'workers'?"),
+        ({"verifier": {"workers": 0}}, "at least one worker and a deadline above 0 s, not 0 and 5.0 s"),
+        ({"verifier": {"workers": 1.5}}, "verifier.workers is 1.5, and must be a whole number"),
+        ({"verifier": {"deadline": float("inf")}}, "at least one worker and a deadline above 0 s, not .* and inf s"),
+        ({"verifier": {"deadline": "5"}}, "verifier.deadline is '5', and must be a number of seconds"),
+    ],
+)
+def test_limits_that_make_no_sense(fields, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        load(None, fields)
+
+
+def test_limits_that_nobody_would_hear_of():
+    with pytest.raises(RecipeError, match="No objective compares answers as mathematics"):
+        filled(verifier={"workers": 1}, objectives=[{"reward": "format", "pays": "solution"}])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.registry import imported, seen_from_here
 from spanwise.scheme import Scheme
+from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice", "digits_long")
@@ -25,6 +27,8 @@ _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),
     False: ("split", "question_column", "prompt_column", "answer_column", "instruction"),
 }
+#: What a recipe says of the processes that compare answers as mathematics.
+_LIMITS = ("workers", "deadline")
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
 #: learning rate and entropy control, and evaluations that do not take longer than the training.
 HUB: Mapping[str, Any] = {
@@ -86,6 +90,11 @@ class Recipe(BaseModel):
         description="what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective if "
         "objectives pay different blocks",
     )
+    verifier: dict[str, Any] = Field(
+        default_factory=dict,
+        description="how answers are compared as mathematics: workers, processes (default: one a core); deadline, seconds for each "
+        "comparison (default: 5)",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )
@@ -140,6 +149,18 @@ class Recipe(BaseModel):
     def _known_critic(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
         if written is not None:
             CriticConfig.of(written)
+        return written
+
+    @field_validator("verifier")
+    @classmethod
+    def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
+        for name, value in written.items():
+            if name not in _LIMITS:
+                raise ValueError(unknown("field of verifier", str(name), _LIMITS))
+            kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
+        MathVerifier(**written)  # starts nothing; a RewardError is a ValueError
         return written
 
     @field_validator("*", mode="before")
@@ -299,7 +320,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
             LayoutError: a layout that cannot work.
     """
     objectives = recipe.objectives
-    return Scheme.preset(
+    scheme = Scheme.preset(
         recipe.method,
         _layout(recipe, task_layout),
         objectives=None if objectives is None else [_objective(entry, n) for n, entry in enumerate(objectives)],
@@ -311,6 +332,19 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         values=recipe.values,
         **recipe.options,
     )
+    return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme
+
+
+def _limited(objectives: Sequence[Objective], limits: Mapping[str, Any]) -> list[Objective]:
+    """The objectives, those that compare answers within limits; what an objective says itself goes before them."""
+    known = {one.name: REWARDS.find(one.reward).options if isinstance(one.reward, str) else {} for one in objectives}
+    if not any(set(limits) <= set(options) for options in known.values()):
+        raise RecipeError(
+            f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
+        )
+    return [
+        replace(one, options={**limits, **one.options}) if set(limits) <= set(known[one.name]) else one for one in objectives
+    ]
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spanwise.errors import RecipeError, RewardError
-from spanwise.score import MathVerifier, judge
+from spanwise.score import MathVerifier, judge, maths
+from spanwise.score.maths import cores
 from spanwise.types import Status
 
 HANG = r"$9^{9^{9^{9}}}$"
@@ -96,8 +98,8 @@ def test_exact_compares_text_and_math_compares_everything(verifier):
 def test_a_burst_of_hangs_costs_only_the_hangs():
     hangs = [("4", HANG + " " * n) for n in range(3)]
     goods = [("1/2", f"{n}/{2 * n}") for n in range(1, 5)]
-    with MathVerifier(deadline=1.0) as busy:
-        # The good ones wait for 3 s behind the hangs, longer than the deadline: waiting must not count.
+    with MathVerifier(workers=1, deadline=0.5) as busy:
+        # The good ones wait for 1.5 s behind the hangs, longer than the deadline: waiting must not count.
         verdicts = busy.equal([*hangs, *goods])
         assert [verdict.status for verdict in verdicts] == [Status.TIMEOUT] * 3 + [Status.OK] * 4
         assert all(math.isnan(verdict.value) for verdict in verdicts[:3])
@@ -110,7 +112,7 @@ def test_a_burst_of_hangs_costs_only_the_hangs():
 
 
 def test_a_process_that_dies_costs_one_item():
-    with MathVerifier(deadline=60.0) as doomed:
+    with MathVerifier(workers=1, deadline=60.0) as doomed:
         assert doomed.equal([("1/2", "0.5")])[0].value == 1.0
         victim = doomed._workers[0].process
 
@@ -135,12 +137,15 @@ def test_running_out_of_memory_is_an_error():
     assert verdict.status == Status.ERROR
 
 
-def test_verdicts_are_remembered_and_timeouts_are_not(verifier):
+def test_verdicts_are_remembered_those_of_answers_that_hang_too(verifier):
     first = verifier.equal([PAIR, PAIR, ("4", "5.5")])
     assert [verdict.value for verdict in first] == [1.0, 1.0, 0.0]
-    with MathVerifier(deadline=0.5, cache=2) as small:
+    with MathVerifier(workers=1, deadline=0.5, cache=2) as small:
         assert small.equal([("4", HANG)])[0].status == Status.TIMEOUT
-        assert not small._cache
+        assert list(small._cache) == [("4", HANG)]
+        assert small._workers[0].process is None
+        assert small.equal([("4", HANG)])[0].status == Status.TIMEOUT
+        assert small._workers[0].process is None  # the second batch that holds it does not pay for it again
         small.equal([("4", "4.0"), ("4", "5.0"), ("4", "6.0")])
         assert list(small._cache) == [("4", "5.0"), ("4", "6.0")]
         process = small._workers[0].process
@@ -148,6 +153,43 @@ def test_verdicts_are_remembered_and_timeouts_are_not(verifier):
         process.wait()
         assert small.equal([("4", "6.0")])[0].value == 0.0
         assert small._workers[0].process is process  # answered from memory
+
+
+def test_what_was_killed_from_outside_is_not_remembered():
+    with MathVerifier(workers=1, deadline=60.0) as doomed:
+        doomed.equal([("1/2", "0.5")])
+        killer = threading.Timer(0.5, doomed._workers[0].process.kill)
+        killer.start()
+        assert doomed.equal([("4", HANG)])[0].status == Status.ERROR
+        killer.join()
+        assert ("4", HANG) not in doomed._cache
+
+
+def test_the_deadline_is_of_processor_time_and_a_sleep_ends_by_the_clock(monkeypatch):
+    with MathVerifier(workers=1, deadline=0.3) as slow:
+        slow.equal([("1/2", "0.5")])
+        worker = slow._workers[0]
+        os.kill(worker.process.pid, signal.SIGSTOP)  # what another program's load does to it, at its worst
+        threading.Timer(1.0, os.kill, (worker.process.pid, signal.SIGCONT)).start()
+        assert slow.equal([("1/2", "2/4")])[0].value == 1.0
+        worker.patience = 0.5
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        assert slow.equal([("1/2", "3/6")])[0].status == Status.TIMEOUT
+
+
+def test_checks_of_a_batch_run_side_by_side_and_one_check_starts_one_process():
+    with MathVerifier(workers=2, deadline=20.0) as pair:
+        pair.equal([("1/2", "0.5")])
+        pair.equal([("1/2", "0.25")])
+        assert [worker.process is not None for worker in pair._workers] == [True, False]
+        pair.equal([("1/2", f"{n}/{2 * n + 1}") for n in range(1, 9)])
+        assert all(worker.process is not None for worker in pair._workers)
+    assert len(MathVerifier()._workers) == cores()
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
+    assert cores() == 1
 
 
 def test_same_verdict_in_thread_and_asyncio(verifier):
@@ -183,10 +225,37 @@ def test_an_unguarded_script_and_its_forked_child_get_the_same_verdict_and_end(t
     assert sorted(done.stdout.split("\n")) == ["", "child 1.0", "parent 1.0", "top 1.0"]
 
 
-def test_a_worker_that_cannot_start_says_so(monkeypatch):
+def test_a_verifier_none_of_whose_workers_ever_starts_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(maths, "_PAUSE_SECONDS", 0.01)
     with MathVerifier() as broken, pytest.raises(RewardError, match="cannot start in a worker process"):
         broken.equal([("1/2", "0.5")])
+
+
+@pytest.mark.parametrize("broken", ["/bin/false", "/no/such/python"])
+def test_a_start_that_fails_is_tried_again_and_then_costs_its_item(monkeypatch, broken):
+    monkeypatch.setattr(maths, "_PAUSE_SECONDS", 0.01)
+    with MathVerifier(workers=1, deadline=20.0) as verifier:
+        assert verifier.equal([("1/2", "0.5")])[0].value == 1.0
+        verifier._workers[0].stop()
+        python, tries = sys.executable, []
+
+        def fail_twice(*args, **options):
+            tries.append(args)
+            args = args if len(tries) > 2 else ([broken], *args[1:])
+            return Popen(*args, **options)
+
+        Popen = subprocess.Popen
+        monkeypatch.setattr(maths.subprocess, "Popen", fail_twice)
+        assert verifier.equal([("1/2", "0.25")])[0].value == 0.0
+        assert len(tries) == 3
+        verifier._workers[0].stop()
+        monkeypatch.setattr(sys, "executable", broken)
+        (lost,) = verifier.equal([("1/2", "2/4")])
+        assert lost.status == Status.ERROR
+        assert "cannot start" in lost.why
+        monkeypatch.setattr(sys, "executable", python)
+        assert verifier.equal([("1/2", "2/4")])[0].value == 1.0  # nothing of it is remembered
 
 
 def test_limits_must_make_sense():

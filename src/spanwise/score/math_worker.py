@@ -14,7 +14,6 @@ from typing import Any
 
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
-_BACKSTOP_SECONDS = 5.0
 
 
 def as_latex(text: str) -> str:
@@ -62,7 +61,7 @@ def answer_one(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Warm up, say so, then answer line by line."""
-    deadline, memory = float(sys.argv[1]), int(sys.argv[2])
+    deadline, patience, memory = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     # What the libraries print must not reach the pipe that carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -75,16 +74,17 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for line in sys.stdin:
-        _backstop(deadline + _BACKSTOP_SECONDS)
+        _limit(deadline, patience)
         reply = answer_one(json.loads(line))
-        _backstop(0.0)
+        _limit(0.0, 0.0)
         print(json.dumps(reply), file=out, flush=True)
 
 
-def _backstop(seconds: float) -> None:
-    # If the parent dies while this process hangs, nobody else would stop it.
+def _limit(processor: float, clock: float) -> None:
+    """End this process after so many seconds of its own time, or by the clock: if the parent dies, nobody else would stop it."""
     if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, processor)
+        signal.setitimer(signal.ITIMER_REAL, clock)
 
 
 if __name__ == "__main__":

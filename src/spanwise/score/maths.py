@@ -1,9 +1,10 @@
 """`MathVerifier`: equality of mathematical answers, checked in processes that can be killed.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
-So every check runs in a small worker process with a deadline that starts when the check starts. The workers are plain
-subprocesses rather than a `multiprocessing` pool: those import the user's main script again (a training script without a
-`__main__` guard would train in the worker), load torch with this package and cannot start from daemonic processes.
+So every check runs in a small worker process with a deadline of its own. The deadline is of processor time, so that a verdict does
+not depend on what else the machine does; a check that sleeps is stopped by the clock. The workers are plain subprocesses rather
+than a `multiprocessing` pool: those import the user's main script again (a training script without a `__main__` guard would train
+in the worker), load torch with this package and cannot start from daemonic processes.
 """
 
 from __future__ import annotations
@@ -12,23 +13,33 @@ import atexit
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spanwise.errors import DataError, RewardError
 from spanwise.types import Status
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_SECONDS = 120.0
+#: Seconds of processor time that a check may take.
+DEADLINE = 5.0
+#: How often a start is tried before it costs the item that needs it, and the pause between two tries.
+_STARTS = 3
+_PAUSE_SECONDS = 0.5
+#: What the system sends when it has no memory left, and whoever ends processes: not the doing of an answer.
+_FROM_OUTSIDE = (-9, -15)
 _UNREADABLE = "the gold answer cannot be read as mathematics"
 
 
@@ -45,44 +56,63 @@ class _Worker:
 
     def __init__(self, deadline: float, memory: int) -> None:
         self.deadline = deadline
+        self.patience = 4 * deadline + 10.0  # by the clock: workers may share a core
         self.memory = memory
         self.process: subprocess.Popen[str] | None = None
+        self.started = self.failed = False
 
-    def check(self, gold: str, answer: str) -> Verdict:
+    def check(self, gold: str, answer: str) -> tuple[Verdict, bool]:
+        """The verdict, and whether it is the answer's own doing, so that it would be the same again."""
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # died while idle, for instance of the out-of-memory killer: nobody's fault
-        if self.process is None:
-            self.start()
-        line, late = self.ask(json.dumps({"gold": gold, "answer": answer}), self.deadline)
+        if self.process is None and (fault := self.start()):
+            return Verdict(Status.ERROR, float("nan"), fault), False
+        line, late = self.ask(json.dumps({"gold": gold, "answer": answer}), self.patience)
         if late or not line.endswith("\n"):
             code = self.stop()
-            if late:
-                return Verdict(Status.TIMEOUT, float("nan"), f"stopped after {self.deadline:g} s")
-            return Verdict(Status.ERROR, float("nan"), f"the checking process died with exit code {code}")
+            if late or code == -getattr(signal, "SIGPROF", 0):
+                return Verdict(Status.TIMEOUT, float("nan"), f"stopped after {self.deadline:g} s"), True
+            died = Verdict(Status.ERROR, float("nan"), f"the checking process died with exit code {code}")
+            return died, code not in _FROM_OUTSIDE
         reply = json.loads(line)
         if "error" in reply:
-            return Verdict(Status.ERROR, float("nan"), reply["error"])
+            return Verdict(Status.ERROR, float("nan"), reply["error"]), True
         if reply["equal"] is None:
-            return Verdict(Status.ERROR, float("nan"), _UNREADABLE)
-        return Verdict(Status.OK, float(reply["equal"]))
+            return Verdict(Status.ERROR, float("nan"), _UNREADABLE), True
+        return Verdict(Status.OK, float(reply["equal"])), True
 
-    def start(self) -> None:
-        command = [sys.executable, "-P", str(_WORKER), str(self.deadline), str(self.memory)]
-        # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every worker.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-            encoding="ascii",
-        )
-        line, late = self.ask(None, _START_SECONDS)
-        if late or not line or not json.loads(line).get("equal"):
-            code = self.stop()
-            raise RewardError(
-                f"Math-Verify cannot start in a worker process (exit code {code}): {line.strip() or 'no answer'}."
+    def start(self) -> str | None:
+        """Start the process, several times if need be; what is wrong if it does not. After such a failure one try is enough."""
+        fault = None
+        for tried in range(1 if self.failed else _STARTS):
+            if tried:
+                time.sleep(_PAUSE_SECONDS)
+            fault = self._start_once()
+            if fault is None:
+                self.started, self.failed = True, False
+                return None
+        self.failed = True
+        return f"Math-Verify cannot start in a worker process ({fault})"
+
+    def _start_once(self) -> str | None:
+        limits = (self.deadline, self.patience + 5.0, self.memory)
+        command = [sys.executable, "-P", str(_WORKER), *map(str, limits)]
+        try:
+            # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every worker.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+                encoding="ascii",
             )
+        except OSError as error:  # no memory, or no process left
+            return error.strerror or str(error)
+        line, late = self.ask(None, _START_SECONDS)
+        if late or not line.endswith("\n") or not json.loads(line).get("equal"):
+            return f"exit code {self.stop()}: {line.strip() or 'no answer'}"
+        return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line, read a line; the second item says that the clock ran out and the process was killed."""
@@ -130,18 +160,21 @@ _verifiers: weakref.WeakSet[MathVerifier] = weakref.WeakSet()
 class MathVerifier:
     """Check answers against gold answers with Math-Verify, in worker processes with a deadline.
 
-    The deadline of a check starts when the check starts: neither waiting for a free worker nor the worker's start-up counts.
-    An answer that hangs or takes its process down costs its own item only; the worker is replaced. Works from any thread,
-    from asyncio and from child processes. Verdicts are cached by (gold, answer); timeouts and crashes are not.
+    Neither waiting for a free worker nor the worker's start-up counts. An answer that hangs or takes its process down costs its
+    own item only; the worker is replaced. Works from any thread, from asyncio and from child processes. Verdicts are cached by
+    (gold, answer), those of hanging and crashing answers too, so that each costs its deadline once; those that something else
+    brought about (a process killed from outside, one that did not start) are not.
 
     Args:
-        workers: how many processes check at a time. They start on first use.
-        deadline: seconds one check may take.
+        workers: how many processes check at a time; None: one for each core of this process, see `cores`. They start on first
+            use, and no more of them than there are checks to make.
+        deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
         memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
         cache: how many verdicts are kept.
 
     Raises:
         DataError: Math-Verify is not installed (on the first check).
+        RewardError: the first workers of all cannot start, three times in a row. A later start that fails costs its item (ERROR).
 
     Example:
         >>> with MathVerifier() as verifier:
@@ -149,10 +182,18 @@ class MathVerifier:
         [1.0, 0.0]
     """
 
-    def __init__(self, *, workers: int = 1, deadline: float = 5.0, memory: int = 4 * 2**30, cache: int = 65_536) -> None:
-        if workers < 1 or deadline <= 0:
+    def __init__(
+        self,
+        *,
+        workers: int | None = None,
+        deadline: float | int = DEADLINE,
+        memory: int = 4 * 2**30,
+        cache: int = 65_536,
+    ) -> None:
+        workers = cores() if workers is None else workers
+        if not _is_count(workers) or not _is_positive(deadline):
             raise RewardError(
-                f"A verifier needs at least one worker and a deadline above 0 s, not {workers} and {deadline:g} s."
+                f"A verifier needs at least one worker and a deadline above 0 s, not {workers!r} and {deadline!r} s."
             )
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._cache_size = cache
@@ -163,8 +204,9 @@ class MathVerifier:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._workers:
+        # The worker that was used last comes first, so that few checks start few workers.
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in reversed(self._workers):
             worker.process = None
             self._idle.put(worker)
 
@@ -230,40 +272,67 @@ class MathVerifier:
     def _check(self, pair: tuple[str, str]) -> Verdict:
         worker = self._idle.get()
         try:
-            verdict = worker.check(*pair)
+            verdict, lasting = worker.check(*pair)
         finally:
             self._idle.put(worker)
+        if worker.failed and not any(each.started for each in self._workers):
+            raise RewardError(f"{verdict.why}. Without it no answer can be compared; set verify: exact to compare text.")
         with self._lock:
-            if verdict.status == Status.OK or verdict.why == _UNREADABLE:
+            if lasting:
                 self._cache[pair] = verdict
             while len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         return verdict
 
 
-_shared: MathVerifier | None = None
+def cores() -> int:
+    """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1.
+
+    >>> cores() >= 1
+    True
+    """
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+_shared: dict[tuple[int | None, float], MathVerifier] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_verifier() -> MathVerifier:
-    """The verifier that the built-in rewards use, made on first use and closed when Python ends."""
-    global _shared
+def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
+    """The verifier of these limits that the built-in rewards use, made on first use and closed when Python ends.
+
+    Args:
+        workers, deadline: see `MathVerifier`.
+
+    >>> shared_verifier() is shared_verifier(deadline=5.0)
+    True
+    """
     with _shared_lock:
-        if _shared is None:
-            _shared = MathVerifier()
-            atexit.register(close)
-        return _shared
+        if (workers, deadline) not in _shared:
+            if not _shared:
+                atexit.register(close)
+            _shared[workers, deadline] = MathVerifier(workers=workers, deadline=deadline)
+        return _shared[workers, deadline]
 
 
 def close() -> None:
-    """Stop the shared verifier's workers; the next check starts new ones.
+    """Stop the workers of the shared verifiers; the next check starts new ones.
 
     >>> close()
     """
-    global _shared
     with _shared_lock:
-        verifier, _shared = _shared, None
-    if verifier is not None:
+        verifiers = list(_shared.values())
+        _shared.clear()
+    for verifier in verifiers:
         verifier.close()
 
 

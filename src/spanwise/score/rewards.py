@@ -15,7 +15,7 @@ from typing import Any
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError, unknown
 from spanwise.registry import register
 from spanwise.score.answers import judge
-from spanwise.score.maths import MathVerifier
+from spanwise.score.maths import DEADLINE, MathVerifier, shared_verifier
 from spanwise.score.reward import Reward
 from spanwise.types import BlockText, Status
 
@@ -33,6 +33,8 @@ def correct(
     tag: str = "answer",
     column: str = "answer",
     verify: str = "auto",
+    workers: int | None = None,
+    deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
     r"""1 if the answer equals the gold answer, 0 if not.
@@ -45,7 +47,8 @@ def correct(
         tag: the tag of the answer; "" reads the whole block, in which Math-Verify looks for `\boxed{}` or `$...$`.
         column: the dataset column of the gold answers.
         verify: `auto`, `math` or `exact`.
-        verifier: a `MathVerifier` with other limits than the shared one.
+        workers, deadline: how many processes compare answers as mathematics, and the seconds each may take, see `MathVerifier`.
+        verifier: a `MathVerifier` of your own instead.
 
     Raises:
         DataError: there is no such column.
@@ -58,7 +61,8 @@ def correct(
     golds = _column(columns, column, len(text))
     found = [_read(blocks, pays, tag) for blocks in text]
     there = [n for n, (present, _) in enumerate(found) if present]
-    verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=verifier)
+    judges = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=judges)
     values: list[float | None] = [None] * len(text)
     status = [Status.ABSENT] * len(text)
     for n, verdict in zip(there, verdicts, strict=True):
@@ -207,6 +211,8 @@ def second_attempt(
     column: str = "answer",
     verify: str = "auto",
     partial: float = 0.1,
+    workers: int | None = None,
+    deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
     """1 if the second attempt is right; `partial` if it is wrong and differs from the first; 0 if it is wrong and the same.
@@ -216,7 +222,7 @@ def second_attempt(
     0; without a first answer, a wrong second one gets `partial`.
 
     Args:
-        text, pays, columns, scored, tag, column, verify, verifier: see `correct`.
+        text, pays, columns, scored, tag, column, verify, workers, deadline, verifier: see `correct`.
         first: the block of the first attempt.
         partial: the reward of trying something else.
 
@@ -228,8 +234,9 @@ def second_attempt(
         >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
+    judges = verifier or shared_verifier(workers=workers, deadline=deadline)
     verdict = correct(
-        text, pays=pays[:1], columns=columns, scored=scored, tag=tag, column=column, verify=verify, verifier=verifier
+        text, pays=pays[:1], columns=columns, scored=scored, tag=tag, column=column, verify=verify, verifier=judges
     )
     values: list[float | None] = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
     pairs = {
@@ -238,9 +245,7 @@ def second_attempt(
         if value == 0.0
     }
     tried = {n: pair for n, pair in pairs.items() if pair[1] and pair[1].strip()}
-    same = judge(
-        [pair[0] for pair in tried.values()], [pair[1] for pair in tried.values()], verify=verify, verifier=verifier
-    )
+    same = judge([pair[0] for pair in tried.values()], [pair[1] for pair in tried.values()], verify=verify, verifier=judges)
     for n, equal in zip(tried, same, strict=True):
         values[n] = 0.0 if equal.value == 1.0 else partial
     return Reward.of(values, status=[Status(code) for code in verdict.status_n.tolist()])

@@ -32,6 +32,7 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 1,
     tags: Mapping[str, str] | None = None,
+    verifier: Mapping[str, Any] | None = None,
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
@@ -44,6 +45,7 @@ def evaluate(
         max_new_tokens: default: the task's.
         seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
         tags: those of "answer" and "confidence", where they have other names (`recipe.answer_tags`).
+        verifier: the limits of comparing answers as mathematics, as in recipes.
 
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
@@ -64,22 +66,25 @@ def evaluate(
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
     inside = dict(task.layout.blocks)
+    options = {"tag": names["answer"], **(verifier or {})}
     answering = [name for name in task.layout.names if names["answer"] in inside[name]] or [task.layout.names[0]]
     return Samples(
         torch.arange(len(rows)).repeat_interleave(samples),
         {name: [(entry.get(name) or {}).get(names["answer"]) for entry in text] for name in answering},
-        {name: _correct(name, text, columns, task.layout, names["answer"]) for name in answering},
+        {name: _correct(name, text, columns, task.layout, options) for name in answering},
         confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
     )
 
 
-def _correct(block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, tag: str) -> torch.Tensor:
+def _correct(
+    block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, options: Mapping[str, Any]
+) -> torch.Tensor:
     """Whether the answer of a block is right; a completion without the block solved nothing."""
-    if tag not in dict(layout.blocks)[block] or "answer" not in columns:
+    if options["tag"] not in dict(layout.blocks)[block] or "answer" not in columns:
         return torch.full((len(text),), torch.nan, dtype=torch.float64)
-    correct_n = score([Objective("correct", pays=(block,), options={"tag": tag})], text, columns=columns).reward_nm[:, 0]
+    correct_n = score([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
     return torch.where(there_n, correct_n, 0.0).double()
 
@@ -110,6 +115,6 @@ def evaluate_folder(
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     found = evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
-        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe),
+        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier,
     )  # fmt: skip
     return found, unmeasured(dict(task.layout.blocks), answer_tags(recipe))
