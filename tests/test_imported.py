@@ -16,13 +16,16 @@ REWARD = "def paid(blocks):\n    return [{value} for _ in blocks]\n"
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """What a test imports is forgotten."""
+    """What a test imports is forgotten, and what other files of tests called `train` is not there."""
+    other = sys.modules.pop("train", None)
     before = dict(sys.modules)
     path = list(sys.path)
     yield
     assert sys.path == path
     for name in set(sys.modules) - set(before):
         del sys.modules[name]
+    if other is not None:
+        sys.modules["train"] = other
 
 
 def find(path):

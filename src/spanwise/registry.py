@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
 _FILES: dict[Path, ModuleType] = {}
+_SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
@@ -123,8 +125,8 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 def imported(path: str, *, what: str) -> Any:
     """The function that a recipe calls `module:function` or `file.py:function`.
 
-    A module's file in the current folder goes before an installed module of its name, as with `python -m`; while it is imported,
-    it finds what lies beside it.
+    What is about to run is said on stderr first. A module's file in the current folder goes before an installed module of its
+    name, as with `python -m`; while it is imported, it finds what lies beside it.
 
     Args:
         path: module or file, a colon, a name in it.
@@ -135,6 +137,7 @@ def imported(path: str, *, what: str) -> Any:
     """
     module, _, name = path.rpartition(":")
     file = _file(module)
+    _show(path, file)
     try:
         if file is None:
             if sys.modules.get(module) in _FILES.values():
@@ -159,6 +162,14 @@ def imported(path: str, *, what: str) -> Any:
         raise RecipeError(
             f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, there)}"
         ) from error
+
+
+def _show(path: str, file: Path | None) -> None:
+    """Say whose code is about to run, once in a process; of several ranks the first."""
+    if (path, file) not in _SHOWN and os.environ.get("RANK", "0") == "0":
+        where = f"the file {str(file)!r}" if file is not None else "an installed module"
+        print(f"The recipe runs code: {path!r}, from {where}.", file=sys.stderr)
+    _SHOWN.add((path, file))
 
 
 def seen_from_here(path: str, folder: Path) -> str:

@@ -139,11 +139,12 @@ class ValueModel(nn.Module):
         if tokenizer is not None:
             _check_tokenizer(place, saved, tokenizer)
         try:
-            settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config))
+            settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config), trust_remote_code=False)
             _calm(settings)
             model, found = AutoModelForTokenClassification.from_pretrained(
-                place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
-            )
+                place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+                trust_remote_code=False,
+            )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise their own
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
@@ -254,7 +255,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
         try:
             if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer
                 return
-            other = AutoTokenizer.from_pretrained(place)
+            other = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         except Exception:  # many ways to have none; the number of ids is compared then
             return
         theirs = fingerprint(other)

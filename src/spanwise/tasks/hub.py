@@ -131,8 +131,8 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        AutoConfig.from_pretrained(model)
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, and a damaged file adds its parser's
         if Path(model).is_dir():
             what = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"

@@ -41,10 +41,12 @@ class Columns:
 
 def read_rows(dataset: str, split: str) -> Dataset:
     """One split of a dataset by hub name, folder or file."""
-    from datasets import DatasetDict, load_dataset, load_from_disk
+    from datasets import DatasetDict, config, load_dataset, load_from_disk
 
     place = Path(dataset)
-    name, _, config = (dataset, "", "") if place.exists() else dataset.partition(":")
+    if place.exists():
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it counts readers of local files too, at a server of its own
+    name, _, part = (dataset, "", "") if place.exists() else dataset.partition(":")
     reader = _READERS.get(place.suffix.lower())
     if (place.is_file() and not reader) or (reader and not place.is_file()):
         gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
@@ -58,7 +60,7 @@ def read_rows(dataset: str, split: str) -> Dataset:
         if (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file():
             saved = load_from_disk(dataset)
             return saved[split] if isinstance(saved, DatasetDict) else saved
-        return load_dataset(name, config or None, split=split)
+        return load_dataset(name, part or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client each raise their own kinds
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error

@@ -345,7 +345,7 @@ def _load(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     with _quiet():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 @contextmanager

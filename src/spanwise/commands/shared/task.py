@@ -140,8 +140,9 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 def load_model(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer of a local folder; a DataError if it holds none."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **own)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **own)
     except Exception as error:  # transformers, safetensors and json each raise their own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"'{folder}' holds no readable model and tokenizer: {reason}") from error

@@ -100,7 +100,8 @@ def _model_size(config: Any, tokenizer: Any) -> int | None:
     if path is None:
         return None
     try:
-        known = AutoConfig.from_pretrained(path, trust_remote_code=config.actor_rollout_ref.model.get("trust_remote_code"))
+        trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))  # verl's own setting, off by default
+        known = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
     except (OSError, ValueError):
         return None
     return getattr(known.get_text_config(), "vocab_size", None)
