@@ -1,4 +1,4 @@
-"""How often intervals hold the true ECE, and the true difference of two: the tables of docs/reliability.md.
+"""How often intervals hold the true ECE, and the true difference of two: the tables of docs/intervals.md.
 
     python benchmarks/coverage.py                # about fifteen minutes on one core
     python benchmarks/coverage.py --cells        # every cell of the grid on a line of its own

@@ -22,13 +22,20 @@ SMALL = [
 ]  # fmt: skip
 
 
+NO_NETWORK = Path(__file__).parent / "no_network"
+
+
 def spanwise(*arguments, cache, expect=0, path=""):
+    """Run a command; it must not reach for the network, whatever the hub's own switch says."""
+    tried = cache / "network"
     environment = {
         **os.environ,
         "SPANWISE_CACHE": str(cache),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "160",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(NO_NETWORK), str(path), os.environ.get("PYTHONPATH")))),
+        "NETWORK_TRIED": str(tried),
+        "HF_HUB_OFFLINE": "0",
     }
     done = subprocess.run(
         [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
@@ -37,6 +44,9 @@ def spanwise(*arguments, cache, expect=0, path=""):
         env=environment,
         check=False,
     )
+    reached = tried.read_text() if tried.exists() else ""
+    tried.unlink(missing_ok=True)
+    assert not reached
     assert done.returncode == expect, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -69,6 +79,8 @@ def test_train_leaves_everything_behind(run):
     assert 0 < summary["spanwise_share"] < 1
     assert (folder / "model" / "config.json").is_file()
     assert "segment + score + credit took" in done.stdout
+    state = json.loads((folder / "checkpoints" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert len(state["log_history"]) == 1  # what metrics.jsonl holds does not lie in memory as well, for weeks
     # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
     assert (
         "groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80;"
@@ -124,11 +136,14 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
     folder, _ = run
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
-    (broken / "checkpoints" / "checkpoint-2" / "trainer_state.json").unlink()  # what is written last
+    (broken / "checkpoints" / "checkpoint-2" / "spanwise.json").unlink()  # what is written last
     metrics = broken / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
     done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
-    assert "Resuming from checkpoint-1; not readable are checkpoint-2: it holds no trainer_state.json." in done.stdout
+    assert (
+        "Resuming from checkpoint-1; not readable are checkpoint-2: it holds no spanwise.json, which is written"
+        in done.stdout
+    )
     assert told(broken) == told(folder)
 
 
@@ -150,10 +165,10 @@ def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
-    assert "is not a readable checkpoint: a file in it is damaged" in done.stderr
+    assert "is not a readable checkpoint: model.safetensors is damaged, it has 1000 bytes of" in done.stderr
     shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
     with pytest.raises(
-        DataError, match=r"No checkpoint under .* is readable \(checkpoint-1: a file .*\); leave out --resume"
+        DataError, match=r"No checkpoint under .* is readable \(checkpoint-1: model.safetensors .*\); leave out --resume"
     ):
         find_checkpoint(str(tmp_path / "run"), "last")
 

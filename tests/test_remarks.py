@@ -2,7 +2,8 @@
 
 import pytest
 
-from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, read, remarks
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit, metrics, read, remarks
+from spanwise.remarks import Watch, habits
 from spanwise.score import Reward
 
 VOCABULARY = Vocabulary(
@@ -164,6 +165,85 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     assert "lambda" not in found([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})
     assert "lambda" not in found([layout, layout], fixed)
+
+
+# ------------------------------------------------------------------------------------------------ habits of a training
+
+
+def line(step, **shown):
+    return {"step": step, **{f"credit/{name.replace('__', '/')}": value for name, value in shown.items()}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "share", "calm", "said"),
+    [
+        ("malformed", 0.51, 0.5, "of the completions are malformed: tags are missing"),
+        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'. Usually they leave its block out"),
+        ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
+        ("brier__dead_strata", 0.96, 0.95, "of the strata that 'brier' is compared within are dead"),
+        ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),
+    ],
+)
+def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, said):
+    beyond = [line(step, **{metric: share}) for step in range(4)]
+    key = f"credit/{metric.replace('__', '/')}"
+    assert list(habits(beyond)) == [key]
+    assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3) {share:.0%}".replace("%", " %"))
+    assert said in habits(beyond)[key]
+    assert habits(beyond[:2]) == {}
+    assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
+    assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"
+
+
+def test_a_training_is_told_once_and_again_of_something_else():
+    watch = Watch(scheme())
+    said = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
+    assert [len(sentences) for sentences in said] == [0, 0, 1, 0, 0, 0]
+    assert "(steps 0 to 2) 90 %" in said[2][0]
+    both = {"credit/malformed": 0.9, "credit/unanimous": 1.0}
+    assert [len(watch.of_batch(both, step=step)) for step in range(6, 10)] == [0, 0, 1, 0]
+
+
+def test_unanimous_groups_and_dead_strata_are_counted_by_hand():
+    """Three groups: right right wrong | right right | one whose second completion has no reward at all."""
+    rows = {"answer": ["4", "4", "4", "4", "4", "4", None]}
+    batch = Batch.jagged(
+        [WHOLE, WHOLE, [0, 5, 1, 2, 6, 3], WHOLE, WHOLE, WHOLE, WHOLE], [-7, -7, -7, 3, 3, 0, 0], columns=rows
+    )
+    reading = read(batch, scheme(), VOCABULARY)
+    shown = metrics(credit(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
+    # Groups with two rewards or more: the first is mixed, the second is not; the third has one reward.
+    assert shown["credit/correct/unanimous"] == pytest.approx(1 / 2)
+    # Brier says the same everywhere but in the first group, in which it is mixed too.
+    assert shown["credit/unanimous"] == pytest.approx(1 / 2)
+    # Compared within groups: the second and the third are dead.
+    assert shown["credit/correct/dead_strata"] == pytest.approx(2 / 3)
+    assert "credit/correct/unanimous" not in metrics(credit(reading, batch, scheme()), reading, scheme())
+
+
+def test_what_a_remark_said_is_not_said_again_as_a_habit():
+    watch = Watch(scheme())
+    batch = Batch.jagged([PLAN, PLAN], [0, 0], columns={"answer": ["4"] * 2})
+    sentences, unscored = watch.of_reading(read(batch, scheme(), VOCABULARY))
+    assert len(sentences) == 1
+    assert unscored
+    assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
+
+
+def test_one_objective_that_all_earn_is_no_habit():
+    """Every completion well-formed: the price on tags is unanimous and its strata are dead, as they should be."""
+    tidy = {"credit/format/unanimous": 1.0, "credit/format/dead_strata": 1.0, "credit/unanimous": 0.2}
+    assert habits([{"step": step, **tidy} for step in range(9)]) == {}
+    split = {"credit/brier/unanimous": 0.5, "credit/brier/dead_strata": 1.0}
+    assert list(habits([{"step": step, **split} for step in range(3)])) == ["credit/brier/dead_strata"]
+
+
+def test_groups_that_nothing_is_compared_within_are_not_counted():
+    """With a baseline of the whole batch, a unanimous group teaches all the same."""
+    rule = Scheme("bae", LAYOUT, [Objective("correct", "solution", baseline="batch", if_missing=0.0)])
+    batch = Batch.jagged([WHOLE, WHOLE, SILENT, SILENT], [0, 0, 1, 1], columns={"answer": ["4"] * 4})
+    reading = read(batch, rule, VOCABULARY)
+    assert "credit/correct/unanimous" not in metrics(credit(reading, batch, rule), reading, rule, group_n=batch.group_n)
 
 
 def test_a_price_far_below_every_reward_is_said():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -432,6 +433,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line, or `words` in its place; a SpanwiseError becomes one sentence and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    warnings.formatwarning = lambda message, category, *_: (
+        f"Warning: {message}\n"
+    )  # a sentence for the user, not a line of code
     try:
         app(words)
     except SpanwiseError as error:

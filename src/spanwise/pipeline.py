@@ -6,18 +6,20 @@ what `Reading.pack` makes of a reading is gathered first where groups lie on sev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch
 from spanwise.credit import Streams, assign, assign_turns, group_index, keep_for_rollouts, restrict, spread, spread_tokens
 from spanwise.credit.assign import streams_of
-from spanwise.errors import AlignmentError, RecipeError
+from spanwise.errors import AlignmentError, DivergedError, RecipeError
+from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
 from spanwise.segment import Vocabulary, locate
@@ -250,6 +252,7 @@ def advantages(
 
     Raises:
         RecipeError: a share is counted in the batch, and the credit is not of a batch.
+        DivergedError: an advantage is not finite, and of which completion.
     """
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
@@ -258,19 +261,44 @@ def advantages(
             "per is 'batch' and this credit does not know how long the completions of its batch are; take it from "
             "pipeline.credit, or set mean_length_n."
         )
-    if found.token_nt is not None:
-        return spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
-    return spread(found, spans, per=per, dtype=dtype)
+    if found.token_nt is None:
+        adv_nt = spread(found, spans, per=per, dtype=dtype)
+    else:
+        adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
+    _check_finite(adv_nt, found)
+    return adv_nt
 
 
-def metrics(found: Credit, reading: Reading, scheme: Scheme) -> dict[str, float]:
+def _check_finite(adv_nt: Tensor, found: Credit) -> None:
+    """Stop before anything is trained with what is no number."""
+    if bool(adv_nt.isfinite().all()):
+        return
+    n, t = (~adv_nt.isfinite()).nonzero()[0].tolist()
+    credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
+    raise DivergedError(
+        f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}, its blocks are credited with "
+        f"{credits}; no weight has taken that in. Look at the size of this completion's rewards, of weight and if_missing, and of "
+        f"the critic's values."
+    )
+
+
+def metrics(
+    found: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
+) -> dict[str, float]:
     """Summarise the credit of a batch of all processes.
 
     `credit/<block>/mean_abs`: mean |credit| of the completions that have the block; `credit/<block>/zero_frac`: the share of
     them whose credit is exactly 0; `credit/<objective>/singletons` and `credit/<objective>/reward_absent`: shares of all
     completions; `credit/<objective>/coarser` (several outcomes): the share compared with fewer outcomes than it is given;
     `credit/malformed`: share with any fault in its tags; `credit/stop/mean_abs`: mean |credit| of the decision to stop;
-    `credit/no_signal`: 1 if every credit is 0, so its mean over a log interval is a share of batches.
+    `credit/no_signal`: 1 if every credit is 0, so its mean over a log interval is a share of batches;
+    `credit/<comparison>/dead_strata`: the share of strata in which nobody gets any credit (`dead_strata`);
+    `credit/<objective>/unanimous`: the share of groups in which all who have the reward have the same; `credit/unanimous`: in which
+    that is so of every objective. Only where groups are what is compared.
+
+    Args:
+        found, reading, scheme: see `credit`.
+        group_n: prompt ids; without them nothing is said of unanimous groups.
 
     Returns:
         name -> value; NaN for a block that no completion has.
@@ -301,7 +329,31 @@ def metrics(found: Credit, reading: Reading, scheme: Scheme) -> dict[str, float]
         shown[f"credit/{objective.name}/reward_absent"] = float(found.absent_m[m]) / rewards
         if len(objective.outcomes) > 1 and found.coarser_m is not None:
             shown[f"credit/{objective.name}/coarser"] = float(found.coarser_m[m]) / rewards
+    if group_n is not None and not scheme.value_names:
+        shown |= _unanimous(reading.scores.reward_nm, group_n, scheme.objectives)
+    for comparison, (strata, dead) in dead_strata(found, scheme).items():
+        shown[f"credit/{comparison}/dead_strata"] = dead / strata if strata else math.nan
     return shown
+
+
+def _unanimous(reward_nm: Tensor, group_n: Tensor, objectives: Sequence[Objective]) -> dict[str, float]:
+    """Shares of the groups in which a reward that is compared in groups is the same for all, and in which all of them are."""
+    index_n = group_index(group_n).cpu()
+    groups = int(index_n.max()) + 1 if len(index_n) else 0
+    shown, same_g, known_g = {}, torch.ones(groups).bool(), torch.zeros(groups).bool()
+    for m, objective in enumerate(objectives):
+        if objective.baseline in ("none", "batch"):
+            return shown
+        here_n = ~reward_nm[:, m].isnan().cpu()
+        values, index = reward_nm[:, m].cpu()[here_n], index_n[here_n]
+        low_g, high_g = (
+            torch.zeros(groups, dtype=values.dtype).scatter_reduce(0, index, values, how, include_self=False)
+            for how in ("amin", "amax")
+        )
+        several_g = torch.bincount(index, minlength=groups) > 1
+        shown[f"credit/{objective.name}/unanimous"] = float((low_g == high_g)[several_g].double().mean())
+        same_g, known_g = same_g & ((low_g == high_g) | ~several_g), known_g | several_g
+    return {**shown, "credit/unanimous": float(same_g[known_g].double().mean())}
 
 
 def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:

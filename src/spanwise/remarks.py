@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spanwise.credit import length_adaptive_lambda
 from spanwise.objective import Objective
@@ -18,7 +20,7 @@ _FAILED = (Status.TIMEOUT, Status.ERROR)
 def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """Say what is not as the scheme takes it to be: tags that nobody writes, rewards that nobody gets, what is left out for free.
 
-    An engine calls it with what it read and says each sentence once: the keys stay the same, the numbers in a sentence do not.
+    An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
     Args:
         reading: of completions that were read here, with their text.
@@ -27,8 +29,7 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
     Returns:
         Key -> sentence: `tags`; `scored/<objective>`, no completion has a reward; `unused/<objective>`, a number came for a block
         that is not there; `dear/<objective>`, `if_missing` is far from all rewards; `free/<objective>`, a block is left out and
-        `if_missing` is None; `lambda`, an adaptive lambda is 0 for
-        most completions. Nothing where there is nothing to say.
+        `if_missing` is None; `lambda`, an adaptive lambda is 0 for most completions. Nothing where there is nothing to say.
 
     Example:
         >>> from spanwise import Batch, Layout, Objective, Vocabulary, read
@@ -63,16 +64,123 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
     return found
 
 
-def unsaid(found: Mapping[str, str], said: set[str]) -> list[str]:
-    """The sentences of `remarks` whose keys are not in `said` yet, which they join.
+#: How many training batches in a row make a habit.
+IN_A_ROW = 3
+#: The metric, of the batch or (`{name}`) of an objective or comparison; above which share; what is so then, and its usual cause.
+_HABITS: tuple[tuple[str, float, str], ...] = (
+    (
+        "credit/malformed",
+        0.5,
+        "of the completions are malformed: tags are missing, doubled, nested or out of order. Usually the prompt does not ask for "
+        "the tags, completions are cut off at the longest length, or nothing pays for tags and the policy drifts (`format`).",
+    ),
+    (
+        "credit/{name}/reward_absent",
+        0.5,
+        "of the completions have no reward '{name}'. Usually they leave its block out and if_missing is None, so that this costs "
+        "nothing; or the reward function returns None, or its check times out.",
+    ),
+    (
+        "credit/unanimous",
+        0.9,
+        "of the groups are unanimous: under no objective does a completion differ from the others, so nothing is learned from them."
+        " Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
+    ),
+    (
+        "credit/{name}/dead_strata",
+        0.95,
+        "of the strata that '{name}' is compared within are dead: nobody in them gets any credit, though rewards differ within "
+        "groups. Usually groups are too small for the outcomes they are split by (group_size up, or baseline: blended).",
+    ),
+    (
+        "credit/no_signal",
+        0.99,
+        "of the batches taught nothing: every advantage is 0. `spanwise why` on their rollouts counts the reasons.",
+    ),
+)
 
-    >>> said = {"tags"}
-    >>> unsaid({"tags": "Again.", "scored/correct": "Nobody."}, said), sorted(said)
-    (['Nobody.'], ['scored/correct', 'tags'])
+
+def habits(batches: Sequence[Mapping[str, Any]], *, in_a_row: int = IN_A_ROW) -> dict[str, str]:
+    """Say what was wrong in several training batches in a row, and what usually causes it.
+
+    Rule: above half of the completions malformed or without a reward; above 90 % of the groups unanimous under every objective;
+    above 95 % of an objective's strata dead, though at most half of the groups are unanimous under it; every advantage 0. One
+    objective alone may be unanimous: where all tags are well-formed, `format` is.
+
+    Args:
+        batches: metrics of training batches as `pipeline.metrics` names them, in order, with their `step` where it is known.
+        in_a_row: how many of them it takes.
+
+    Returns:
+        metric -> sentence, for the longest run of batches beyond the threshold.
+
+    Example:
+        >>> lines = [{"step": n, "credit/malformed": share} for n, share in enumerate((0.2, 0.6, 0.7, 0.9, 0.1))]
+        >>> habits(lines)["credit/malformed"]
+        'In 3 batches in a row (steps 1 to 3) 60 % to 90 % of the completions are malformed: tags are missing, ...'
     """
-    sentences = [sentence for key, sentence in found.items() if key not in said]
-    said.update(found)
-    return sentences
+    found = {}
+    for key in dict.fromkeys(key for line in batches for key in line if key.startswith("credit/")):
+        name = key.removeprefix("credit/").rpartition("/")[0]
+        rule = next((rule for rule in _HABITS if key == rule[0].format(name=name)), None)
+        run = [] if rule is None else _longest(batches, key, rule[1])
+        if rule is None or len(run) < in_a_row:
+            continue
+        shares = sorted(line[key] for line in run)
+        said = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+        steps = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
+        found[key] = f"In {len(run)} batches in a row{steps} {said.replace('%', ' %')} {rule[2].format(name=name)}"
+    return found
+
+
+def _longest(batches: Sequence[Mapping[str, Any]], key: str, threshold: float) -> list[Mapping[str, Any]]:
+    """The longest run of batches in which a metric is above a threshold; one without the metric ends a run."""
+    longest: list[Mapping[str, Any]] = []
+    run: list[Mapping[str, Any]] = []
+    for line in batches:
+        value = line.get(key)
+        alike = key.endswith("/dead_strata") and (line.get(key.replace("/dead_strata", "/unanimous")) or 0.0) > 0.5
+        run = [*run, line] if value is not None and value > threshold and not alike else []
+        longest = max(longest, run, key=len)
+    return longest
+
+
+class Watch:
+    """Says each remark on the batches of a training once.
+
+    Args:
+        scheme: what the batches are read under.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> watch = Watch(Scheme.preset("grpo", Layout({"all": ["answer"]})))
+        >>> [len(watch.of_batch({"credit/malformed": 1.0})) for _ in range(5)]
+        [0, 0, 1, 0, 0]
+    """
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+        self._said: set[str] = set()
+        self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
+
+    def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
+        """What of `remarks` is new, and whether any of it, new or not, leaves an objective without rewards."""
+        found = remarks(reading, self.scheme)
+        for key in found:  # a habit that would say the same once more
+            kind, _, name = key.partition("/")
+            if kind in ("tags", "scored", "free"):
+                self._said.add("credit/malformed" if kind == "tags" else f"credit/{name}/reward_absent")
+        return self._new(found), any(key.startswith(("tags", "scored/")) for key in found)
+
+    def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
+        """What of `habits` is new after a training batch of these metrics."""
+        self._batches.append({**({} if step is None else {"step": step}), **shown})
+        return self._new(habits(self._batches))
+
+    def _new(self, found: Mapping[str, str]) -> list[str]:
+        sentences = [sentence for key, sentence in found.items() if key not in self._said]
+        self._said.update(found)
+        return sentences
 
 
 def _census(reading: Reading, scheme: Scheme) -> Census | None:

@@ -199,6 +199,18 @@ class Scheme:
                 f"{', '.join(there)}."
             )
 
+    def check_forgets(self, engine: str) -> None:
+        """Refuse a method that remembers earlier batches where nothing would keep what it remembers.
+
+        Raises:
+            RecipeError: it does.
+        """
+        if self.entry.stateful:
+            raise RecipeError(
+                f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep what it remembers: "
+                f"a resumed run would be another one. Train it with TRL, or use a method without a memory."
+            )
+
     def plain(self) -> dict[str, Any]:
         """The scheme as plain data, ready for YAML; a recipe with these fields is the same scheme."""
         return {

@@ -11,6 +11,7 @@ from border.case import Case, check, command
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import sole_writer
 from spanwise.commands.shared.samples import Samples
+from spanwise.engines.checkpoints import write_manifest
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
 from tokenizers_small import byte_model
@@ -29,6 +30,7 @@ def begun(folder, *, checkpoint=True, **fields):
     if checkpoint:
         (folder / "checkpoints" / "checkpoint-1").mkdir(parents=True)
         (folder / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text('{"global_step": 1}')
+        write_manifest(folder / "checkpoints" / "checkpoint-1", processes=1)
     return folder
 
 

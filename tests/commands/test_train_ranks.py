@@ -8,10 +8,13 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
+from spanwise.engines.checkpoints import checkpoint_fault, read_manifest
+
 
 def test_the_rollouts_of_all_processes_are_kept(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "spanwise.cli"]
     command += ["train", "--steps", "1", "--prompts", "2", "--group-size", "4", "--output", "run", "--eval-every", "1"]
+    command += ["--save-every", "1", "--set", "trainer={save_total_limit: 1}"]
     command += ["--set", "start_steps=2", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false"]
     environment = {
         **os.environ,
@@ -29,3 +32,8 @@ def test_the_rollouts_of_all_processes_are_kept(tmp_path):
     tokens = sum(map(sum, kept["trainable"].to_pylist()))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-1"
+    assert checkpoint_fault(checkpoint) is None
+    held = read_manifest(checkpoint)
+    assert held["processes"] == 2
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "entropy_ctrl_state.json"} <= set(held["files"])

@@ -401,6 +401,21 @@ def test_values_that_are_not_finite_are_refused_where_nothing_is_fitted():
         learn(found, *question(), fit=False)
 
 
+@pytest.mark.parametrize("options", [{}, {"mini_batches": 3, "epochs": 2}])
+def test_the_completion_whose_values_are_lost_is_named(options):
+    """One token's embedding is NaN, and one completion holds that token."""
+    rows, streams, *rest = question()
+    found = critic(CriticConfig(learning_rate=1e-3, **options))
+    strange = 9
+    ids = rows.ids_nl.clone()
+    ids[ids == strange] = PAD + 2
+    ids[17, int(rows.attention_nl[17].nonzero()[-1])] = strange
+    found.model.model.get_input_embeddings().weight.data[strange] = NAN
+    for fit in (False, True):
+        with pytest.raises(DivergedError, match=r"\d+ of its values are not finite, of completion 17 first"):
+            learn(found, replace(rows, ids_nl=ids), streams, *rest, fit=fit)
+
+
 def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence():
     found = critic(CriticConfig(learning_rate=1e20, max_grad_norm=1e30))
 

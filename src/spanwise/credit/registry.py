@@ -127,6 +127,11 @@ class Method:
         """Those of its settings that say what the objectives say, or what only some batches have."""
         return tuple(name for name in self.settings if name in FACTS)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the estimator is an object that remembers earlier batches (`state_dict`, `load_state_dict`)."""
+        return hasattr(self.estimator, "state_dict") and hasattr(self.estimator, "load_state_dict")
+
     @cached_property
     def takes_everything(self) -> bool:
         """Whether it takes `**anything`: it is handed all there is."""

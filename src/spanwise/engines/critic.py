@@ -101,10 +101,11 @@ class Critic:
         """
         started = time.perf_counter()
         with self._awake():
-            whole = _Batch(rows, streams, truncated_n, self.config, self.gamma).to(self.accelerator.device)
+            own_n = torch.arange(len(truncated_n))
+            whole = _Batch(rows, streams, truncated_n, own_n, self.config, self.gamma).to(self.accelerator.device)
             said, size = self._fit(whole) if fit else (self._values(whole), {})
             if not fit:
-                self._check_finite(whole.lost(*said))
+                self._check_finite(whole.lost_n(*said), own_n)
         value_nts, end_ns = (x.cpu() for x in said)
         whole = whole.to(torch.device("cpu"))
         shown = {**self._compare(whole, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
@@ -148,7 +149,7 @@ class Critic:
         """One optimizer step; what the model said on the way, and the size of loss and gradient."""
         self.model.train()
         count = self._sum(batch.mask_nts.sum().float()).clamp(min=1)
-        said, total, lost = [], torch.zeros((), device=count.device), torch.zeros((), device=count.device)
+        said, total, lost = [], torch.zeros((), device=count.device), []
         for part in torch.arange(len(batch)).split(self.micro_batch):
             here = batch.take(part)
             with self.accelerator.autocast():
@@ -156,7 +157,7 @@ class Critic:
             value_nts, end_ns = _split(self.model.value(logits), here.rows)
             said.append((value_nts.detach(), end_ns.detach()))
             before_nts, after_ns = said[-1] if old is None else (old[0][part], old[1][part])
-            lost += here.lost(before_nts, after_ns)
+            lost.append(here.lost_n(before_nts, after_ns))
             target_nts = here.targets(before_nts, after_ns)
             loss = torch.zeros((), device=count.device)
             for s in range(len(self.model.names)):
@@ -166,7 +167,7 @@ class Critic:
                 )
             loss.backward()
             total += loss.detach()
-        self._check_finite(lost)
+        self._check_finite(torch.cat(lost), batch.own_n)
         norm = self._step()
         return (
             (torch.cat([v for v, _ in said]), torch.cat([e for _, e in said])),
@@ -187,11 +188,13 @@ class Critic:
         self.updates += 1
         return norm
 
-    def _check_finite(self, lost: Tensor) -> None:
+    def _check_finite(self, lost_n: Tensor, own_n: Tensor) -> None:
         """Stop all processes before anything is made of values that are not finite in one of them."""
-        count = int(self._sum(lost))
+        count = int(self._sum(lost_n.sum()))
         if count:
-            raise self._diverged(f"{count} of its values are not finite")
+            here = own_n[lost_n.cpu() > 0].tolist()
+            where = f"of completion {here[0]} first" if here else "of completions of another process"
+            raise self._diverged(f"{count:g} of its values are not finite, {where}")
 
     def _diverged(self, what: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -265,11 +268,12 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a critic is fitted to, row by row."""
+    """What a critic is fitted to, row by row; `own_n` are the places of the rows in the batch of this process."""
 
     rows: Sequences
     streams: Streams
     truncated_n: Tensor
+    own_n: Tensor
     config: CriticConfig
     gamma: float
 
@@ -290,11 +294,11 @@ class _Batch:
             [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)], 1
         )
 
-    def lost(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
-        """How many of the values that are read are not finite."""
+    def lost_n(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
+        """How many of the values that are read are not finite, of each row."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
         here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts.isfinite()
-        return here_nts.sum().float() + (behind_n[:, None] & ~end_ns.isfinite()).sum()
+        return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~end_ns.isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
         """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
@@ -306,7 +310,9 @@ class _Batch:
     def take(self, rows: Tensor) -> _Batch:
         """Some of the rows."""
         some = _changed(self.streams, lambda x_sn: x_sn[:, rows])
-        return replace(self, rows=self.rows.take(rows), streams=some, truncated_n=self.truncated_n[rows])
+        return replace(
+            self, rows=self.rows.take(rows), streams=some, truncated_n=self.truncated_n[rows], own_n=self.own_n[rows]
+        )
 
     def to(self, device: torch.device) -> _Batch:
         """The same on a device."""

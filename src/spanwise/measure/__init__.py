@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:  # the core installs without it
     ) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
-from spanwise.measure.alarms import CALIBRATION, alarms, batch_alarms, critic_alarms, critic_streams
+from spanwise.measure.alarms import CALIBRATION, CAUSES, alarms, batch_alarms, critic_alarms, critic_streams
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -39,6 +39,7 @@ from spanwise.measure.weighted import (
 __all__ = [
     "BASELINES",
     "CALIBRATION",
+    "CAUSES",
     "FIGURES",
     "TOKEN_ESTIMATORS",
     "BinScheme",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spanwise.remarks import habits
+
 #: What looks good, or like anything, of a policy that is never right, never answers or says one number.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 #: The figure that shows it, when, what it means, and the figures that mean nothing then. The first that holds speaks for a figure.
@@ -16,6 +18,27 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str, tuple[str, ...]], ...] = 
     ("sharpness", lambda value: value < 1e-4, "every completion states the same confidence", CALIBRATION),
     ("format_rate", lambda value: value < 0.9, "many completions are malformed", ()),
 )
+
+#: What usually causes it.
+CAUSES: Mapping[str, str] = {
+    "most completions refuse to answer": (
+        "Usually a wrong answer costs more than none, as where all rewards are summed into one number: pay answer and confidence "
+        "by blocks (method: bae), or start from a better policy."
+    ),
+    "hardly any answer is right": "Usually the prompts are too hard for this policy, or answers are not read where they stand.",
+    "most answers could not be judged": (
+        "Usually gold answers are missing or cannot be read, or checks run out of time (verifier: {deadline: ...})."
+    ),
+    "few completions state a confidence": (
+        "Usually leaving it out costs nothing (if_missing), or completions are cut off before it."
+    ),
+    "every completion states the same confidence": (
+        "Usually the confidence is paid with the answer, or the members of its groups are all alike."
+    ),
+    "many completions are malformed": (
+        "Usually nothing pays for the tags (format), or completions are cut off at their longest length."
+    ),
+}
 
 _EXPLAINED = "/explained_variance"
 
@@ -45,26 +68,27 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""What is wrong with most of the training batches of a run, in sentences.
+    r"""What is wrong with many of the training batches of a run, in sentences; several in a row are `remarks.habits`.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
 
     Example:
-        >>> print(*batch_alarms([{"credit/no_signal": 1.0, "credit/brier/reward_absent": 1.0}] * 4), sep="\n")
+        >>> print(*batch_alarms([{"credit/no_signal": 1.0, "credit/brier/reward_absent": 1.0}] * 2), sep="\n")
         In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
         No completion of any training batch has the reward 'brier'.
     """
-    said = []
+    lasting = habits(batches)
+    said = list(lasting.values())
     silent = [line["credit/no_signal"] for line in batches if line.get("credit/no_signal") is not None]
-    if silent and sum(silent) > 0.5 * len(silent):
+    if "credit/no_signal" not in lasting and silent and sum(silent) > 0.5 * len(silent):
         share = f"{100 * sum(silent) / len(silent):.0f} %"
         said.append(
             f"In {share} of the training batches nothing was learned: no completion differed from what it is compared with."
         )
     for key in dict.fromkeys(key for line in batches for key in line if key.endswith("/reward_absent")):
         absent = [line[key] for line in batches if line.get(key) is not None]
-        if absent and min(absent) >= 1.0:
+        if key not in lasting and absent and min(absent) >= 1.0:
             said.append(f"No completion of any training batch has the reward '{key.split('/')[1]}'.")
     return said
 

@@ -46,7 +46,7 @@ def bootstrap(
     Edge cases:
         One prompt gives no bounds. Resamples in which the figure is NaN are left out and counted in `undefined`.
         An ECE is biased upwards by noise, and resampling adds as much noise again: of nominal .95 "percentile" holds a small ECE
-        in 0 trials of 100 and "basic" in 50 to 90 (docs/reliability.md). Use `ece_interval`, and `ece_difference` for two runs.
+        in 0 trials of 100 and "basic" in 50 to 90 (docs/intervals.md). Use `ece_interval`, and `ece_difference` for two runs.
 
     Example:
         >>> from spanwise.measure import auroc

@@ -134,7 +134,7 @@ def figure_intervals(
     """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
 
     Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`; `kind` is of all but the ECE, which no
-    kind holds: its interval is that of `ece_interval`. What share of them holds the truth: docs/reliability.md.
+    kind holds: its interval is that of `ece_interval`. What share of them holds the truth: docs/intervals.md.
 
     Edge cases:
         All figures lie in [0, 1], and so do the bounds. A share of exactly 0 or 1, which no resample changes, has Wilson's interval

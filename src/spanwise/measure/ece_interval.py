@@ -64,7 +64,7 @@ def ece_interval(
         One prompt gives no bounds. A true ECE of 0 lies on the border: the interval holds it if its lower bound is 0. Measured at
         nominal .95: .96 to .98 on average from 100 prompts on, .92 at least; with 30 prompts .95 to .98, but .87 where confidences
         are nearly always the same and the rare ones hold half of the error, which so few prompts do not show. What else was tried,
-        and every setting: docs/reliability.md.
+        and every setting: docs/intervals.md.
 
     Example:
         >>> q, c = torch.tensor([.9, .9, .6, .6] * 10), torch.tensor([1., 1., 1., 0.] * 10)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.measure import Curve, alarms, batch_alarms, critic_alarms, figure_intervals
+from spanwise.measure import CAUSES, Curve, alarms, batch_alarms, critic_alarms, figure_intervals
 from spanwise.report.charts import curves
 from spanwise.report.critic import critic_headlines, critic_section
 from spanwise.report.page import Headline, Panel, Section, render, shown
@@ -125,7 +125,7 @@ def _warnings(points: Lines, unmeasured: Collection[str]) -> list[str]:
     last = points[-1] if points else {}
     for name, why in alarms({name: last[name] for name in last if name not in unmeasured}).items():
         wrong.setdefault(why, []).append(figure_name(name))
-    return [f"{why[:1].upper()}{why[1:]} ({', '.join(names)})." for why, names in wrong.items()]
+    return [f"{why[:1].upper()}{why[1:]} ({', '.join(names)}). {CAUSES[why]}" for why, names in wrong.items()]
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:

@@ -21,13 +21,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import folded_tables
 from spanwise.commands.shared.files import without_nan
 from spanwise.commands.shared.folder import check_no_run, sole_writer, write_summary
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
+from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import Comparison, Interval
 from spanwise.measure import compare as compare_runs
@@ -199,7 +199,7 @@ def train_command(run: Run, *, resume: bool) -> list[str]:
 def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
     write_text(run.file, yaml.safe_dump(run.asked(), sort_keys=False))
-    checkpoint, faults = newest_checkpoint(run.folder)
+    checkpoint, faults = newest_checkpoint(run.folder / "checkpoints")
     if faults:
         said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
         goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"

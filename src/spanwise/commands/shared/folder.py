@@ -232,22 +232,23 @@ def write_page(folder: Path, html: str) -> Path:
     return target
 
 
-def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
+def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
 
     What an interruption cut off in the middle of a line ends them as well.
     """
     file = run / "metrics.jsonl"
-    lines: list[dict[str, Any]] = []
-    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            break
-        if line["step"] > step or "final" in line:
-            break
-        lines.append(line)
-    return lines
+    if not file.is_file():
+        return
+    with file.open(encoding="utf-8") as written:
+        for text in written:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                return
+            if line["step"] > step or "final" in line:
+                return
+            yield line
 
 
 def _remove(path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.commands.shared.display import warm_up_progress
+from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
 from spanwise.tasks import TASK_LAYOUTS, Start, Task, build_tokenizer, digits_task, load_task
@@ -102,7 +102,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
     run = next((place for place in (folder, *_above(folder)) if (place / "recipe.yaml").is_file()), None)
     place = folder / "model" if (folder / "model").is_dir() else folder
     if run == folder == place and not (folder / "config.json").is_file():
-        checkpoint, _ = newest_checkpoint(folder)
+        checkpoint, _ = newest_checkpoint(folder / "checkpoints")
         instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
         raise DataError(f"The run in '{folder}' has no model, so it has not ended; {instead}.")
     file = recipe or (None if run is None else run / "recipe.yaml")

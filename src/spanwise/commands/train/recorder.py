@@ -12,10 +12,10 @@ from transformers import TrainerCallback
 
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import Live
-from spanwise.commands.shared.folder import RunFolder
+from spanwise.commands.shared.folder import RunFolder, metrics_until
 from spanwise.commands.shared.samples import Samples
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.measure import ece
+from spanwise.measure import CAUSES, alarms, ece
 from spanwise.recipe import Recipe, answer_tags
 from spanwise.tasks import Task
 from spanwise.types import Scores
@@ -49,10 +49,10 @@ class Recorder(TrainerCallback):
         self.live = Live(console, title, recipe.steps)
         self.trainer: SpanGRPOTrainer | None = None
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
-        self.batches = [_kept(line) for line in history if "evaluation" not in line]
         self.step_seconds = self.spanwise_seconds = 0.0
         self.tokens = 0
         self._scores: Scores | None = None
+        self._warned: set[str] = set()
         self._step_started = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -83,13 +83,13 @@ class Recorder(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""
+        del state.log_history[:-1]  # metrics.jsonl has them, and a run of weeks has many
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         values = self._batch_figures(logs)
         line = {"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
-        self.batches.append(_kept(line))
         self.folder.add_metrics(line)
         speed = self.tokens / max(self.step_seconds, 1e-9)
         rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
@@ -107,6 +107,8 @@ class Recorder(TrainerCallback):
         if trainer.accelerator.is_main_process:
             samples.write(self.folder.path)
         final = samples.figures()
+        lines = metrics_until(self.folder.path, self.recipe.steps)  # of the main process, which alone writes the summary
+        batches = [_kept(line) for line in lines if "evaluation" not in line]
         first, *_ = self.evaluations
         self.evaluations.append({"step": self.recipe.steps, **final})
         if trainer.accelerator.is_main_process:
@@ -119,7 +121,7 @@ class Recorder(TrainerCallback):
             "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
             "final": final,
             "curve": self.evaluations,
-            "batches": self.batches,
+            "batches": batches,
             "seconds": seconds,
             "step_seconds": self.step_seconds,
             "spanwise_seconds": self.spanwise_seconds,
@@ -142,6 +144,15 @@ class Recorder(TrainerCallback):
         self.evaluations.append({"step": step, **values})
         if self._trainer().accelerator.is_main_process:
             self.folder.add_metrics({"step": step, "evaluation": values})
+            self._warn(step, values)
+
+    def _warn(self, step: int, values: Mapping[str, Any]) -> None:
+        """Say what is wrong with an evaluation, each thing once and with what usually causes it; the start may be what it is."""
+        for figure, why in alarms(values).items():
+            if why not in self._warned and step:
+                said = f"Warning: step {step}: {why} ({figure} {values[figure]:.3f}). {CAUSES[why]}"
+                self.live.console.print(said, highlight=False, soft_wrap=True)
+            self._warned.add(why)
 
     def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -154,6 +165,7 @@ class Recorder(TrainerCallback):
             temperature=self.recipe.temperature,
             max_new_tokens=self.recipe.max_completion_length,
             tags=answer_tags(self.recipe),
+            verifier=self.recipe.verifier,
         )
 
     def _trainer(self) -> SpanGRPOTrainer:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from spanwise.commands.shared.checkpoints import newest_checkpoint
 from spanwise.disk import refusal, unwritten
+from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, SpanwiseError
 
 
@@ -48,7 +48,7 @@ def _how_to_go_on(run: Path, before: set[Path]) -> str:
         shutil.rmtree(place, ignore_errors=True)
     if (run / "summary.json").is_file():
         return f"All else is there: spanwise report {run} writes what is missing."
-    newest, _ = newest_checkpoint(run)
+    newest, _ = newest_checkpoint(run / "checkpoints")
     if newest is None:
         return "There is no checkpoint to go on from (--save-every 10 writes some): train again with --overwrite."
     return f"Go on from {newest.name}: spanwise train --resume {run}."
@@ -56,5 +56,5 @@ def _how_to_go_on(run: Path, before: set[Path]) -> str:
 
 def _half_written(run: Path, before: set[Path]) -> list[Path]:
     """The checkpoints that this training began and did not end."""
-    _, faults = newest_checkpoint(run)
+    _, faults = newest_checkpoint(run / "checkpoints")
     return [place for name in faults if (place := run / "checkpoints" / name) not in before]

@@ -125,7 +125,7 @@ def _trainer(recipe: Recipe, task: Task, scheme: Scheme, args: SpanGRPOConfig, r
         model=task.model,
         args=args,
         train_dataset=task.train,
-        processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left"),
+        processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False),
         scheme=scheme,
         critic=None if recipe.critic is None else CriticConfig.of(recipe.critic),
         callbacks=[recorder],
@@ -199,7 +199,7 @@ def _history(
         said = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
         console.print(said, highlight=False, soft_wrap=True)
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // steps_per_batch(args)
-    return step, metrics_until(file.parent, step)
+    return step, list(metrics_until(file.parent, step))
 
 
 def _check_names(recipe: Recipe) -> None:

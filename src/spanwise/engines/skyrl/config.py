@@ -151,6 +151,7 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
     for sentence, wrong in sentences.items():
         if wrong:
             raise RecipeError(sentence)
+    scheme.check_forgets("SkyRL")
     scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"))
 
 

@@ -9,7 +9,7 @@ import torch
 from skyrl.train.trainer import RayPPOTrainer  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AutoConfig
+from transformers import PretrainedConfig
 
 from spanwise.batch import Batch
 from spanwise.engines.returns import returns
@@ -18,7 +18,7 @@ from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
-from spanwise.remarks import remarks, unsaid
+from spanwise.remarks import Watch
 from spanwise.segment import Vocabulary
 
 
@@ -50,12 +50,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.scheme, self.critic_config = check(cfg), critic_of(cfg)
         register()
         super().__init__(cfg, *args, **kwargs)
-        model = AutoConfig.from_pretrained(cfg.trainer.policy.model.path, trust_remote_code=True)
-        size = getattr(model.get_text_config(), "vocab_size", None)
+        written, _ = PretrainedConfig.get_config_dict(cfg.trainer.policy.model.path)  # read, never run
+        size = {**written, **(written.get("text_config") or {})}.get("vocab_size")
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
         self.last_advantages: Tensor | None = None
         self.last_rows: Rows | None = None
-        self._said: set[str] = set()
+        self._watch = Watch(self.scheme)
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
@@ -102,12 +102,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
         data["advantages"] = adv_nt * self._factor(data, rows)
         data["returns"] = adv_nt
-        shown = metrics(found, reading, self.scheme)
+        shown = metrics(found, reading, self.scheme, group_n=batch.group_n)
         if self.scheme.value_names:
             shown |= self._teach(data, batch, reading)
         self.last_advantages = adv_nt[:real]
         self._log(shown, adv_nt[mask_nt])
-        self._say(reading)
+        for sentence in (*self._watch.of_reading(reading)[0], *self._watch.of_batch(shown, step=self.global_step)):
+            warnings.warn(f"Step {self.global_step}: {sentence}", UserWarning, stacklevel=2)
         return data
 
     def _teach(self, data: Any, batch: Batch, reading: Reading) -> dict[str, float]:
@@ -152,11 +153,6 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.all_metrics.update({name: value for name, value in shown.items() if value == value})
         size = {"": trained, "_abs": trained.abs()}
         self.all_metrics.update({f"loss/avg_raw_advantages{key}": float(value.mean()) for key, value in size.items()})
-
-    def _say(self, reading: Reading) -> None:
-        """Warn of what is not as the scheme takes it to be, each thing once."""
-        for sentence in unsaid(remarks(reading, self.scheme), self._said):
-            warnings.warn(f"Step {self.global_step}: {sentence}", UserWarning, stacklevel=2)
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:

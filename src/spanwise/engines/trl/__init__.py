@@ -2,6 +2,7 @@
 
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import LOSS_TYPES
-from spanwise.engines.trl.trainer import CRITIC, SpanGRPOTrainer
+from spanwise.engines.trl.saving import CRITIC
+from spanwise.engines.trl.trainer import SpanGRPOTrainer
 
 __all__ = ["CRITIC", "LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]

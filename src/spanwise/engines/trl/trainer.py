@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import trl
 from torch import Tensor
 from torch.nn.functional import pad
 from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
@@ -24,16 +23,18 @@ from spanwise.engines.critic import Critic
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
+from spanwise.engines.trl.diverged import GradientGuard, check_loss
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
+from spanwise.engines.trl.saving import Saving
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
 from spanwise.engines.trl.values import cut_off, sequences
 from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.engines.value_model import ValueModel
 from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
-from spanwise.remarks import remarks, unsaid
+from spanwise.remarks import Watch
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -44,11 +45,9 @@ _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 WITH_CRITIC = ("value_nt", "bootstrap_n")
-#: The folder of a checkpoint that holds its critic.
-CRITIC = "critic"
 
 
-class SpanGRPOTrainer(GRPOTrainer):
+class SpanGRPOTrainer(Saving):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
@@ -122,7 +121,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
         self._prompts_checked = False
-        self._said: set[str] = set()
+        self._watch, self._cut_off_said = Watch(scheme), False
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         self._canary_due = getattr(args, "canary", True) and not unseen
@@ -146,6 +145,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
         self.critic = None if critic is None else self._critic(critic)
         self._critic_seconds = self._step_seconds = 0.0
+        self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
 
     def _critic(self, config: CriticConfig) -> Critic:
         names, tokenizer = self.scheme.value_names, self._text_tokenizer
@@ -155,11 +155,6 @@ class SpanGRPOTrainer(GRPOTrainer):
             model = ValueModel.load(config.model, names, config, tokenizer)
         size = self.args.per_device_train_batch_size
         return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
-
-    @property
-    def _text_tokenizer(self) -> Any:
-        # A processor holds the tokenizer of a multimodal model.
-        return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     # ------------------------------------------------------------------ rewards
 
@@ -223,7 +218,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         mask_nt = loss_mask(output).bool().cpu()
         everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
-        found = credit(everyone, whole, self.scheme)
+        with self._unmoved() if mode == "eval" else nullcontext():
+            found = credit(everyone, whole, self.scheme)
         log_credit(self._logs, *self._by_completion(found, everyone, whole, len(mask_nt)), self.scheme)
         own = found.take(here)
         spans = restrict(reading.spans, mask_nt) if turns is None else restrict_turns(reading.spans, mask_nt, turns)
@@ -233,10 +229,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         if int(output["num_items_in_batch"]) == 0:
             self._all_cut_off(len(mask_nt) * self.accelerator.num_processes)
         self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
-        shown = metrics(found, everyone, self.scheme)
+        shown = metrics(found, everyone, self.scheme, group_n=whole.group_n)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
-        told = self._say(reading)
+        told = self._say(reading, shown, mode)
         if mode == "train" and not found.has_signal:
             self._no_signal(explained=told)
         return output
@@ -334,7 +330,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         )
 
     def _all_cut_off(self, completions: int) -> None:
-        if "cut off" not in self._said and self.accelerator.is_main_process:
+        if not self._cut_off_said and self.accelerator.is_main_process:
             warnings.warn(
                 f"Step {self.state.global_step}: all {completions} completions were cut off at max_completion_length="
                 f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is learned "
@@ -342,15 +338,17 @@ class SpanGRPOTrainer(GRPOTrainer):
                 UserWarning,
                 stacklevel=2,
             )
-        self._said.add("cut off")
+        self._cut_off_said = True
 
-    def _say(self, reading: Reading) -> bool:
+    def _say(self, reading: Reading, shown: dict[str, float], mode: str) -> bool:
         """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""
-        found = remarks(reading, self.scheme)
-        for sentence in unsaid(found, self._said):
+        sentences, unscored = self._watch.of_reading(reading)
+        if mode == "train":
+            sentences += self._watch.of_batch(shown, step=self.state.global_step)
+        for sentence in sentences:
             if self.accelerator.is_main_process:
                 warnings.warn(f"Step {self.state.global_step}: {sentence}", UserWarning, stacklevel=2)
-        return any(key.startswith(("tags", "scored/")) for key in found)
+        return unscored
 
     def _no_signal(self, *, explained: bool) -> None:
         self.zero_batches += 1
@@ -395,6 +393,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
+        check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if watch and logps_bt is not None:
             check_own_advantage(
                 loss,
@@ -454,18 +453,6 @@ class SpanGRPOTrainer(GRPOTrainer):
             model.zero_grad(set_to_none=True)  # zeros would still decay the weights
         self._step_seconds += time.perf_counter() - started
         return loss
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.critic is not None and self.args.should_save:
-            self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.critic is not None and checkpoint is not None:
-            self.critic.restore(Path(checkpoint) / CRITIC)
 
     # ------------------------------------------------------------------ log
 

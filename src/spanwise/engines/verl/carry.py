@@ -206,7 +206,7 @@ def credited(
     batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=_steps(own, carried, scheme), **tokens)
     found = credit(reading, batch, scheme)
     adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)
-    shown, return_nt = metrics(found, reading, scheme), None
+    shown, return_nt = metrics(found, reading, scheme, group_n=group_s), None
     if scheme.value_names:
         own_nt, error = returns(reading, batch, scheme, lam=value_lam)
         return_nt, shown = _placed(own_nt, mask_nt, real, turns), {**shown, **error}

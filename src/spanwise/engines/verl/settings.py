@@ -21,7 +21,7 @@ from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
 from spanwise.pipeline import Reading
 from spanwise.recipe import load, scheme_at
-from spanwise.remarks import remarks, unsaid
+from spanwise.remarks import Watch
 from spanwise.scheme import Scheme
 
 #: What verl calls the fields of `Batch` that hold a number per token: of its critic, and of the policy that its loss starts from.
@@ -45,7 +45,7 @@ class Settings:
         mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
         mini_batch: rows per optimiser step.
         value_lam: lambda of what verl's critic is fitted to.
-        said: the remarks that were made already.
+        watch: what was said of the batches already.
     """
 
     scheme: Scheme
@@ -53,7 +53,10 @@ class Settings:
     horizon: int | float | None
     mini_batch: int
     value_lam: float = 1.0
-    said: set[str] = field(default_factory=set)
+    watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.scheme)
 
     @property
     def tokens(self) -> dict[str, str]:
@@ -68,7 +71,8 @@ class Settings:
         def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
             found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam)
             shown.update(found.metrics)
-            self._say(found.reading)
+            for sentence in (*self.watch.of_reading(found.reading)[0], *self.watch.of_batch(found.metrics)):
+                say(sentence)
             adv_nt = found.adv_nt * self._factor(rows, found.reading, mask_nt)
             return adv_nt, adv_nt if found.return_nt is None else found.return_nt
 
@@ -89,10 +93,6 @@ class Settings:
             horizon=self.horizon,
         )
 
-    def _say(self, reading: Reading) -> None:
-        for sentence in unsaid(remarks(reading, self.scheme), self.said):
-            say(sentence)
-
 
 def prepare(config: Any) -> Settings:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager.
@@ -109,6 +109,7 @@ def prepare(config: Any) -> Settings:
     _check_critic(config.critic.get("enable"), critic, scheme)
     value_lam = _value_lambda(critic, config)
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
+    scheme.check_forgets("verl")
     scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"})
     _check(config)
     actor = config.actor_rollout_ref.actor

@@ -1,0 +1,149 @@
+"""Checkpoints: the list of what one holds, written last, and the newest of a folder that holds all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from spanwise.errors import DataError
+
+#: The list of a checkpoint's files. A checkpoint without it was cut off while it was written.
+MANIFEST = "spanwise.json"
+
+
+def write_manifest(
+    place: Path, *, processes: int, resumable: bool = True, estimator: Mapping[str, Any] | None = None
+) -> None:
+    """Say that a checkpoint is whole: its files with their sizes, on the disk before the list is.
+
+    Args:
+        place: the checkpoint.
+        processes: that trained together.
+        resumable: whether it holds more than a model.
+        estimator: the state of a stateful estimator.
+    """
+    sizes = {}
+    for file in sorted(path for path in place.rglob("*") if path.is_file() and path.name != MANIFEST):
+        with file.open("rb") as held:
+            os.fsync(held.fileno())
+            sizes[file.relative_to(place).as_posix()] = os.fstat(held.fileno()).st_size
+    about = {"files": sizes, "processes": processes, "resumable": resumable, "estimator": estimator}
+    beside = place / f".{MANIFEST}"
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(about, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(place / MANIFEST)
+
+
+def read_manifest(place: Path) -> dict[str, Any]:
+    """What `write_manifest` wrote."""
+    return json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+
+
+def checkpoint_fault(place: Path) -> str | None:
+    """What is wrong with a checkpoint, found before a model is loaded; None if training can go on from it.
+
+    >>> checkpoint_fault(Path("nowhere"))
+    'there is no such folder'
+    """
+    if not place.is_dir():
+        return "there is no such folder"
+    try:
+        about = read_manifest(place)
+        sizes = {str(name): int(size) for name, size in about["files"].items()}
+        resumable, _, _ = bool(about["resumable"]), int(about["processes"]), about["estimator"]
+    except FileNotFoundError:
+        return f"it holds no {MANIFEST}, which is written last, so it was cut off or is not of this trainer"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is damaged"
+    for name, size in sizes.items():
+        file = place / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if (there := file.stat().st_size) != size:
+            return f"{name} is damaged, it has {there} bytes of {size}"
+    if not resumable:
+        return "it holds a model only, as save_only_model asked for"
+    return next((f"{name} is damaged" for name in sizes if not _readable(place / name)), None)
+
+
+def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
+    """The newest whole checkpoint of a folder, None if there is none; and what is wrong with each newer one, by name."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    found = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
+    faults: dict[str, str] = {}
+    for path in found:
+        fault = checkpoint_fault(path)
+        if fault is None:
+            return path, faults
+        faults[path.name] = fault
+    return None, faults
+
+
+def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
+    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none.
+
+    Args:
+        args: of the trainer.
+        asked: a folder, or True for the newest whole checkpoint of the output folder.
+
+    Raises:
+        DataError: it is not whole, or there is none that is.
+    """
+    if asked is None or asked is False:
+        return None
+    faults: dict[str, str] = {}
+    place: Path | None = Path(str(asked))
+    if asked is True:
+        place, faults = newest_checkpoint(args.output_dir)
+    elif fault := checkpoint_fault(Path(str(asked))):
+        place, faults = None, {str(asked): fault}
+    said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    if place is None:
+        raise DataError(f"There is no whole checkpoint to resume from ({said or f'none in {args.output_dir!r}'}).")
+    if said:
+        warnings.warn(f"Resuming from {place.name}; not readable are {said}.", UserWarning, stacklevel=3)
+    before = read_manifest(place)["processes"]
+    if before != args.world_size:
+        warnings.warn(
+            f"'{place}' was written by {before} processes and {args.world_size} go on: the draws of prompts and tokens will not be "
+            f"those of an uninterrupted run.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return str(place)
+
+
+def restore_estimator(estimator: Any, place: Path, method: str) -> None:
+    """Give a stateful estimator the state that a checkpoint holds.
+
+    Raises:
+        DataError: the checkpoint holds none.
+    """
+    state = read_manifest(place)["estimator"]
+    if state is None:
+        raise DataError(f"'{place}' holds no state of the method '{method}', which remembers earlier batches; start anew.")
+    estimator.load_state_dict(state)
+
+
+def _readable(file: Path) -> bool:
+    """Whether a file is of the kind that its name says, as far as its head and its end tell."""
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as weights:
+                weights.keys()
+        elif file.suffix == ".json":
+            json.loads(file.read_text(encoding="utf-8"))
+        elif file.suffix in (".pt", ".pth", ".bin"):
+            return zipfile.is_zipfile(file)
+    except (OSError, ValueError, SafetensorError):
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""`Saving`: TRL's trainer whose checkpoints are whole, or not gone on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from transformers.trainer_utils import rotate_checkpoints
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
+from spanwise.engines.critic import Critic
+from spanwise.errors import DataError
+from spanwise.scheme import Scheme
+
+#: The folder of a checkpoint that holds its critic.
+CRITIC = "critic"
+
+
+class Saving(GRPOTrainer):
+    """TRL's `GRPOTrainer` whose checkpoints hold the critic and what a method remembers, and say themselves that they are whole.
+
+    Attributes:
+        scheme: the rule of credit, whose method may remember earlier batches.
+        critic: the `Critic`, None without one.
+    """
+
+    scheme: Scheme
+    critic: Critic | None
+    # TRL's annotation allows a None that a trainer never has.
+    args: Any
+    processing_class: Any
+
+    @property
+    def _text_tokenizer(self) -> Any:
+        # A processor holds the tokenizer of a multimodal model.
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """TRL's training. A checkpoint that lacks anything is not gone on from: True takes the newest whole one.
+
+        Raises:
+            DataError: the checkpoint is not whole, or no whole one is there, and what is wrong.
+        """
+        place = whole_checkpoint(self.args, resume_from_checkpoint)
+        try:
+            return super().train(place, *args, **options)
+        except UnpicklingError as error:
+            if place is None:
+                raise
+            raise DataError(f"'{place}' holds more than numbers, which is not read: {str(error).splitlines()[0]}") from error
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """TRL's checkpoint, then the list of its files, which says that it is whole; only then older ones go."""
+        folder = Path(self._get_output_dir(trial=trial))
+        place = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (place / MANIFEST).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            torch.save(self.args, place / "training_args.bin")  # with the limit
+            resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
+            estimator = self._estimator
+            state = None if estimator is None else estimator.state_dict()
+            write_manifest(place, processes=processes, resumable=resumable, estimator=state)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.critic is not None and self.args.should_save:
+            self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if self.critic is not None:
+            self.critic.restore(Path(checkpoint) / CRITIC)
+        if self._estimator is not None:
+            restore_estimator(self._estimator, Path(checkpoint), self.scheme.method)
+
+    @contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        """What is only looked at teaches an estimator nothing."""
+        estimator = self._estimator
+        state = None if estimator is None else estimator.state_dict()
+        yield
+        if estimator is not None:
+            estimator.load_state_dict(state)
+
+    @property
+    def _estimator(self) -> Any:
+        """The method's estimator, where it keeps a state from batch to batch."""
+        return self.scheme.entry.estimator if self.scheme.entry.stateful else None

@@ -1,0 +1,199 @@
+"""A checkpoint is whole or it is not gone on from, whatever it lacks; what a method remembers is in it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from spanwise.credit import METHODS, HistoryWeight, Preset
+from spanwise.engines import checkpoints
+from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, write_manifest
+from spanwise.engines.trl import saving as room
+from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.registry import register
+from spanwise.scheme import Scheme
+from trl_critic_small import fast, with_critic
+from trl_small import THIRD_PARTY, policy, prompts, trainer, weights
+
+pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+
+WHOLE = Layout({"completion": []})
+#: All that a run with a critic and an entropy target needs to go on as if nothing had happened.
+NEEDED = {
+    "model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
+    "training_args.bin", "entropy_ctrl_state.json", "critic/model.safetensors", "critic/optimizer.pt",
+}  # fmt: skip
+
+
+def many_a(completions, **columns):
+    return [float(one.count("a") - one.count("b")) for one in completions]
+
+
+def resumable(folder, *, method=None, critic=None, **options):
+    """TRL's own sampling, AdamW and its entropy controller."""
+    torch.manual_seed(0)
+    usual = {
+        "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, "max_completion_length": 8, "shuffle_dataset": True,
+        "use_adaptive_entropy": True, "entropy_target": 1.0, "save_strategy": "steps", "save_steps": 1, **options,
+    }  # fmt: skip
+    extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": WHOLE}
+    objectives = [Objective(many_a, pays=("completion",))]
+    if critic is not None:
+        return with_critic(folder, critic, objectives=objectives, extra=extra, **usual)
+    return trainer(folder, extra={**extra, "method": method or "grpo", "objectives": objectives}, **usual)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    resumable(folder, critic=fast(), max_steps=2).train()
+    return folder
+
+
+def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
+    place = run / "checkpoint-2"
+    files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
+    assert set(files) >= NEEDED | {MANIFEST}
+    assert newest_checkpoint(run) == (place, {})
+    other = tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-1", tmp_path / "checkpoint-1")
+    for name in sorted(set(files) - {MANIFEST}):
+        for what, left in (("missing", None), ("damaged", b""), ("damaged", files[name].read_bytes()[:-1])):
+            shutil.copytree(place, other)
+            (other / name).unlink()
+            if left is not None:
+                (other / name).write_bytes(left)
+            found, faults = newest_checkpoint(tmp_path)
+            assert found == tmp_path / "checkpoint-1", (name, what)
+            assert name in faults["checkpoint-2"], faults
+            assert what in faults["checkpoint-2"], faults
+            shutil.rmtree(other)
+
+
+def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(run, tmp_path):
+    place = tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-2", place)
+    manifest = (place / MANIFEST).read_text()
+    for nonsense in ("", "{", "[]", "{}", '{"files": 3, "processes": 1, "resumable": true}'):
+        (place / MANIFEST).write_text(nonsense)
+        assert checkpoint_fault(place) is not None, nonsense
+    (place / MANIFEST).write_text(manifest)
+    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "entropy_ctrl_state.json"):
+        kept = (place / name).read_bytes()
+        (place / name).write_bytes(b"\0" * len(kept))  # what a file system leaves after the power went
+        assert checkpoint_fault(place) == f"{name} is damaged"
+        (place / name).write_bytes(kept)
+    assert checkpoint_fault(place) is None
+
+
+def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch):
+    whole = resumable(tmp_path / "whole")
+    whole.train()
+    real, written = write_manifest, []
+
+    def dies(place, **facts):
+        written.append(place)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        real(place, **facts)
+
+    monkeypatch.setattr(room, "write_manifest", dies)
+    with pytest.raises(KeyboardInterrupt):
+        resumable(tmp_path / "cut", save_total_limit=1).train()
+    left = {path.name for path in (tmp_path / "cut").glob("checkpoint-*")}
+    assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
+    monkeypatch.setattr(room, "write_manifest", real)
+    again = resumable(tmp_path / "cut", save_total_limit=1)
+    with pytest.warns(UserWarning, match=r"Resuming from checkpoint-1; not readable are checkpoint-2: it holds no spanwise"):
+        again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+    for name, value in weights(again.model).items():
+        assert torch.equal(value, weights(whole.model)[name]), name
+    assert again.entropy_coef == whole.entropy_coef
+    assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert torch.load(tmp_path / "cut" / "checkpoint-3" / "training_args.bin", weights_only=False).save_total_limit == 1
+
+
+def test_a_checkpoint_that_is_written_again_is_not_whole_until_it_is(tmp_path, monkeypatch):
+    run = resumable(tmp_path, max_steps=1)
+    run.train()
+    assert newest_checkpoint(tmp_path)[0] is not None
+    monkeypatch.setattr(run, "_save_rng_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run._save_checkpoint(run.model, None)
+    assert newest_checkpoint(tmp_path)[0] is None
+
+
+def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
+    resumable(tmp_path, max_steps=1, save_only_model=True).train()
+    with pytest.raises(DataError, match=r"checkpoint-1: it holds a model only, as save_only_model asked for"):
+        resumable(tmp_path).train(resume_from_checkpoint=True)
+    with pytest.raises(DataError, match=r"There is no whole checkpoint to resume from \(none in .*empty'\)"):
+        resumable(tmp_path / "empty").train(resume_from_checkpoint=True)
+    with pytest.raises(DataError, match=r"nowhere: there is no such folder"):
+        resumable(tmp_path).train(resume_from_checkpoint="nowhere")
+
+
+def test_another_number_of_processes_is_said(run, tmp_path):
+    place = tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-2", place)
+    held = json.loads((place / MANIFEST).read_text())
+    (place / MANIFEST).write_text(json.dumps({**held, "processes": 2}))
+
+    class Args:
+        world_size, output_dir = 1, str(tmp_path)
+
+    with pytest.warns(UserWarning, match=r"checkpoint-2' was written by 2 processes and 1 go on"):
+        assert checkpoints.whole_checkpoint(Args, True) == str(place)
+
+
+# ------------------------------------------------------------------------------------------------ methods that remember
+
+
+@pytest.fixture
+def steady():
+    """A method that remembers: GRPO weighted by how often earlier batches were right."""
+    estimator = HistoryWeight(eta=0.3)
+    register("steady", kind="completion", paper="none", preset=Preset(whole=True, calibrated=False))(estimator)
+    yield estimator
+    METHODS.pop("steady")
+    METHODS._functions.pop("steady")
+
+
+START = {"anchors": [0.5], "rates": []}
+
+
+def test_what_a_method_remembers_is_in_the_checkpoint(steady, tmp_path):
+    whole = resumable(tmp_path, method="steady")
+    whole.train()
+    end = steady.state_dict()
+    assert len(end["anchors"]) == 4  # the start and three batches
+    first = json.loads((tmp_path / "checkpoint-1" / MANIFEST).read_text())["estimator"]
+    assert first["anchors"] == end["anchors"][:2]
+    steady.load_state_dict(START)
+    again = resumable(tmp_path / "again", method="steady")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert steady.state_dict() == end
+    for name, value in weights(again.model).items():
+        assert torch.equal(value, weights(whole.model)[name]), name
+    write_manifest(tmp_path / "checkpoint-1", processes=1)  # as another method leaves it
+    with pytest.raises(DataError, match="holds no state of the method 'steady'"):
+        resumable(tmp_path / "never", method="steady").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_evaluation_never_moves_what_a_method_remembers(steady, tmp_path):
+    run = resumable(tmp_path, method="steady", max_steps=1, save_strategy="no")
+    run.train()
+    before = steady.state_dict()
+    assert before != START
+    run.evaluate(prompts(2))
+    assert steady.state_dict() == before
+
+
+def test_engines_whose_checkpoints_are_their_own_refuse_it(steady):
+    Scheme.preset("grpo", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("verl")
+    with pytest.raises(RecipeError, match="Method 'steady' remembers earlier batches, and the checkpoints of verl do not"):
+        Scheme.preset("steady", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("verl")

@@ -1,0 +1,85 @@
+"""What is not finite stops the run before a weight takes it in, and names the completion."""
+
+import pytest
+import torch
+
+from spanwise.engines.trl.diverged import GradientGuard
+from spanwise.errors import DivergedError
+from spanwise.objective import Objective
+from trl_small import LAYOUT, THIRD_PARTY, policy, prompts, trainer, weights
+
+pytestmark = [*THIRD_PARTY]
+
+
+def adam(folder, *, extra=None, **options):
+    return trainer(folder, extra={"train_dataset": prompts(4), **(extra or {})},
+                   **{"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, **options})  # fmt: skip
+
+
+def stopped(run, match):
+    """Train until it stops; nothing but finite numbers and the weights of the step before are left."""
+    kept, step = {}, type(run).training_step
+
+    def watched(self, *args, **options):
+        kept.update(weights(self.model))
+        return step(self, *args, **options)
+
+    run.training_step = watched.__get__(run)
+    with pytest.raises(DivergedError, match=match):
+        run.train()
+    for name, value in weights(run.model).items():
+        assert torch.equal(value, kept[name]), name
+    return run
+
+
+@pytest.mark.parametrize(("where", "token"), [(slice(None), r"token 0"), (slice(-1, None), r"(masked )?token 12")])
+def test_a_loss_that_is_not_finite_names_the_completion(tmp_path, where, token):
+    run = adam(tmp_path)
+
+    def broken(model, args, options, output):
+        if run.state.global_step == 1 and torch.is_grad_enabled():
+            lost = torch.zeros_like(output.log_probs)
+            lost[2, where] = torch.nan
+            output.log_probs = output.log_probs + lost
+        return output
+
+    run.model.register_forward_hook(broken, with_kwargs=True)
+    stopped(
+        run,
+        rf"Step 1: the loss is nan; it comes from completion \d of the micro-batch of 8, whose log-probability at "
+        rf"{token} is nan: '",
+    )
+    assert run.state.global_step == 1
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_loss(tmp_path):
+    run = adam(tmp_path)
+    weight = run.model.lm_head.weight
+    weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
+    stopped(
+        run,
+        r"Step 1: the gradient is not finite \(norm nan\), in \d+ of \d+ parameters, .*lm_head.weight first|Step 1: the gradient",
+    )
+    assert run.state.global_step == 1
+
+
+def test_advantages_that_are_not_finite_name_the_completion_and_its_credit(tmp_path):
+    """5e39 is a number in the float64 of the credit, and none in the float32 of the advantages."""
+    huge = Objective("correct", pays=("solution",), weight=1e40, options={"verify": "exact"})
+    run = adam(tmp_path, extra={"layout": LAYOUT, "objectives": [huge]})
+    stopped(
+        run, r"The advantage of completion 0 of 8 at token 0 is inf, its blocks are credited with 5e\+39, 0; no weight has"
+    )
+
+
+def test_a_float16_scaler_skips_steps_of_its_own_accord():
+    model = policy()
+    for value in model.parameters():
+        value.grad = torch.full_like(value, torch.inf)
+    GradientGuard(lambda: True).on_pre_optimizer_step(None, None, None, model=model)
+
+    class State:
+        global_step = 4
+
+    with pytest.raises(DivergedError, match=r"Step 4: the gradient is not finite \(norm inf\)"):
+        GradientGuard(lambda: False).on_pre_optimizer_step(None, State, None, model=model)

@@ -1,0 +1,70 @@
+"""Writes the section of docs/reliability.md on faults from the tests of this folder: python tests/faults/faults_page.py."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE.parent.parent / "docs" / "reliability.md"
+TITLE = "## Faults seen elsewhere"
+HEAD = f"""{TITLE}
+
+A run cannot go wrong in silence in the ways in which runs of other trainers did. Each of these faults was found in one of them,
+and each has a test here that fails on the mistake as it was made there and passes on spanwise (`pytest tests/faults`).
+"""
+
+
+def loaded(file):
+    """A module of this folder."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tests():
+    """Number -> (where it was seen, what happened, name of the test), from the docstrings."""
+    found = {}
+    for file in sorted(HERE.glob("test_faults_*.py")):
+        for name, function in vars(loaded(file)).items():
+            if number := re.match(r"test_f(\d\d)_", name):
+                found.setdefault(int(number[1]), []).append((*function.__doc__.split(". ", 1), name))
+    return found
+
+
+def not_ours():
+    """Number, where it was seen, what happened, why it cannot happen here."""
+    return loaded(HERE / "not_ours.py").NOT_OURS
+
+
+def cell(text):
+    """Text for a cell of a table: no columns in it, and tags as text."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if n % 2 else re.sub(r"([<|*])", r"\\\1", part) for n, part in enumerate(parts))
+
+
+def section():
+    """The whole section."""
+    text = [HEAD, "| | seen at | what happened | test |", "|---|---|---|---|"]
+    for number, held in sorted(tests().items()):
+        text += [f"| F{number} | {cell(where)} | {cell(what)} | `{name}` |" for where, what, name in held]
+    text += ["\nThese cannot concern spanwise:\n", "| | seen at | what happened | why not here |", "|---|---|---|---|"]
+    text += [f"| F{number} | {cell(where)} | {cell(what)} | {cell(why)} |" for number, where, what, why in not_ours()]
+    return "\n".join(text) + "\n"
+
+
+def written():
+    """The section as the page has it; empty where it does not."""
+    page = FILE.read_text(encoding="utf-8") if FILE.exists() else "# Reliability\n"
+    found = re.search(rf"^{TITLE}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return page, "" if found is None else found[0].rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE.parent)]
+    page, before = written()
+    rest = page.replace(before, section()) if before else f"{page.rstrip()}\n\n{section()}"
+    FILE.write_text(rest, encoding="utf-8")

@@ -1,0 +1,127 @@
+"""What is not trusted is never run: models, checkpoints, recipes; and what is run is shown first."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from spanwise.commands.shared.task import load_model
+from spanwise.critic import CriticConfig
+from spanwise.engines.checkpoints import write_manifest
+from spanwise.engines.value_model import ValueModel
+from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.recipe import load, scheme_of
+from spanwise.tasks.hub import load_task
+from tokenizers_small import byte_model
+from trl_small import THIRD_PARTY, policy, prompts, trainer
+
+pytestmark = [*THIRD_PARTY]
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+
+
+class Payload:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A model folder with code of its own."""
+    folder, mark = tmp_path / "hostile", tmp_path / "ran"
+    byte_model(folder)
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, mark
+
+
+def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(hostile, tmp_path, monkeypatch):
+    folder, mark = hostile
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # what transformers would ask
+    with pytest.raises(DataError, match="contains custom code"):
+        load_model(folder)
+    with pytest.raises(DataError, match="contains custom code"):
+        ValueModel.load(str(folder), ("return",), CriticConfig())
+    Dataset.from_list([{"question": "1+1?", "answer": "2"}] * 4).to_json(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match="contains custom code"):
+        load_task(str(folder), str(tmp_path / "rows.jsonl"))
+    assert not mark.exists()
+
+
+def test_weights_that_are_pickles_of_something_else_are_never_unpickled(tmp_path):
+    folder, mark = tmp_path / "model", tmp_path / "ran"
+    byte_model(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Payload(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(DataError, match="holds no readable model and tokenizer"):
+        load_model(folder)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Payload(mark)))
+    assert mark.exists()  # the payload is one: unpickled, it works
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_a_checkpoint_that_somebody_changed_is_never_unpickled(tmp_path, name):
+    objectives = [Objective(lambda completions, **_: [float(len(one)) for one in completions], pays="all", name="long")]
+    given = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"all": []})}
+    options = {"optim": "adamw_torch", "max_completion_length": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, extra={**given, "objectives": objectives}, **options).train()
+    place, mark = tmp_path / "checkpoint-1", tmp_path / "ran"
+    torch.save({"state": Payload(mark)}, place / name)
+    write_manifest(place, processes=1)
+    again = trainer(tmp_path, extra={**given, "objectives": objectives}, **{**options, "max_steps": 2})
+    if name == "training_args.bin":  # nobody reads it
+        again.train(resume_from_checkpoint=str(place))
+    else:
+        with pytest.raises(DataError, match=r"checkpoint-1' holds more than numbers, which is not read"):
+            again.train(resume_from_checkpoint=str(place))
+    assert not mark.exists()
+
+
+def test_a_recipe_is_data(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"method: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
+    with pytest.raises(RecipeError, match="is not valid YAML"):
+        load(recipe)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd, monkeypatch):
+    (tmp_path / "mine.py").write_text("print('it ran')\ndef reward(blocks):\n    return [1.0 for _ in blocks]\n")
+    monkeypatch.chdir(tmp_path)
+    asked = {"objectives": [{"reward": "mine.py:reward", "pays": ["solution"]}], "method": "bae"}
+    scheme_of(load(None, asked), LAYOUT, 32)
+    out, err = capfd.readouterr()
+    assert err == f"The recipe runs code: 'mine.py:reward', from the file '{tmp_path / 'mine.py'}'.\n"
+    assert out == "it ran\n"
+    scheme_of(load(None, asked), LAYOUT, 32)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_guard_that_the_command_line_is_tested_under_sees_a_connection(tmp_path):
+    """tests/test_cli.py runs every command under it."""
+    guard = Path(__file__).parent / "no_network"
+    environment = {**os.environ, "PYTHONPATH": str(guard), "NETWORK_TRIED": str(tmp_path / "tried")}
+    for code in (
+        "import socket; socket.create_connection(('192.0.2.1', 80), 1)",
+        "import urllib.request as u; u.urlopen('http://example.org')",
+    ):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        assert "no network in tests" in done.stderr
+    assert len((tmp_path / "tried").read_text().splitlines()) == 2
+    shutil.rmtree(tmp_path)
