@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench fuzz mutation clean
+.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -60,6 +60,12 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 
 fuzz: .venv/dev.stamp            ## a million hostile completions through everything that reads one, twenty minutes: docs/reliability.md
 	PYTHONPATH=tests nice $(BIN)/python tests/fuzz/run.py
+
+kills: .venv/train.stamp         ## kill -9 forty times and go on, to the last bit: docs/reliability.md; fifteen minutes
+	$(BIN)/python benchmarks/kills.py
+
+soak: .venv/train.stamp          ## two hours of training, memory watched: docs/reliability.md
+	$(BIN)/python benchmarks/soak.py
 
 mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and layout.py, on a copy; resumes where it stopped
 	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
