@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -93,8 +92,8 @@ def soak(place: Path, *, seconds: float) -> None:
             print(json.dumps({**line, "workers": held}), file=out, flush=True)
         if training.poll() is not None:
             sys.exit(f"The training ended by itself with exit code {training.returncode}; see {place / 'train.log'}.")
-        training.send_signal(signal.SIGINT)
-        training.wait(60)
+        training.terminate()
+        training.wait()
 
 
 def children(pid: int) -> Iterator[int]:

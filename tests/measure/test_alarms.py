@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.measure import alarms, batch_alarms, compare
+from spanwise.measure import CAUSES, SHOWN_BY, alarms, batch_alarms, compare
 
 #: An evaluation of a policy that is as it should be.
 GOOD = {
@@ -72,3 +72,12 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     assert scalar.count(" ! |") == 2
     assert all("(scalar: most completions refuse to answer in 2 of 3 seeds)" in said for said in found.sentences())
     assert compare({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
+
+
+def test_every_alarm_has_a_figure_that_shows_it_and_a_cause():
+    raised = alarms({**GOOD, "refusal_rate": 0.9, "accuracy": 0.0, "verdict_rate": 0.1, "coverage": 0.1, "format_rate": 0.1})
+    raised |= alarms({**GOOD, "sharpness": 0.0}) | alarms({**GOOD, "accuracy": 0.0}) | alarms({**GOOD, "coverage": 0.1})
+    assert set(raised.values()) <= set(CAUSES)
+    assert set(SHOWN_BY) == set(CAUSES)
+    assert SHOWN_BY["most completions refuse to answer"] == "refusal_rate"
+    assert all(cause.startswith("Usually ") for cause in CAUSES.values())

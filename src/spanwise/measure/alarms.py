@@ -19,7 +19,8 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str, tuple[str, ...]], ...] = 
     ("format_rate", lambda value: value < 0.9, "many completions are malformed", ()),
 )
 
-#: What usually causes it.
+#: What is wrong -> the figure that shows it, and what usually causes it.
+SHOWN_BY: Mapping[str, str] = {what: figure for figure, _, what, _ in _RULES}
 CAUSES: Mapping[str, str] = {
     "most completions refuse to answer": (
         "Usually a wrong answer costs more than none, as where all rewards are summed into one number: pay answer and confidence "

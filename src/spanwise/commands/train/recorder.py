@@ -15,7 +15,7 @@ from spanwise.commands.shared.display import Live
 from spanwise.commands.shared.folder import RunFolder, metrics_until
 from spanwise.commands.shared.samples import Samples
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.measure import CAUSES, alarms, ece
+from spanwise.measure import CAUSES, SHOWN_BY, alarms, ece
 from spanwise.recipe import Recipe, answer_tags
 from spanwise.tasks import Task
 from spanwise.types import Scores
@@ -148,8 +148,9 @@ class Recorder(TrainerCallback):
 
     def _warn(self, step: int, values: Mapping[str, Any]) -> None:
         """Say what is wrong with an evaluation, each thing once and with what usually causes it; the start may be what it is."""
-        for figure, why in alarms(values).items():
+        for why in dict.fromkeys(alarms(values).values()):
             if why not in self._warned and step:
+                figure = SHOWN_BY[why]
                 said = f"Warning: step {step}: {why} ({figure} {values[figure]:.3f}). {CAUSES[why]}"
                 self.live.console.print(said, highlight=False, soft_wrap=True)
             self._warned.add(why)
