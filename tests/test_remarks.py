@@ -238,6 +238,23 @@ def test_one_objective_that_all_earn_is_no_habit():
     assert list(habits([{"step": step, **split} for step in range(3)])) == ["credit/brier/dead_strata"]
 
 
+def test_a_habit_of_a_long_run_is_found_in_one_pass():
+    """The longest of two runs of batches, the first of two that are equally long."""
+    shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
+    (said,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
+    assert said.startswith("In 5 batches in a row (steps 5 to 9) 80 % of")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_objective_of_another_baseline_hides_none_of_the_others(first):
+    own = [Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")]
+    rule = Scheme("bae", LAYOUT, own if first else own[::-1])
+    batch = Batch.jagged([WHOLE, WHOLE], [0, 0], columns={"answer": ["4", "4"]})
+    reading = read(batch, rule, VOCABULARY)
+    shown = metrics(credit(reading, batch, rule), reading, rule, group_n=batch.group_n)
+    assert [name for name in shown if name.endswith("unanimous")] == ["credit/format/unanimous"]
+
+
 def test_groups_that_nothing_is_compared_within_are_not_counted():
     """With a baseline of the whole batch, a unanimous group teaches all the same."""
     rule = Scheme("bae", LAYOUT, [Objective("correct", "solution", baseline="batch", if_missing=0.0)])

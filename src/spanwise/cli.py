@@ -433,9 +433,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line, or `words` in its place; a SpanwiseError becomes one sentence and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    warnings.formatwarning = lambda message, category, *_: (
-        f"Warning: {message}\n"
-    )  # a sentence for the user, not a line of code
+    # A sentence for the user, not a line of code.
+    warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
     try:
         app(words)
     except SpanwiseError as error:

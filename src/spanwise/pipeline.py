@@ -343,7 +343,7 @@ def _unanimous(reward_nm: Tensor, group_n: Tensor, objectives: Sequence[Objectiv
     shown, same_g, known_g = {}, torch.ones(groups).bool(), torch.zeros(groups).bool()
     for m, objective in enumerate(objectives):
         if objective.baseline in ("none", "batch"):
-            return shown
+            continue
         here_n = ~reward_nm[:, m].isnan().cpu()
         values, index = reward_nm[:, m].cpu()[here_n], index_n[here_n]
         low_g, high_g = (
@@ -353,7 +353,9 @@ def _unanimous(reward_nm: Tensor, group_n: Tensor, objectives: Sequence[Objectiv
         several_g = torch.bincount(index, minlength=groups) > 1
         shown[f"credit/{objective.name}/unanimous"] = float((low_g == high_g)[several_g].double().mean())
         same_g, known_g = same_g & ((low_g == high_g) | ~several_g), known_g | several_g
-    return {**shown, "credit/unanimous": float(same_g[known_g].double().mean())}
+    if len(shown) == len(objectives):  # an objective of another baseline may teach where all others agree
+        shown["credit/unanimous"] = float(same_g[known_g].double().mean())
+    return shown
 
 
 def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:

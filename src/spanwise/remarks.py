@@ -135,14 +135,15 @@ def habits(batches: Sequence[Mapping[str, Any]], *, in_a_row: int = IN_A_ROW) ->
 
 def _longest(batches: Sequence[Mapping[str, Any]], key: str, threshold: float) -> list[Mapping[str, Any]]:
     """The longest run of batches in which a metric is above a threshold; one without the metric ends a run."""
-    longest: list[Mapping[str, Any]] = []
-    run: list[Mapping[str, Any]] = []
-    for line in batches:
+    first, best, twin = 0, (0, 0), key.replace("/dead_strata", "/unanimous")
+    for n, line in enumerate(batches):
         value = line.get(key)
-        alike = key.endswith("/dead_strata") and (line.get(key.replace("/dead_strata", "/unanimous")) or 0.0) > 0.5
-        run = [*run, line] if value is not None and value > threshold and not alike else []
-        longest = max(longest, run, key=len)
-    return longest
+        alike = twin != key and (line.get(twin) or 0.0) > 0.5
+        if value is None or value <= threshold or alike:
+            first = n + 1
+        elif n + 1 - first > best[1] - best[0]:
+            best = (first, n + 1)
+    return list(batches)[slice(*best)]
 
 
 class Watch:
