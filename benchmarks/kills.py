@@ -49,7 +49,7 @@ trainer: {save_total_limit: 2}
 #: The files of a checkpoint in the order in which they are written.
 FILES = (
     "config.json", "model.safetensors", "tokenizer.json", "optimizer.pt", "scheduler.pt", "critic/model.safetensors",
-    "critic/optimizer.pt", "rng_state.pth", "trainer_state.json", "entropy_ctrl_state.json", ".spanwise.json", "spanwise.json",
+    "critic/optimizer.pt", "rng_state.pth", "trainer_state.json", "entropy_ctrl_state.json", ".spanwise.json.*", "spanwise.json",
 )  # fmt: skip
 CLOCKS = ("seconds", "time", "share", "memory", "runtime", "per_second")
 
@@ -150,9 +150,10 @@ def aimed_at(run: Path, n: int) -> Callable[[subprocess.Popen[bytes]], None]:
 
     def moment(process: subprocess.Popen[bytes]) -> None:
         newest = newest_checkpoint(run / "checkpoints")[0]
-        target = run / "checkpoints" / f"checkpoint-{1 if newest is None else number(newest) + 1}" / file
-        target.unlink(missing_ok=True)  # of a kill before
-        while not target.exists() and process.poll() is None:
+        place = run / "checkpoints" / f"checkpoint-{1 if newest is None else number(newest) + 1}"
+        for left in place.glob(file):  # by a kill before
+            left.unlink()
+        while not any(place.glob(file)) and process.poll() is None:
             pass
 
     return moment

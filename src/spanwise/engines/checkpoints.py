@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from spanwise.disk import whole_file
 from spanwise.errors import DataError
 
 #: The list of a checkpoint's files. A checkpoint without it was cut off while it was written.
@@ -30,17 +31,18 @@ def write_manifest(
         estimator: the state of a stateful estimator.
     """
     sizes = {}
-    for file in sorted(path for path in place.rglob("*") if path.is_file() and path.name != MANIFEST):
+    # What a run that was killed here left of its list is no part of the checkpoint.
+    for file in sorted(
+        path for path in place.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
+    ):
         with file.open("rb") as held:
             os.fsync(held.fileno())
             sizes[file.relative_to(place).as_posix()] = os.fstat(held.fileno()).st_size
     about = {"files": sizes, "processes": processes, "resumable": resumable, "estimator": estimator}
-    beside = place / f".{MANIFEST}"
-    with beside.open("w", encoding="utf-8") as file:
+    with whole_file(place / MANIFEST) as beside, beside.open("w", encoding="utf-8") as file:
         json.dump(about, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(place / MANIFEST)
 
 
 def read_manifest(place: Path) -> dict[str, Any]:

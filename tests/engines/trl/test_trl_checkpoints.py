@@ -127,6 +127,16 @@ def test_a_checkpoint_that_is_written_again_is_not_whole_until_it_is(tmp_path, m
     assert newest_checkpoint(tmp_path)[0] is None
 
 
+@pytest.mark.parametrize("left", [".spanwise.json", ".spanwise.json.4711"])
+def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(run, tmp_path, left):
+    place = tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-2", place)
+    (place / left).write_text("{")
+    write_manifest(place, processes=1)
+    (place / left).unlink(missing_ok=True)
+    assert checkpoint_fault(place) is None
+
+
 def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     resumable(tmp_path, max_steps=1, save_only_model=True).train()
     with pytest.raises(DataError, match=r"checkpoint-1: it holds a model only, as save_only_model asked for"):
