@@ -24,7 +24,7 @@ def test_a_first_hour_comes_from_one_import():
     for name in FIRST_HOUR:
         assert callable(getattr(spanwise, name)), name
     assert {"bae", "grpo", "rlcr", "rloo", "dr_grpo"} <= set(spanwise.__all__)
-    assert spanwise.segment.__module__ == "spanwise.segment.tagged"
+    assert spanwise.segment.__module__ == "spanwise.segment.place"
 
 
 def test_rooms_stay_importable_beside_the_functions_of_their_name():

@@ -158,7 +158,7 @@ def test_a_model_name_means_the_real_task():
         ({"steps": True}, "steps is true, which it cannot be; only report is true or false."),
         ({"learning_rate": float("inf")}, "learning_rate is inf, and must be a finite number"),
         ({"temperature": 0}, "temperature is 0, and must be at least 0.01"),
-        ({"layout": "answer"}, "layout is 'answer', and must be 'name: value' lines (block: tags, in order"),
+        ({"layout": "answer"}, "layout is 'answer', and must be 'name: value' lines (block: its marks"),
         ({"layout": {"a": 5}}, "layout.a is 5, and must be text or a list"),
         ({"per": [1]}, "per is [1], and must be text or a number ('block', 'completion'"),
         ({"report": "maybe"}, "report is 'maybe', and must be true or false"),

@@ -1,32 +1,62 @@
-"""`Layout`: the blocks of a completion and the tags each is made of."""
+"""`Layout`: the blocks of a completion, what each is made of, and what finds it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from spanwise.errors import LayoutError
-from spanwise.registry import check_registered
+from spanwise.errors import LayoutError, RecipeError, unknown
+from spanwise.registry import check_registered, entry_of, is_registered
+
+#: What stands for every index, in the name of a block and in a mark.
+EACH = "[*]"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One thing that a block is made of; a part is itself, whatever another one says.
+
+    Attributes:
+        block: the number of the block.
+        segmenter: what finds it, by name.
+        mark: what the segmenter looks for, as written in the layout: a tag, a path, a pattern.
+        key: what the text of the block calls it.
+        index: which match of the mark it is, in a repeated block; None: the mark as a whole.
+    """
+
+    block: int
+    segmenter: str
+    mark: str
+    key: str
+    index: int | None = None
 
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, each made of tags, in order.
+    """The blocks of a completion, in order, each made of what its marks stand for.
 
-    A tag `answer` opens with `<answer>` and closes with `</answer>`. Block k starts at its first opening tag and ends where
-    the next block starts, so every trainable token belongs to exactly one block; text before the first tag belongs to the
-    first block. A layout with one block and no tags is the whole completion.
+    With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
+    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
+    token belongs to exactly one block: a block runs on to where the next one starts, and what stands before the first belongs to
+    the first.
+
+    A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. One block
+    without marks is the rest. Between tags that is the text before the first one; beside other segmenters it is all that no
+    block claims, each of which then ends where its part ends.
 
     Args:
-        blocks: block name -> tag names; one string is one tag. The same tag may serve in several blocks (two attempts).
-        prefilled: the tag that the prompt already opened, so that the completion starts inside it.
-        segmenter: what finds the blocks, by name; see `spanwise.segment.SEGMENTERS`.
+        blocks: block name -> marks; one string is one mark. Or a list of blocks, each marked by its own name.
+        prefilled: the mark that the prompt already opened, so that the completion starts inside it.
+        segmenter: what finds the blocks whose marks do not say it themselves, by name.
+        most: how many blocks a repeated one becomes.
 
     Raises:
         RecipeError: an unknown segmenter.
-        LayoutError: no mapping of blocks to tags, no block, a block without a name or called `stop`, a block after the first
-            that no tag opens, a tag name with brackets or spaces, a prefilled tag that is not the first tag of the first block.
+        LayoutError: no mapping of blocks to marks, no block, a block without a name or called `stop`, a second block without
+            marks, two blocks that overlap, a mark that its segmenter does not understand, a prefilled mark that is not the first.
 
     Example:
         >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -34,68 +64,166 @@ class Layout:
         ('solution', 'confidence')
         >>> layout.tags
         ('reasoning', 'answer', 'analysis', 'confidence')
+        >>> Layout(["name", "items[*].price"], segmenter="json", most=2).names
+        ('name', 'items[0].price', 'items[1].price')
     """
 
     blocks: tuple[tuple[str, tuple[str, ...]], ...]
     prefilled: str | None
     segmenter: str
+    most: int
 
     def __init__(
-        self, blocks: Mapping[str, Sequence[str]], *, prefilled: str | None = None, segmenter: str = "tags"
+        self,
+        blocks: Mapping[str, Sequence[str]] | Sequence[str],
+        *,
+        prefilled: str | None = None,
+        segmenter: str = "tags",
+        most: int = 16,
     ) -> None:
-        if not isinstance(blocks, Mapping):
-            raise LayoutError(
-                f"A layout is a mapping of blocks to tags, such as {{'solution': ['answer']}}; got {blocks!r}."
-            )
-        pairs = tuple((str(name), _tags(str(name), tags)) for name, tags in blocks.items())
-        object.__setattr__(self, "blocks", pairs)
+        object.__setattr__(self, "blocks", _pairs(blocks))
         object.__setattr__(self, "prefilled", prefilled)
         object.__setattr__(self, "segmenter", segmenter)
+        object.__setattr__(self, "most", most)
         self._check()
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """The block names, in order."""
-        return tuple(name for name, _ in self.blocks)
+        """The block names, in order; a repeated block has a name per index."""
+        return tuple(name for name, _, _ in self._single)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All that blocks are made of, in the order of the layout."""
+        found = []
+        for block, (name, marks, index) in enumerate(self._single):
+            for written in marks:
+                segmenter, mark = self._split(written)
+                key = mark or name
+                if index is not None:
+                    key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
+                found.append(Part(block, segmenter, mark, key, index))
+        return tuple(found)
+
+    @cached_property
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """Block name -> what its text calls the parts it is made of."""
+        return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
+
+    @cached_property
+    def rest(self) -> int | None:
+        """The number of the block without marks; None if there is none."""
+        return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks as they are written, each once."""
+        return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
+
+    def matching(self, pattern: str) -> tuple[str, ...]:
+        """The blocks that a name or pattern stands for: `*` is every block, `[*]` any index.
+
+        Raises:
+            RecipeError: none.
+
+        >>> Layout(["a", "b[*]"], segmenter="json", most=2).matching("b[*]")
+        ('b[0]', 'b[1]')
+        """
+        if pattern == "*":
+            return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
+        wanted = re.compile(re.escape(pattern).replace(re.escape(EACH), r"\[\d+\]"))
+        found = tuple(name for name in self.names if wanted.fullmatch(name))
+        if not found:
+            raise RecipeError(unknown("block", pattern, self.names))
+        return found
 
     @property
     def tags(self) -> tuple[str, ...]:
         """All tags in the order a well-formed completion has them; a tag used by two blocks appears twice."""
-        return tuple(tag for _, tags in self.blocks for tag in tags)
+        return tuple(part.mark for part in self.parts if part.segmenter == "tags")
+
+    @cached_property
+    def segmenters(self) -> tuple[str, ...]:
+        """The segmenters that find its blocks, in the order in which it names them."""
+        return tuple(dict.fromkeys(part.segmenter for part in self.parts)) or (self.segmenter,)
+
+    @property
+    def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
+        """The blocks with repeated ones written out: name, marks, index."""
+        single = []
+        for name, marks in self.blocks:
+            if EACH in name:
+                single += [(name.replace(EACH, f"[{index}]", 1), marks, index) for index in range(self.most)]
+            else:
+                single.append((name, marks, None))
+        return single
+
+    def _split(self, written: str) -> tuple[str, str]:
+        """A mark's segmenter and the mark itself."""
+        head, colon, tail = written.partition(":")
+        return (head, tail) if colon and is_registered(head, kind="segmenter") else (self.segmenter, written)
 
     def _check(self) -> None:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
         check_registered(self.segmenter, kind="segmenter")
-        for position, (name, tags) in enumerate(self.blocks):
-            if not name.strip():
-                raise LayoutError(
-                    f"A block of the tags {', '.join(tags) or 'none'} has no name; write {{'solution': ['answer']}}."
-                )
-            if name == "stop":
-                raise LayoutError(
-                    "No block can be called 'stop': metrics and files keep the decision to stop under that name."
-                )
-            if position > 0 and not tags:
-                raise LayoutError(
-                    f"No tag opens block '{name}': every block after the first needs at least one tag, "
-                    f"for example {name}: [{name}]."
-                )
-            for tag in tags:
-                if not tag or any(sign in tag for sign in "<>/ \t\n"):
-                    raise LayoutError(f"Tag '{tag}' of block '{name}' must be a bare name, without brackets or spaces.")
-            if len(set(tags)) != len(tags):
-                raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(tags)}. Give each attempt its own block.")
-        if self.prefilled is not None and self.tags[:1] != (self.prefilled,):
-            first = self.tags[0] if self.tags else "none"
+        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is '{first}'."
+                f"most is {self.most!r}; it is how many blocks a repeated one becomes, a whole number from 1 on."
             )
+        for name, marks in self.blocks:
+            _check_block(name, marks)
+        _check_rest(self)
+        if len(set(self.names)) != len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise LayoutError(f"Two blocks are called '{twice}'; give each a name of its own.")
+        first = [part.mark for part in self.parts if part.block == 0]
+        if self.prefilled is not None and first[:1] != [self.prefilled]:
+            raise LayoutError(
+                f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is "
+                f"'{first[0] if first else 'none'}'."
+            )
+        for segmenter in self.segmenters:
+            # Making a finder checks the marks, so that what cannot work is refused where it is written.
+            entry_of(segmenter, kind="segmenter").function([p for p in self.parts if p.segmenter == segmenter], layout=self)
 
 
-def _tags(block: str, tags: Any) -> tuple[str, ...]:
-    if isinstance(tags, str):
-        return (tags,)
-    if not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
-        raise LayoutError(f"Block '{block}' is made of a list of tag names, such as [answer]; got {tags!r}.")
-    return tuple(tags)
+def _check_block(name: str, marks: tuple[str, ...]) -> None:
+    if not name.strip():
+        raise LayoutError(f"A block of the tags {', '.join(marks) or 'none'} has no name; write {{'solution': ['answer']}}.")
+    if name == "stop":
+        raise LayoutError("No block can be called 'stop': metrics and files keep the decision to stop under that name.")
+    if name.count(EACH) > 1:
+        raise LayoutError(
+            f"Block '{name}' is repeated twice over; write one of the two as a number, such as items[0].parts[*]."
+        )
+    if len(set(marks)) != len(marks):
+        raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(marks)}. Give each attempt its own block.")
+    if EACH in name and not marks:
+        raise LayoutError(f"Nothing is looked for in the repeated block '{name}'; give it a mark, such as {name}: [step].")
+
+
+def _check_rest(layout: Layout) -> None:
+    empty = [position for position, (_, marks) in enumerate(layout.blocks) if not marks]
+    only_tags = layout.segmenters == ("tags",)
+    if empty and (len(empty) > 1 or (only_tags and empty != [0])):
+        name = layout.blocks[empty[-1]][0]
+        rule = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
+        raise LayoutError(f"No tag opens block '{name}': {rule}, for example {name}: [{name}].")
+
+
+def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The blocks as name and marks; those of a list are marked by their names."""
+    if isinstance(blocks, Mapping):
+        return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
+    if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):
+        return tuple((name, (name,)) for name in blocks)
+    raise LayoutError(f"A layout is a mapping of blocks to tags, such as {{'solution': ['answer']}}; got {blocks!r}.")
+
+
+def _marks(block: str, marks: Any) -> tuple[str, ...]:
+    if isinstance(marks, str):
+        return (marks,)
+    if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):
+        raise LayoutError(f"Block '{block}' is made of a list of tag names, such as [answer]; got {marks!r}.")
+    return tuple(marks)

@@ -16,6 +16,8 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
+#: Of objectives with `each`: given the rewards of all blocks before one's own.
+EARLIER = "earlier"
 
 
 @dataclass(frozen=True, init=False)
@@ -24,11 +26,15 @@ class Objective:
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a callable, see `spanwise.score.rewards`.
-        pays: the blocks whose tokens this reward moves; one string is one name.
+        pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
+            index, `*` every block.
+        each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
+            part that its block is made of (the option `tag`) and pays its block, or what `pays` says. A `Scheme` writes them out.
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
             from coarse to fine. Each is the name of an objective earlier in the list (its reward is the outcome), the name of a
             registered outcome, "module:function", or a function, see `spanwise.score.outcomes`. One of them need not be a list.
-            `brier` and `log_score` judge the report by one of them, see `spanwise.score.judge_of`.
+            `brier` and `log_score` judge the report by one of them, see `spanwise.score.judge_of`. With `each`, `EARLIER` stands
+            for the rewards of the blocks before its own.
         baseline: what is subtracted: nothing, the batch mean, the group mean, the mean of the group's completions with the
             same outcomes, or the blended estimate of it. None: the method's own choice.
         scale: divide by the standard deviation of the same stratum, or not. None: the method's own choice.
@@ -66,12 +72,13 @@ class Objective:
     scope: ScopeName | None
     name: str
     options: Mapping[str, Any]
+    each: str | None
 
     # Written out, because what may be passed (one name, a list) is wider than what the fields hold (a tuple).
     def __init__(
         self,
         reward: str | Callable[..., Any],
-        pays: str | Sequence[str],
+        pays: str | Sequence[str] = (),
         given: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         baseline: BaselineName | None = None,
         scale: ScaleName | None = None,
@@ -81,6 +88,7 @@ class Objective:
         scope: ScopeName | None = None,
         name: str = "",
         options: Mapping[str, Any] | None = None,
+        each: str | None = None,
     ) -> None:
         values = {key: value for key, value in locals().items() if key != "self"}
         values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
@@ -107,6 +115,10 @@ class Objective:
                 _all(self.given, lambda x: (isinstance(x, str) and x) or _is_plain(x)),
                 "write names of earlier objectives or outcomes, 'module:function', or pass functions",
             ),
+            "each": (
+                self.each is None or (isinstance(self.each, str) and self.each != ""),
+                "write a block or a pattern: 'items[*]'",
+            ),
             "weight": (_is_number(self.weight), "write a finite number"),
             "if_missing": (self.if_missing is None or _is_number(self.if_missing), "write a finite number, or leave it out"),
             "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
@@ -118,8 +130,10 @@ class Objective:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
             check_registered(self.reward, kind="reward")
-        if not self.pays:
+        if not self.pays and self.each is None:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
+        if EARLIER in self.outcomes and self.each is None:
+            raise RecipeError(f"Objective '{self.name}' is given '{EARLIER}', which only objectives with 'each' know.")
         twice = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if twice is not None:
             raise RecipeError(f"Objective '{self.name}' is given '{twice}' twice; name each outcome once.")

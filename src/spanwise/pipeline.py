@@ -22,7 +22,7 @@ from spanwise.errors import AlignmentError, DivergedError, RecipeError
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score
-from spanwise.segment import Vocabulary, locate
+from spanwise.segment import Vocabulary, segment
 from spanwise.types import BlockText, Credit, Scores, Spans
 
 
@@ -124,7 +124,7 @@ def read(
         scheme: the layout and the objectives.
         vocabulary: the bytes of every token id.
         recorded: rewards that are known already, by objective; they are not computed.
-        located: what `segment.locate` found under the scheme's layout, where several schemes share it.
+        located: what `segment.segment` found under the scheme's layout, where several schemes share it.
 
     Raises:
         RecipeError: the batch has no token ids; an objective that does not fit.
@@ -140,7 +140,7 @@ def read(
     if located is None:
         if batch.ids_nt is None or batch.mask_nt is None:
             raise RecipeError("This batch has no token ids and mask, so there is nothing to read; give ids_nt and mask_nt.")
-        located = locate(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary)
+        located = segment(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt)
     spans, text = located
     scores = score(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
     if batch.steps is not None:

@@ -78,9 +78,13 @@ class Recipe(BaseModel):
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = Field(
         None, description="what the confidence is compared with (bae); default: outcome"
     )
-    layout: dict[str, str | list[str]] | None = Field(None, description="block: tags, in order; default: the task's own")
-    segmenter: str = Field("tags", description="what finds the blocks of the layout")
-    prefilled: str | None = Field(None, description="tag that the prompt already opened")
+    layout: dict[str, str | list[str]] | None = Field(
+        None,
+        description="block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the task's",
+    )
+    segmenter: str = Field("tags", description="what finds the blocks whose marks do not say it (json:price)")
+    most: int = Field(16, ge=1, description="how many blocks a repeated one becomes, such as items[*]")
+    prefilled: str | None = Field(None, description="mark that the prompt already opened")
     objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
     per: str | float | None = Field(
         None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
@@ -143,6 +147,12 @@ class Recipe(BaseModel):
     @classmethod
     def _known_method(cls, name: str) -> str:
         return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
+
+    @field_validator("layout", mode="before")
+    @classmethod
+    def _marked_by_name(cls, written: Any) -> Any:
+        listed = isinstance(written, list) and all(isinstance(name, str) for name in written)
+        return {name: [name] for name in written} if listed else written
 
     @field_validator("critic")
     @classmethod
@@ -369,12 +379,18 @@ def scheme_at(path: str | Path, *, longest: int) -> Scheme:
 
 def own_layout(recipe: Recipe) -> Layout | None:
     """The blocks that a recipe names itself; None where it leaves them to its task."""
-    return None if recipe.layout is None else Layout(recipe.layout, prefilled=recipe.prefilled, segmenter=recipe.segmenter)
+    if recipe.layout is None:
+        return None
+    return Layout(recipe.layout, prefilled=recipe.prefilled, segmenter=recipe.segmenter, most=recipe.most)
 
 
 def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
+    own = own_layout(recipe)
+    if own is not None or (recipe.prefilled is None and recipe.segmenter == "tags"):
+        return own or task_layout
+    segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
     prefilled = recipe.prefilled or task_layout.prefilled
-    return own_layout(recipe) or Layout(dict(task_layout.blocks), prefilled=prefilled, segmenter=recipe.segmenter)
+    return Layout(dict(task_layout.blocks), prefilled=prefilled, segmenter=segmenter, most=task_layout.most)
 
 
 def calibration_of(recipe: Recipe) -> Literal["brier", "log_score"]:
@@ -396,8 +412,9 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     one block does not change what the completions say.
     """
     layout = _layout(recipe, task_layout)
-    if len(layout.names) == 1 and layout.tags in ((), tuple(dict.fromkeys(task_layout.tags))):
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, segmenter=layout.segmenter)
+    if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
+        own = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **own)
     return layout
 
 
@@ -418,9 +435,11 @@ def answer_tags(recipe: Recipe) -> dict[str, str]:
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
     plain = scheme.plain()
-    for filled, entry in zip(plain["objectives"], recipe.objectives or (), strict=False):
-        if ":" in str(entry["reward"]):
-            filled["reward"] = entry["reward"]  # a module may have the function from another one
+    entries = [entry for entry in recipe.objectives or () if ":" in str(entry["reward"])]
+    for filled, objective in zip(plain["objectives"], scheme.objectives, strict=True):
+        for entry in entries:  # a module may have the function from another one
+            if not isinstance(objective.reward, str) and str(entry["reward"]).endswith(f":{objective.reward.__qualname__}"):
+                filled["reward"] = entry["reward"]
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
 
 
@@ -430,7 +449,7 @@ def _objective(entry: Mapping[str, Any], position: int) -> Objective:
         if key not in fields:
             raise RecipeError(f"Objective {position + 1}: {unknown('field', str(key), fields)}")
     for key in ("reward", "pays"):
-        if key not in entry:
+        if key not in entry and not (key == "pays" and "each" in entry):
             raise RecipeError(
                 f"Objective {position + 1} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )

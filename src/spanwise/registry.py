@@ -90,6 +90,30 @@ def check_registered(name: str, *, kind: str) -> None:
     _BY_KIND[kind].find(name)
 
 
+def is_registered(name: str, *, kind: str) -> bool:
+    """Whether a name is known, here or among the plug-ins.
+
+    >>> is_registered("correct", kind="reward"), is_registered("corect", kind="reward")
+    (True, False)
+    """
+    known = _BY_KIND[kind]
+    if name not in known and entry_points(group=known.group):
+        known.load_plugins()
+    return name in known
+
+
+def entry_of(name: str, *, kind: str) -> Any:
+    """What is registered under a name, for rooms that lie to the left of the registry's own.
+
+    Raises:
+        RecipeError: nothing is.
+
+    >>> entry_of("correct", kind="reward").name
+    'correct'
+    """
+    return _BY_KIND[kind].find(name)
+
+
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
     """Register a function under a name that recipes, schemes and the command line know; the function itself stays as it is.
 

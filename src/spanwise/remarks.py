@@ -185,12 +185,20 @@ class Watch:
 
 
 def _census(reading: Reading, scheme: Scheme) -> Census | None:
-    """The tags of the completions, where nearly all of them lack one; None where there is nothing to look for."""
+    """What the completions have, where nearly all of them lack a part; None where there is nothing to look for."""
     layout = scheme.layout
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
-    if reading.text is None or layout.segmenter != "tags" or float(missing_n.double().mean()) <= 0.99:
+    if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return None
-    return census(map(whole_text, reading.text), layout.tags, prefilled=layout.prefilled)
+    texts = [whole_text(text) for text in reading.text]
+    found = None
+    for segmenter in layout.segmenters:
+        marks = [part.mark for part in layout.parts if part.segmenter == segmenter]
+        prefilled = layout.prefilled if layout.prefilled in marks else None
+        found = census(texts, marks, segmenter=segmenter, prefilled=prefilled)
+        if found.lacking:
+            return found
+    return found
 
 
 def _unscored(objective: Objective, reading: Reading, m: int) -> str:

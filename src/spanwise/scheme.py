@@ -13,7 +13,7 @@ from spanwise.credit.streams import ValuesName, resolved_values, stream_names
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective, function_name
-from spanwise.score import check_objectives, judge_of
+from spanwise.score import check_objectives, judge_of, written_out
 
 #: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt")
@@ -72,7 +72,7 @@ class Scheme:
     def __post_init__(self) -> None:
         _check_layout(self.layout)
         _check_parts(self.objectives, self.options)
-        object.__setattr__(self, "objectives", tuple(self.objectives))
+        object.__setattr__(self, "objectives", written_out(self.objectives, self.layout))
         object.__setattr__(self, "per", _per(self.per))
         object.__setattr__(self, "options", _named(self.options, self.entry))
         object.__setattr__(self, "recorded", _names(self.recorded))
@@ -218,6 +218,7 @@ class Scheme:
             "layout": {name: list(tags) for name, tags in self.layout.blocks},
             "prefilled": self.layout.prefilled,
             "segmenter": self.layout.segmenter,
+            "most": self.layout.most,
             "objectives": [_plain(objective) for objective in self.objectives],
             "per": self.per,
             "options": dict(self.options),

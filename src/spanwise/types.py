@@ -45,15 +45,17 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """What is wrong with the tags of one completion; faults add up, 0 is well-formed."""
+    """What is wrong with the parts of one completion; faults add up, 0 is well-formed."""
 
     NONE = 0
-    MISSING = 1  # a tag of the layout never opens
-    DUPLICATE = 2  # a tag opens again inside its block
+    MISSING = 1  # a part of the layout is not there: its tag never opens, its path has no value
+    DUPLICATE = 2  # a part comes again: a tag inside its block, a key of one object
     ORDER = 4  # a tag stands outside the order of the layout
-    NESTED = 8  # a tag opens while another one is open
-    TRUNCATED = 16  # a tag opens and never closes
+    NESTED = 8  # a part opens while another one is open, or is closed by what does not belong to it
+    TRUNCATED = 16  # a part opens and never closes
     EMPTY = 32  # no trainable token at all
+    MORE = 64  # a repeated block has more matches than the layout counts
+    STRADDLED = 128  # a part has no token of its own: the one that writes it began before it
 
 
 @dataclass(frozen=True)

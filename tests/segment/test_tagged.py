@@ -7,7 +7,7 @@ import torch
 
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment, tagged
+from spanwise.segment import Vocabulary, place, segment
 from spanwise.types import Fault
 from tokenizers_small import byte_level, sentencepiece, word_level
 
@@ -298,7 +298,7 @@ ROWS = torch.tensor([[0, 1, 0, 2], [1, 2, 3, 4], [3, 4, 0, 0], [0, 0, 0, 0], [0,
 @pytest.mark.parametrize("at_a_time", [1, 4, 8, 9, 20, 1000])
 def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
     whole, texts = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
-    monkeypatch.setattr(tagged, "_TOKENS_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(place, "_TOKENS_AT_A_TIME", at_a_time)
     spans, chunked = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
     assert chunked == texts
     assert len(texts) == 5

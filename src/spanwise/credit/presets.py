@@ -12,15 +12,14 @@ WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def preset_layout(preset: Preset, task: Layout) -> Layout:
-    """The layout a preset uses for a task: the task's own blocks, or all of its tags in one block.
+    """The layout a preset uses for a task: the task's own blocks, or all of its marks in one block.
 
     >>> preset_layout(Preset(whole=True), Layout({"solution": ["answer"], "confidence": ["confidence"]})).blocks
     (('completion', ('answer', 'confidence')),)
     """
     if not preset.whole or len(task.names) == 1:
         return task
-    tags = tuple(dict.fromkeys(task.tags))
-    return Layout({"completion": tags}, prefilled=task.prefilled, segmenter=task.segmenter)
+    return Layout({"completion": task.marks}, prefilled=task.prefilled, segmenter=task.segmenter, most=task.most)
 
 
 def states_confidence(layout: Layout) -> bool:
@@ -29,7 +28,7 @@ def states_confidence(layout: Layout) -> bool:
     >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
     False
     """
-    return len(layout.names) == 1 or "confidence" in dict(layout.blocks)[layout.names[-1]]
+    return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
 
 
 def preset_objectives(
@@ -88,10 +87,11 @@ def preset_objectives(
 def _formats(weight: float, layout: Layout, by_block: bool, compares: bool) -> list[Objective]:
     """What pays well-formed tags: each block for its own, or all blocks where a completion has one number.
 
-    A group that is well-formed gets exactly 0. A tag may hold nothing: what stands in it is the other objectives' business. So is
-    a block that is left out, which has no tags to be judged by; one number for all blocks counts it as malformed.
+    What other segmenters find has no tags to be well-formed. A group that is well-formed gets exactly 0. A tag may hold nothing:
+    what stands in it is the other objectives' business. So is a block that is left out, which has no tags to be judged by; one
+    number for all blocks counts it as malformed.
     """
-    if not weight:
+    if not weight or layout.segmenters != ("tags",):
         return []
     baseline, options = "group" if compares else None, {"empty": True}
     if not by_block:

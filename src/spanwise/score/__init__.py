@@ -1,6 +1,8 @@
 """From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
 from spanwise.score.answers import judge
+from spanwise.score.each import written_out
+from spanwise.score.fields import equals
 from spanwise.score.maths import MathVerifier, Verdict, close, shared_verifier
 from spanwise.score.outcomes import (
     OUTCOMES,
@@ -32,6 +34,7 @@ __all__ = [
     "complete",
     "correct",
     "environment",
+    "equals",
     "find_outcome",
     "format_",
     "judge",
@@ -44,4 +47,5 @@ __all__ = [
     "score_one",
     "second_attempt",
     "shared_verifier",
+    "written_out",
 ]

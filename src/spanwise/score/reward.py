@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.errors import AlignmentError, RewardError
+from spanwise.errors import AlignmentError, DataError, RewardError
 from spanwise.registry import Registry
 from spanwise.types import Status
 
@@ -125,6 +125,24 @@ class Reward:
         )
 
 
+def column_of(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
+    """A column of the dataset, one row per completion.
+
+    Raises:
+        DataError: there is no such column.
+        AlignmentError: it has another number of rows.
+
+    >>> column_of({"answer": ["4"]}, "answer", 1)
+    ['4']
+    """
+    if name not in columns:
+        there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's
+        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(there) or 'none'}.")
+    if len(columns[name]) != size:
+        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
+    return columns[name]
+
+
 def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
     return torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64)
 
@@ -139,6 +157,7 @@ class BuiltIn:
         kind: "reward".
         tags: the options that name a tag the reward reads in a paid block; checked before training.
         blocks: the options that name a block.
+        segmenters: the segmenters whose parts it understands; none: any.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.
 
     Example:
@@ -155,6 +174,7 @@ class BuiltIn:
     kind: str = "reward"
     tags: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    segmenters: tuple[str, ...] = ()
     judged_by: str | None = None
 
     @property

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError, unknown
+from spanwise.errors import RecipeError, RewardError, unknown
 from spanwise.registry import register
 from spanwise.score.answers import judge
 from spanwise.score.maths import DEADLINE, MathVerifier, shared_verifier
-from spanwise.score.reward import Reward
+from spanwise.score.reward import Reward, column_of
 from spanwise.types import BlockText, Status
 
 # Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
@@ -58,7 +58,7 @@ def correct(
         >>> correct(text, pays=("solution",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    golds = _column(columns, column, len(text))
+    golds = column_of(columns, column, len(text))
     found = [_read(blocks, pays, tag) for blocks in text]
     there = [n for n, (present, _) in enumerate(found) if present]
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
@@ -160,7 +160,7 @@ def parse_confidence(text: str) -> float | None:
     return value if value <= 1.0 else None
 
 
-@register("format", kind="reward")
+@register("format", kind="reward", segmenters=("tags",))
 def format_(
     text: Sequence[BlockText],
     *,
@@ -309,7 +309,7 @@ def environment(
         >>> environment([{"turn": {"": "4"}}] * 2, pays=("turn",), columns={"environment": [0.5, None]}, scored={}).status_n
         tensor([0, 1])
     """
-    values = [None if value is None or value != value else float(value) for value in _column(columns, column, len(text))]
+    values = [None if value is None or value != value else float(value) for value in column_of(columns, column, len(text))]
     return Reward.of(values)
 
 
@@ -341,12 +341,3 @@ def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty
     found = _signs(counted).findall(block.get("") or "")
     expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
     return found in (expected, expected[1:])
-
-
-def _column(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
-    if name not in columns:
-        there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's
-        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(there) or 'none'}.")
-    if len(columns[name]) != size:
-        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
-    return columns[name]

@@ -196,7 +196,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         >>> check_objectives([Objective("correct", pays=("solution",))], Layout({"solution": ["answer"]}))
     """
     _check_order(objectives)
-    tags = dict(layout.blocks)
+    tags = layout.keys
     reports = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         for block in objective.pays:
@@ -211,6 +211,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         if isinstance(objective.reward, str):
             earlier = [before.name for before in objectives[:position]]
             _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
+            if objective.name not in recorded:
+                _check_segmenters(objective, layout)
         else:
             check_reward_function(objective.reward, objective.options, objective.name)
 
@@ -262,6 +264,20 @@ def _check_built_in(
                     f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
                     f"{'has no tags' if not known else 'has ' + ', '.join(known)}; add it to the layout or set 'tag'."
                 )
+
+
+def _check_segmenters(objective: Objective, layout: Layout) -> None:
+    """Refuse a reward that looks for one segmenter's signs in the blocks of another."""
+    known = REWARDS.find(str(objective.reward)).segmenters
+    other = next(
+        (p for p in layout.parts if known and p.segmenter not in known and layout.names[p.block] in objective.pays), None
+    )
+    if other is not None:
+        raise RecipeError(
+            f"Objective '{objective.name}': the reward '{objective.reward}' judges what {' and '.join(known)} find, and block "
+            f"'{layout.names[other.block]}' is found by {other.segmenter}. Use a reward of its content, such as json_schema, or a "
+            f"function of your own."
+        )
 
 
 def _check_options(objective: Objective, known: Mapping[str, Any]) -> None:

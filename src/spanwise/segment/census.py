@@ -1,4 +1,4 @@
-"""`census`: which tags completions really open, beside those that a layout asks for."""
+"""`census`: which parts completions really have, beside those that a layout asks for: tags, fields, channels."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-_TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
-#: Special tokens of tokenizers that look like tags.
-_SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
+from spanwise.layout import EACH
+from spanwise.segment.registry import SEGMENTERS
+
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
 class Census:
-    """In how many completions each tag opens.
+    """In how many completions each part is.
 
     Attributes:
         size: completions that were looked at.
-        wanted: tag of the layout -> completions that open it, in the layout's order.
-        others: any other tag -> completions that open it, the most frequent first; special tokens (`<eos>`) are none.
+        wanted: mark of the layout -> completions that have it, in the layout's order.
+        others: any other mark that would find something -> completions, the most frequent first.
+        segmenter: whose marks these are.
     """
 
     size: int
     wanted: Mapping[str, int]
     others: Mapping[str, int]
+    segmenter: str = "tags"
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The tags of the layout that fewer than one completion in a hundred opens."""
+        """The marks of the layout that fewer than one completion in a hundred has."""
         return tuple(tag for tag, held in self.wanted.items() if held * 100 < self.size)
 
     @property
@@ -40,34 +43,44 @@ class Census:
         """
         if not self.lacking:
             return ""
-        lack = " and ".join(f"<{tag}> is in {self.wanted[tag]}" for tag in self.lacking)
-        known = {tag: held for tag, held in self.wanted.items() if tag not in self.lacking}
+        lack = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        known = {mark: held for mark, held in self.wanted.items() if mark not in self.lacking}
         seen = list({**known, **self.others}.items())
-        there = ", ".join(f"<{tag:.40}> ({held})" for tag, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
-        return f"{lack} of {self.size} completions; " + (
-            f"they do contain {there}." if seen else "they contain no tags at all."
-        )
+        there = ", ".join(f"{self._shown(mark)} ({held})" for mark, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
+        nothing = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
+        return f"{lack} of {self.size} completions; " + (f"they do contain {there}." if seen else nothing)
+
+    def _shown(self, mark: str) -> str:
+        return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
 
 
-def census(texts: Iterable[str], tags: Collection[str], *, prefilled: str | None = None) -> Census:
-    """Count the completions that open each tag.
+def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
+    """Count the completions that have each part.
 
     Args:
         texts: what was sampled.
-        tags: those that a layout asks for.
-        prefilled: the tag that prompts opened already: every completion has it.
+        marks: those that a layout asks for; an index counts as any index.
+        segmenter: whose marks they are; where it cannot tell what is there instead, nothing is wanted.
+        prefilled: the mark that prompts opened already: every completion has it.
+
+    Raises:
+        RecipeError: there is no such segmenter.
 
     Example:
         >>> found = census(["<answer>4</answer>", "<plan>add<answer>5"], ["answer", "confidence"])
         >>> dict(found.wanted), dict(found.others), found.lacking
         ({'answer': 2, 'confidence': 0}, {'plan': 1}, ('confidence',))
+        >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
+        "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
     """
+    says = SEGMENTERS.find(segmenter).says
     size, seen = 0, Counter[str]()
     for text in texts:
         size += 1
-        seen.update(set(_TAG.findall(text)))
+        seen.update(() if says is None else set(says(text)))
     if prefilled is not None:
         seen[prefilled] = size
-    wanted = {tag: seen[tag] for tag in dict.fromkeys(tags)}
-    others = sorted((-held, tag) for tag, held in seen.items() if tag not in wanted and tag not in _SPECIAL)
-    return Census(size, wanted, {tag: -held for held, tag in others})
+    plain = [mark if segmenter == "tags" else _INDEX.sub(EACH, mark) for mark in marks]
+    wanted = {mark: seen[mark] for mark in dict.fromkeys(plain if says is not None else ())}
+    others = sorted((-held, mark) for mark, held in seen.items() if mark not in wanted)
+    return Census(size, wanted, {mark: -held for held, mark in others}, segmenter)

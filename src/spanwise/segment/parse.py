@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from spanwise.layout import Layout
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout, Part
+from spanwise.segment.claims import Claim, Cut, Finder, Found, Sample
+from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 #: Sequences of more tags than this are not kept: hardly two completions share one, and each may be a megabyte.
 _REPEATED = 64
+_TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
+#: Special tokens of tokenizers that look like tags.
+_SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
 class Mark(NamedTuple):
@@ -24,34 +30,46 @@ class Mark(NamedTuple):
     block: int = 0
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """One completion, read.
-
-    Attributes:
-        blocks: the blocks found, in order.
-        starts: the first byte of each of them; the first one starts at 0, each ends where the next one starts.
-        fault: `Fault` bits.
-        contents: the bytes [start, end) inside the last complete pair of each (block, tag) that has one.
-    """
-
-    blocks: tuple[int, ...]
-    starts: tuple[int, ...]
-    fault: int
-    contents: dict[tuple[int, str], tuple[int, int]]
+def _opened(text: str) -> list[str]:
+    """The tags that a text opens, without special tokens that look like tags."""
+    return [tag for tag in _TAG.findall(text) if tag not in _SPECIAL]
 
 
-def compile_tags(layout: Layout) -> re.Pattern[bytes] | None:
-    """A pattern of all opening and closing tags of `layout`; None if it has no tags.
+def compile_tags(tags: Sequence[str]) -> re.Pattern[bytes] | None:
+    """A pattern of all opening and closing tags of some names; None if there are none.
 
     Example:
-        >>> compile_tags(Layout({"all": ["answer"]})).findall(b"<answer>4</answer><answers>")
+        >>> compile_tags(["answer"]).findall(b"<answer>4</answer><answers>")
         [(b'', b'answer'), (b'/', b'answer')]
     """
-    if not layout.tags:
+    if not tags:
         return None
-    names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(layout.tags))
+    names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
     return re.compile(b"<(/?)(" + names + b")>")
+
+
+@register("tags", kind="segmenter", says=_opened)
+def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`.
+
+    Args:
+        parts: with a bare name each.
+        layout: the whole layout.
+
+    Raises:
+        LayoutError: a name with brackets or spaces.
+
+    Example:
+        >>> Layout({"a": ["<a>"]})
+        Traceback (most recent call last):
+        spanwise.errors.LayoutError: Tag '<a>' of block 'a' must be a bare name, without brackets or spaces.
+    """
+    for part in parts:
+        if not part.mark or any(sign in part.mark for sign in "<>/ \t\n"):
+            raise LayoutError(
+                f"Tag '{part.mark}' of block '{layout.names[part.block]}' must be a bare name, without brackets or spaces."
+            )
+    return TagParser(layout, parts).find
 
 
 class TagParser:
@@ -61,15 +79,22 @@ class TagParser:
     them. So each sequence is worked out once, in places of the sequence, and the bytes are filled in per completion.
 
     Args:
-        layout: the blocks and their tags.
+        layout: the blocks.
+        parts: the tags they are made of; all of the layout's if not given.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self._pattern = compile_tags(layout)
-        self._known: dict[tuple[object, ...], Parsed] = {}
+    def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
+        self._parts = list(layout.parts if parts is None else parts)
+        tags = [part.mark for part in self._parts]
+        self._tags_of = {
+            part.block: {other.mark for other in self._parts if other.block == part.block} for part in self._parts
+        }
+        self._key_of = {(part.block, part.mark): part.key for part in self._parts}
+        self._prefilled = layout.prefilled if layout.prefilled in tags else None
+        self._pattern = compile_tags(tags)
+        self._known: dict[tuple[object, ...], tuple[Cut, list[int | None]]] = {}
 
-    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Parsed:
+    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Cut:
         """Find the blocks of `text[start:end]`: the layout's tags in order, the first opening at or after the last match wins.
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
@@ -84,6 +109,23 @@ class TagParser:
             {(0, 'answer'): (11, 12)}
         """
         end = len(text) if end is None else end
+        edges, (known, _) = self._read(text, start, end)
+        starts = tuple([edges[place] for place in known.starts])
+        contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
+        return Cut(known.blocks, starts, known.fault, contents)
+
+    def find(self, sample: Sample) -> Found:
+        """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
+        edges, (known, places) = self._read(sample.text, 0, len(sample.text))
+        claims = []
+        for part, place in zip(self._parts, places, strict=True):
+            if place is not None:
+                inner = known.contents.get((part.block, part.key))
+                claims.append(Claim(part, edges[place], None, inner and (edges[inner[0]], edges[inner[1]])))
+        return Found(claims, known.fault)
+
+    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Cut, list[int | None]]]:
+        """Where the tags stand, and what their sequence means."""
         found = list(self._pattern.finditer(text, start, end)) if self._pattern else []
         tags = tuple(match[0] for match in found)
         at_start = bool(found) and found[0].start() == start
@@ -95,23 +137,19 @@ class TagParser:
         edges = [start, start]
         for match in found:
             edges += match.span()
-        starts = tuple([edges[place] for place in known.starts])
-        contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
-        return Parsed(known.blocks, starts, known.fault, contents)
+        return edges, known
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> Parsed:
+    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Cut, list[int | None]]:
         """The sequence read in places: place 0 is the first byte, tag i lies at the places [2i + 2, 2i + 3)."""
-        layout = self.layout
-        marks = [] if layout.prefilled is None else [Mark(layout.prefilled, False, 0, 0)]
+        marks = [] if self._prefilled is None else [Mark(self._prefilled, False, 0, 0)]
         for i, tag in enumerate(tags):
             place = 0 if i == 0 and at_start else 2 * i + 2
             marks.append(Mark(tag.strip(b"</>").decode(), tag.startswith(b"</"), place, 2 * i + 3))
-        slots = [(block, tag) for block, (_, names) in enumerate(layout.blocks) for tag in names]
-        found = _match(marks, [tag for _, tag in slots])
+        found = _match(marks, [part.mark for part in self._parts])
         first: dict[int, int] = {}
-        for (block, _), at in zip(slots, found, strict=True):
+        for part, at in zip(self._parts, found, strict=True):
             if at is not None:
-                first.setdefault(block, marks[at].start)
+                first.setdefault(part.block, marks[at].start)
         if not first or (0 not in first and min(first.values()) > 0):
             first[0] = 0
         first = dict(sorted(first.items()))
@@ -119,9 +157,13 @@ class TagParser:
             first[0] = 0
         blocks, starts = tuple(first), tuple(first.values())
         placed = [_place(mark, blocks, starts) for mark in marks]
-        fault, misplaced = _faults(placed, {at for at in found if at is not None}, layout)
-        lost = {tag for (_, tag), at in zip(slots, found, strict=True) if at is None} - misplaced
-        return Parsed(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), _contents(placed))
+        fault, misplaced = _faults(placed, {at for at in found if at is not None}, self._tags_of)
+        wanted = zip(self._parts, found, strict=True)
+        lost = {part.mark for part, at in wanted if at is None and not part.index} - misplaced
+        inside = _contents(placed).items()
+        contents = {(pair[0], self._key_of[pair]): at for pair, at in inside if pair in self._key_of}
+        made = Cut(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
+        return made, [None if at is None else marks[at].start for at in found]
 
 
 def _place(mark: Mark, blocks: tuple[int, ...], starts: tuple[int, ...]) -> Mark:
@@ -141,7 +183,7 @@ def _match(marks: list[Mark], tags: list[str]) -> list[int | None]:
     return found
 
 
-def _faults(marks: list[Mark], matched: set[int], layout: Layout) -> tuple[Fault, set[str]]:
+def _faults(marks: list[Mark], matched: set[int], tags_of: Mapping[int, set[str]]) -> tuple[Fault, set[str]]:
     """The faults that the marks show, and the tags that open outside the order of the layout."""
     fault = Fault.NONE
     opened: set[str] = set()
@@ -152,7 +194,7 @@ def _faults(marks: list[Mark], matched: set[int], layout: Layout) -> tuple[Fault
             fault |= Fault.NONE if mark.tag in opened else Fault.ORDER
             opened.discard(mark.tag)
             continue
-        if (mark.block, mark.tag) in seen and mark.tag in layout.blocks[mark.block][1]:
+        if (mark.block, mark.tag) in seen and mark.tag in tags_of.get(mark.block, ()):
             fault |= Fault.DUPLICATE
         elif index not in matched:
             fault |= Fault.ORDER

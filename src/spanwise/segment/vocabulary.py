@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from spanwise.errors import AlignmentError, DataError
 
@@ -31,6 +31,8 @@ class Vocabulary:
 
     Args:
         pieces: the bytes of id 0, 1, 2, ...; b"" for an id that writes nothing or is not used.
+        added: the ids of tokens that the tokenizer has beside what it learned, such as `<think>` or `<|im_end|>`; a delimiter
+            among them is that token, not the same characters spelled in others.
 
     Raises:
         DataError: no pieces at all.
@@ -45,6 +47,7 @@ class Vocabulary:
     """
 
     pieces: tuple[bytes, ...]
+    added: frozenset[int] = frozenset()
     _table: np.ndarray = field(init=False, repr=False)
     _lengths: np.ndarray = field(init=False, repr=False)
 
@@ -58,6 +61,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @cached_property
+    def is_added(self) -> Bool[np.ndarray, " v"]:
+        """Per id, whether it is one of `added`."""
+        return np.isin(np.arange(len(self)), list(self.added))
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
         """Concatenate the bytes of the tokens `ids_t`, and say at which byte each token ends.
@@ -144,7 +152,7 @@ class Vocabulary:
                 pieces[index] = text.encode()
             else:
                 pieces[index] = replaces(text).encode()
-        vocabulary = cls(tuple(pieces))
+        vocabulary = cls(tuple(pieces), frozenset(added))
         _check(vocabulary, backend)
         return vocabulary
 

@@ -117,4 +117,4 @@ def evaluate_folder(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
         max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier,
     )  # fmt: skip
-    return found, unmeasured(dict(task.layout.blocks), answer_tags(recipe))
+    return found, unmeasured(task.layout.keys, answer_tags(recipe))

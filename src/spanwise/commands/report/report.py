@@ -22,7 +22,7 @@ from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
-from spanwise.recipe import answer_tags, load
+from spanwise.recipe import answer_tags, load, own_layout
 from spanwise.report import TokenView, compare_report, fidelity_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import read_rows
@@ -85,9 +85,10 @@ def _unmeasured(folder: Path) -> dict[str, str]:
     """The figures that a run cannot have, as far as its recipe can be read today."""
     try:
         recipe = load(folder / "recipe.yaml")
+        layout = own_layout(recipe)
     except SpanwiseError:
         return {}
-    return unmeasured(recipe.layout or {}, answer_tags(recipe))
+    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe))
 
 
 def compare_page(folder: Path) -> str:

@@ -110,7 +110,7 @@ def train(
                 trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            absent = unmeasured(dict(task.layout.blocks), answer_tags(recipe))
+            absent = unmeasured(task.layout.keys, answer_tags(recipe))
             _show(summary, console, title=f"{title}: {recipe.output}", absent=absent)
         if recipe.report and main:
             from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs

@@ -1,0 +1,88 @@
+"""`written_out`: objectives with `each` and patterns of blocks, as one objective per block with plain names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import EARLIER, Objective
+from spanwise.score.reward import REWARDS
+
+
+def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
+    """Objectives without `each`, whose paid blocks are plain names.
+
+    Args:
+        objectives: in order.
+        layout: the blocks that patterns are looked for in.
+
+    Raises:
+        RecipeError: a pattern that no block matches; a block of several parts, of which nothing says which one is read.
+
+    Example:
+        >>> layout = Layout(["a", "b"], segmenter="json")
+        >>> pair = written_out([Objective("equals", each="*", given="earlier", baseline="outcome")], layout)
+        >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
+        [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
+    """
+    found: list[Objective] = []
+    for objective in objectives:
+        pays = _blocks(objective, layout)
+        if objective.each is None:
+            found.append(objective if pays == objective.pays else replace(objective, pays=pays))
+        else:
+            found += _each(objective, pays, layout)
+    return tuple(found)
+
+
+def _blocks(objective: Objective, layout: Layout) -> tuple[str, ...]:
+    """The paid blocks, patterns filled in."""
+    patterns = [name for name in objective.pays if "*" in name and name not in layout.names]
+    if not patterns:
+        return objective.pays
+    filled = (layout.matching(name) if name in patterns else (name,) for name in objective.pays)
+    return tuple(dict.fromkeys(name for names in filled for name in names))
+
+
+def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[Objective]:
+    assert objective.each is not None, "asked for by the caller"
+    made: list[Objective] = []
+    for block in layout.matching(objective.each):
+        earlier = tuple(one.name for one in made)
+        given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
+        own: dict[str, Any] = {"baseline": objective.baseline, "back_off": objective.back_off}
+        if not given and objective.baseline in ("outcome", "blended"):  # the first block has nothing before it
+            own = {"baseline": "group", "back_off": None}
+        made.append(
+            replace(
+                objective,
+                **own,
+                each=None,
+                name=f"{objective.name}.{block}",
+                pays=pays or (block,),
+                given=given,
+                options={**_reading(objective, block, layout), **objective.options},
+            )
+        )
+    return made
+
+
+def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
+    """The option that tells a reward which part it reads, or a function which block."""
+    if not isinstance(objective.reward, str):
+        asks = "block" in inspect.signature(objective.reward).parameters and "block" not in objective.options
+        return {"block": block} if asks else {}
+    entry = REWARDS.find(objective.reward)
+    if not entry.tags or any(option in objective.options for option in entry.tags):
+        return {}
+    keys = layout.keys[block]
+    if len(keys) != 1:
+        raise RecipeError(
+            f"Objective '{objective.name}' is for each block, and block '{block}' is made of {', '.join(keys) or 'nothing'}; say "
+            f"which part it reads, as in options: {{{entry.tags[0]}: {keys[0] if keys else 'answer'}}}."
+        )
+    return {entry.tags[0]: keys[0]}

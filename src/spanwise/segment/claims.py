@@ -1,0 +1,216 @@
+"""What finders see and say: `Sample`, the bytes of one completion; `Claim`, where a part lies; and the blocks that makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from spanwise.layout import Layout, Part
+from spanwise.types import Fault
+
+
+class Chunk:
+    """Some completions in a row: their trainable tokens and bytes.
+
+    Attributes:
+        data: the bytes of all of them.
+        id_t, end_t: of every trainable token its id, and where in `data` it ends.
+        row_t, column_t: where it stands in the batch.
+        logp_t: its log-probability, where a finder asks for it.
+        is_added_v: per id, whether the tokenizer added it beside its vocabulary.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        id_t: np.ndarray,
+        end_t: np.ndarray,
+        column_t: np.ndarray,
+        logp_t: np.ndarray | None,
+        is_added_v: np.ndarray,
+    ) -> None:
+        self.data, self.id_t, self.end_t, self.column_t, self.logp_t = data, id_t, end_t, column_t, logp_t
+        self._is_added_v = is_added_v
+
+    @cached_property
+    def added(self) -> np.ndarray:
+        """The positions of the tokens that the tokenizer added beside its vocabulary, such as `<think>`."""
+        return np.flatnonzero(self._is_added_v[self.id_t])
+
+
+class Sample:
+    """One completion as a finder sees it: the trainable tokens alone, as if all others were deleted.
+
+    Attributes:
+        text: its bytes.
+    """
+
+    __slots__ = ("_byte", "_chunk", "_first", "_last", "text")
+
+    def __init__(self, chunk: Chunk, first: int, last: int, start: int, stop: int) -> None:
+        self._chunk, self._first, self._last, self._byte = chunk, first, last, start
+        self.text = chunk.data[start:stop]
+
+    @staticmethod
+    def of(text: bytes) -> Sample:
+        """A completion whose every byte is a token.
+
+        >>> Sample.of(b"abc").end_t
+        array([1, 2, 3])
+        """
+        size = len(text)
+        ids = np.frombuffer(text, dtype=np.uint8)
+        return Sample(
+            Chunk(text, ids, np.arange(1, size + 1), np.arange(size), None, np.zeros(256, dtype=bool)), 0, size, 0, size
+        )
+
+    @property
+    def end_t(self) -> np.ndarray:
+        """The byte at which each of its tokens ends."""
+        return self._chunk.end_t[self._first : self._last] - self._byte
+
+    @property
+    def column_t(self) -> np.ndarray:
+        """Where each of its tokens stands in the row; what is left out was masked."""
+        return self._chunk.column_t[self._first : self._last]
+
+    @property
+    def logp_t(self) -> np.ndarray:
+        """The log-probability that each of its tokens was sampled with."""
+        assert self._chunk.logp_t is not None, "asked for where the registry entry says so"
+        return self._chunk.logp_t[self._first : self._last]
+
+    @property
+    def added(self) -> list[tuple[int, int]]:
+        """The bytes [start, end) of the tokens that the tokenizer added beside its vocabulary, such as `<think>`."""
+        chunk = self._chunk
+        low, high = np.searchsorted(chunk.added, (self._first, self._last))
+        if low == high:
+            return []
+        at = chunk.added[low:high]
+        starts = np.where(at == 0, 0, chunk.end_t[at - 1]) - self._byte
+        return list(zip(starts.tolist(), (chunk.end_t[at] - self._byte).tolist(), strict=True))
+
+
+class Claim(NamedTuple):
+    """Where one part lies, in bytes of a completion.
+
+    Attributes:
+        part: of the layout.
+        start: its first byte.
+        stop: the byte after its last one; None: it runs on to the next claim without an end, or to the end.
+        inner: the bytes [start, end) of what it says, or what it says where that is spelled otherwise (escapes of JSON); None
+            where it is not complete.
+    """
+
+    part: Part
+    start: int
+    stop: int | None = None
+    inner: tuple[int, int] | bytes | None = None
+
+
+class Found(NamedTuple):
+    """What a finder says of one completion: claims that do not overlap, or lie one inside the other, and what is wrong with it."""
+
+    claims: Sequence[Claim]
+    fault: int = 0
+
+
+#: What a registered segmenter makes of its parts: the finder of one layout.
+Finder = Callable[[Sample], Found]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One completion, cut into pieces that belong to blocks.
+
+    Attributes:
+        blocks: the block of each piece; a block may have several.
+        starts: the first byte of each piece; the first one starts at 0, each ends where the next one starts.
+        fault: `Fault` bits.
+        contents: what each (block, key) says that says something complete, see `Claim.inner`.
+    """
+
+    blocks: tuple[int, ...]
+    starts: tuple[int, ...]
+    fault: int
+    contents: Mapping[tuple[int, str], tuple[int, int] | bytes]
+
+
+def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
+    """Of the parts of one mark, the one that takes match number i; None beyond the last of a repeated block.
+
+    >>> one, two = Part(0, "lines", "", "line[0]", 0), Part(1, "lines", "", "line[1]", 1)
+    >>> [part and part.key for part in map(numbered([one, two]), range(3))], numbered([Part(0, "lines", "", "all")])(7).key
+    (['line[0]', 'line[1]', None], 'all')
+    """
+    whole = next((part for part in parts if part.index is None), None)
+    by_index = {part.index: part for part in parts}
+    return lambda index: by_index.get(index, whole)
+
+
+def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
+    """The pieces that the claims on one completion make of it.
+
+    Without a block for the rest a piece runs on to the next one and the first begins at byte 0. With one, a piece ends where its
+    claim ends; a claim inside another one takes its bytes out of it, and what nobody claims is the rest.
+
+    Args:
+        layout: whose parts are claimed.
+        found: what each of its finders says.
+        size: bytes of the completion.
+
+    Example:
+        >>> layout = Layout({"rest": [], "a": "json:a"})
+        >>> made = cut(layout, [Found([Claim(layout.parts[0], 2, 4, (2, 4))])], 6)
+        >>> made.blocks, made.starts, made.contents
+        ((0, 1, 0), (0, 2, 4), {(1, 'a'): (2, 4)})
+    """
+    fault, claims = 0, []
+    for one in found:
+        fault |= one.fault
+        claims += one.claims
+    claims.sort(key=_outer_first)
+    seen = {claim.part for claim in claims}
+    if any(part.index in (None, 0) and part not in seen for part in layout.parts):
+        fault |= Fault.MISSING
+    if layout.rest is None:
+        pieces = [(claim.start, claim.part.block) for claim in claims]
+        pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
+    else:
+        pieces = _carved(claims, layout.rest, size)
+    starts: list[int] = []
+    blocks: list[int] = []
+    for start, block in pieces:
+        if starts and starts[-1] == start:
+            blocks[-1] = block
+        elif not blocks or blocks[-1] != block:
+            starts.append(start)
+            blocks.append(block)
+    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims if claim.inner is not None}
+    return Cut(tuple(blocks), tuple(starts), int(fault), contents)
+
+
+def _outer_first(claim: Claim) -> tuple[int, int]:
+    return claim.start, -sys.maxsize if claim.stop is None else -claim.stop
+
+
+def _carved(claims: Sequence[Claim], rest: int, size: int) -> list[tuple[int, int]]:
+    """Starts and blocks of pieces where every claim has its own bytes and the rest the others."""
+    pieces = [(0, rest)]
+    open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
+    stack: list[tuple[int, int]] = [(size, rest)]
+    for claim in claims:
+        stop = next(open_ends) if claim.stop is None else claim.stop
+        while len(stack) > 1 and stack[-1][0] <= claim.start:
+            pieces.append((stack.pop()[0], stack[-1][1]))
+        pieces.append((claim.start, claim.part.block))
+        stack.append((min(stop, stack[-1][0]), claim.part.block))
+    while len(stack) > 1:
+        pieces.append((stack.pop()[0], stack[-1][1]))
+    return [piece for piece in pieces if piece[0] < size] or pieces[:1]

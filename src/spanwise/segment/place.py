@@ -1,0 +1,227 @@
+"""`segment`: token ids in, the blocks of a layout out, exact to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.layout import Layout
+from spanwise.segment.claims import Chunk, Cut, Sample, cut
+from spanwise.segment.parse import TagParser
+from spanwise.segment.registry import SEGMENTERS
+from spanwise.segment.vocabulary import Vocabulary
+from spanwise.types import BlockText, Fault, Spans
+
+_TOKENS_AT_A_TIME = 1_000_000
+
+
+def segment(
+    ids_nt: Int[Tensor, "n t"],
+    mask_nt: Shaped[Tensor, ...],
+    *,
+    layout: Layout,
+    vocabulary: Vocabulary,
+    logp_nt: Float[Tensor, "n t"] | None = None,
+) -> tuple[Spans, list[BlockText]]:
+    """Find the blocks of every completion, in tokens and as text.
+
+    What the layout's segmenters find are pieces of bytes, see `spanwise.segment.claims.cut` and, for tags,
+    `spanwise.segment.parse.TagParser`. A token belongs to the block that holds its first byte. A token that straddles a boundary
+    thus belongs to the block before it, and so does a token without bytes at a boundary (an unused id). A block that is left
+    without tokens is absent; if it has bytes, the completion has the fault STRADDLED. Masked tokens count as deleted: their ids
+    are never read, a part may span them, and spans keep the original coordinates.
+
+    Args:
+        ids_nt: (N, T) sampled token ids; any value where the mask is 0.
+        mask_nt: (N, T) bool or 0/1 integers: the trainable tokens (no prompt, padding or tool output).
+        layout: the blocks, what they are made of and what finds them.
+        vocabulary: the bytes of every token id.
+        logp_nt: (N, T) log-probabilities of the sampled tokens, for segmenters that cut by them.
+
+    Returns:
+        Spans on the device of `ids_nt`: `start_nk` is the first trainable token of a block, `end_nk` 1 + its last one (tokens that
+        are masked or of other blocks may lie between), both 0 where the block is absent; `block_nt` int8 (int16 above 127
+        blocks). And per completion the text: block -> None if absent, else key -> what that part says, not stripped, or None if
+        it says nothing complete; "" -> the block's whole text, cut at exact bytes. Bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        AlignmentError: the shapes differ, the mask holds anything but 0 and 1, or a trainable id is not in the vocabulary.
+        RecipeError: a segmenter of the layout needs log-probabilities and there are none.
+
+    Example:
+        >>> vocabulary = Vocabulary((b"So ", b"<a>", b"4", b"</a", b"><", b"c>", b"0.9", b"</c>"))
+        >>> ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, -100]])
+        >>> layout = Layout({"solution": ["a"], "confidence": ["c"]})
+        >>> spans, text = segment(ids, ids >= 0, layout=layout, vocabulary=vocabulary)
+        >>> spans.block_nt.tolist(), spans.start_nk.tolist(), spans.end_nk.tolist()
+        ([[0, 0, 0, 0, 0, 1, 1, 1, -1]], [[0, 5]], [[5, 8]])
+        >>> text[0]
+        {'solution': {'a': '4', '': 'So <a>4</a>'}, 'confidence': {'c': '0.9', '': '<c>0.9</c>'}}
+    """
+    valid_nt = _valid(ids_nt, mask_nt)
+    ids = ids_nt.detach().cpu().numpy()
+    logp = _logp(layout, logp_nt, ids.shape)
+    count, (n, t) = len(layout.names), ids.shape
+    found = _Found(
+        start=np.zeros((n, count), dtype=np.int64),
+        end=np.zeros((n, count), dtype=np.int64),
+        block=np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16),
+        fault=np.zeros(n, dtype=np.int64),
+        length=np.zeros((n, count), dtype=np.int64),
+    )
+    texts: list[BlockText] = []
+    cutter = _cutter(layout)
+    rows = max(1, _TOKENS_AT_A_TIME // max(t, 1))
+    for first in range(0, n, rows):
+        texts += _segment_rows(slice(first, min(first + rows, n)), ids, valid_nt, logp, layout, cutter, vocabulary, found)
+    found.block[~valid_nt] = -1
+    *columns, length_nk = (torch.from_numpy(column).to(ids_nt.device) for column in found)
+    spans = Spans(layout.names, *columns)
+    vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
+    return spans, texts
+
+
+def _cutter(layout: Layout) -> Callable[[Sample], Cut]:
+    """What cuts a completion into the pieces of a layout."""
+    if layout.segmenters == ("tags",):
+        parser = TagParser(layout)  # it knows more of its own order than claims can say
+        return lambda sample: parser.parse(sample.text)
+    parts = {name: [part for part in layout.parts if part.segmenter == name] for name in layout.segmenters}
+    finders = [SEGMENTERS.find(name).function(own, layout=layout) for name, own in parts.items()]
+    return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
+
+
+class _Found(NamedTuple):
+    start: np.ndarray
+    end: np.ndarray
+    block: np.ndarray
+    fault: np.ndarray
+    length: np.ndarray
+
+
+def _segment_rows(
+    rows: slice,
+    ids: np.ndarray,
+    valid_nt: np.ndarray,
+    logp: np.ndarray | None,
+    layout: Layout,
+    cutter: Callable[[Sample], Cut],
+    vocabulary: Vocabulary,
+    found: _Found,
+) -> list[BlockText]:
+    """Segment some completions, with one pass over their tokens and one search for all of their boundaries."""
+    valid = valid_nt[rows]
+    row_of, column_of = np.nonzero(valid)
+    own = ids[rows][valid]
+    data, ends = _join(vocabulary, own, row_of + rows.start)
+    chunk = Chunk(data, own, ends, column_of, None if logp is None else logp[rows][valid], vocabulary.is_added)
+    token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
+    byte_edge = np.concatenate(([0], ends))[token_edge].tolist()
+    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge), strict=True))
+    made = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
+    inner = np.array(
+        [held[0] + byte for one, (_, held) in zip(made, edges, strict=True) for byte in one.starts[1:]], dtype=np.int64
+    )
+    boundary = iter(_first_tokens(inner, ends).tolist())
+    texts: list[BlockText] = []
+    for i, (one, ((first, last), held)) in enumerate(zip(made, edges, strict=True), start=rows.start):
+        begins = [first, *(next(boundary) for _ in one.starts[1:])]
+        present = _write(found, i, one, [*begins, last], column_of)
+        found.fault[i] = Fault.EMPTY if first == last else one.fault | _lost(one, present, held[1] - held[0])
+        texts.append(_text(data[held[0] : held[1]], one, present, layout))
+    return texts
+
+
+def _write(found: _Found, i: int, one: Cut, edges: list[int], column_of: np.ndarray) -> set[int]:
+    """Write the pieces of completion i, whose tokens begin at `edges`; which blocks have a token."""
+    present: set[int] = set()
+    for k, (begin, stop) in zip(one.blocks, pairwise(edges), strict=True):
+        if begin < stop:
+            start, end = int(column_of[begin]), int(column_of[stop - 1]) + 1
+            if k not in present:
+                found.start[i, k] = start
+            present.add(k)
+            found.end[i, k] = end
+            found.length[i, k] += stop - begin
+            found.block[i, start:end] = k
+    return present
+
+
+def _lost(one: Cut, present: set[int], size: int) -> int:
+    """STRADDLED if a block has bytes and no token."""
+    if len(present) < len(one.blocks):
+        for k, (start, stop) in zip(one.blocks, pairwise((*one.starts, size)), strict=True):
+            if k not in present and start < stop:
+                return int(Fault.STRADDLED)
+    return 0
+
+
+def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tuple[bytes, np.ndarray]:
+    try:
+        return vocabulary.join(ids)
+    except AlignmentError as error:
+        wrong = np.flatnonzero((ids < 0) | (ids >= len(vocabulary)))
+        raise AlignmentError(f"Completion {completion[wrong[0]]}: {error}") from None
+
+
+def _logp(layout: Layout, logp_nt: Tensor | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The log-probabilities, where a segmenter of the layout asks for them."""
+    asking = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
+    if asking is None:
+        return None
+    if logp_nt is None:
+        raise RecipeError(f"The segmenter '{asking}' cuts by log-probabilities (logp_nt), which are not there.")
+    if logp_nt.shape != shape:
+        raise AlignmentError(f"logp_nt has shape {tuple(logp_nt.shape)} and ids_nt {shape}; give one value per token.")
+    return logp_nt.detach().float().cpu().numpy()
+
+
+def _valid(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
+    if ids_nt.shape != mask_nt.shape:
+        raise AlignmentError(
+            f"ids_nt has shape {tuple(ids_nt.shape)} and mask_nt {tuple(mask_nt.shape)}; give one mask value per token."
+        )
+    if mask_nt.is_floating_point() or mask_nt.is_complex():
+        raise AlignmentError(
+            f"mask_nt is {mask_nt.dtype}: a mask says yes or no. Pass a bool tensor or integers 0 and 1; if these are "
+            f"advantages, the arguments are swapped."
+        )
+    mask = mask_nt.detach().cpu().numpy()
+    if mask.dtype != np.bool_:
+        wrong = np.argwhere((mask != 0) & (mask != 1))
+        if wrong.size:
+            n, t = wrong[0].tolist()
+            raise AlignmentError(f"mask_nt holds {mask[n, t]} at completion {n}, token {t}; only 0 and 1 are allowed.")
+    return mask.astype(np.bool_)
+
+
+def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> Int[np.ndarray, " b"]:
+    """The first token of the blocks that start at the bytes `inner`; a boundary inside token j starts its block at j + 1."""
+    holder = np.searchsorted(ends, inner, side="right")
+    starts_here = np.where(holder == 0, 0, ends[holder - 1]) == inner if len(ends) else inner == 0
+    return holder + ~starts_here
+
+
+def _text(data: bytes, one: Cut, present: set[int], layout: Layout) -> BlockText:
+    """What a completion says, block by block."""
+    whole: dict[int, bytes] = {}
+    for k, (start, stop) in zip(one.blocks, pairwise((*one.starts, len(data))), strict=True):
+        whole[k] = whole[k] + data[start:stop] if k in whole else data[start:stop]
+    text: dict[str, dict[str, str | None] | None] = {}
+    for k, (name, keys) in enumerate(layout.keys.items()):
+        text[name] = None
+        if k in present:
+            inner = {key: one.contents.get((k, key)) for key in keys}
+            said: dict[str, str | None] = {
+                key: None if at is None else (at if isinstance(at, bytes) else data[at[0] : at[1]]).decode(errors="replace")
+                for key, at in inner.items()
+            }
+            text[name] = {**said, "": whole[k].decode(errors="replace")}
+    return text
