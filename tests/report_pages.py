@@ -132,7 +132,7 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
         words = [f"{text}{number * 7 % 50}.{t % 400} " for t in range(tokens)]
         return TokenRow(
             prompt=f"prompt {number // 4} {text}", tokens=words, advantages=credit,
-            spans={"solution": (0, half), "confidence": (half, tokens)}, rewards={"correct": 1.0}, statuses={"correct": "ok"},
+            spans={"solution": [(0, half)], "confidence": [(half, tokens)]}, rewards={"correct": 1.0}, statuses={"correct": "ok"},
             fault="", values={"": [0.001 * (t % 100) for t in range(tokens)]}, probabilities=[0.5] * tokens, step=number // 64,
         )  # fmt: skip
 

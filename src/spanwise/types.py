@@ -24,12 +24,31 @@ BlockText = Mapping[str, Mapping[str, str | None] | None]
 _ROWS = 64
 
 
+class Said(dict[str, "Mapping[str, str | None] | None"]):
+    """What a completion says block by block, where its blocks lie in several pieces or in another order than the layout's.
+
+    Args:
+        blocks: a `BlockText`.
+        whole: the whole text.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, blocks: BlockText, whole: str) -> None:
+        super().__init__(blocks)
+        self.whole = whole
+
+
 def whole_text(blocks: BlockText) -> str:
     """What a completion says, whatever its blocks.
 
     >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
     '<a>4</a>'
+    >>> whole_text(Said({"rest": {"": "(,)"}, "a": {"": "1"}, "b": {"": "2"}}, "(1,2)"))
+    '(1,2)'
     """
+    if isinstance(blocks, Said):
+        return blocks.whole
     return "".join(block[""] or "" for block in blocks.values() if block is not None)
 
 
@@ -115,6 +134,20 @@ class Spans:
     def present_nk(self) -> Bool[Tensor, "n k"]:
         """Whether the completion has the block: it holds at least one trainable token."""
         return self.length_nk > 0
+
+    @cached_property
+    def interleaved(self) -> bool:
+        """Whether a block of some completion lies in several pieces, with tokens of other blocks between them."""
+        for first in range(0, len(self.block_nt), _ROWS):
+            block_nt = self.block_nt[first : first + _ROWS]
+            before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1)
+            before_nt = before_nt.cummax(dim=1).values  # a block behind a later one is out of order, or comes again
+            back_n = ((block_nt >= 0) & (block_nt < before_nt[:, :-1])).any(dim=1)
+            for row in back_n.nonzero().flatten().tolist():
+                blocks = block_nt[row][block_nt[row] >= 0].unique_consecutive()
+                if len(blocks) > len(blocks.unique()):
+                    return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def row(tokens, **changes):
         "prompt": "p",
         "tokens": tokens,
         "advantages": {"a": [0.5] * len(tokens), "b": [0.0] * len(tokens)},
-        "spans": {"solution": (0, len(tokens))},
+        "spans": {"solution": [(0, len(tokens))]},
         "rewards": {"correct": 1.0},
         "statuses": {"correct": "ok"},
         "fault": "",
@@ -162,7 +162,7 @@ class _Tags(HTMLParser):
 
 def test_hostile_completions_do_not_change_the_markup():
     def parsed(text):
-        hostile = row([text] * 3, prompt=text, fault=text, rewards={text: 1.0}, statuses={text: text}, spans={text: (0, 3)},
+        hostile = row([text] * 3, prompt=text, fault=text, rewards={text: 1.0}, statuses={text: text}, spans={text: [(0, 3)]},
                       advantages={text: [0.1, 0.2, 0.3]})  # fmt: skip
         html = str(token_view(TokenView((text,), [hostile])))
         assert decoded(data_of(html)["tokens"], 0) == [text] * 3
@@ -225,11 +225,11 @@ def test_an_empty_view_says_so():
         (("a",), {"probabilities": []}, AlignmentError, "Completion 2 has 2 tokens and 0 probabilities"),
         (
             ("a",),
-            {"spans": {"end": (1, 3)}},
+            {"spans": {"end": [(1, 3)]}},
             AlignmentError,
             r"Block 'end' of completion 2 spans tokens \[1, 3\), but there are 2",
         ),
-        (("a",), {"spans": {"end": (-1, 2)}}, AlignmentError, "Block 'end' of completion 2"),
+        (("a",), {"spans": {"end": [(-1, 2)]}}, AlignmentError, "Block 'end' of completion 2"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(methods, wrong, error, sentence):
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_one_sentence(methods, wrong, error, sentence):
 
 
 def test_an_absent_block_has_no_span():
-    data = data_of(token_view(TokenView(("a",), [row(["x"], spans={"solution": (0, 1), "confidence": (9, 9)})])))
+    data = data_of(token_view(TokenView(("a",), [row(["x"], spans={"solution": [(0, 1)], "confidence": [(9, 9)]})])))
     assert data["spans"] == [[["solution", 0, 1]]]
 
 
@@ -311,7 +311,7 @@ def test_rows_of_a_rollouts_table():
         prompt="1+1=",
         tokens=["t5", "t6", "t7"],
         advantages={"bae": [0.5, 0.5, -0.25]},
-        spans={"solution": (0, 2), "confidence": (2, 3)},
+        spans={"solution": [(0, 2)], "confidence": [(2, 3)]},
         rewards={"correct": 1.0, "brier": -0.25},
         statuses={"correct": "ok", "brier": "ok"},
         fault="",

@@ -53,7 +53,7 @@ def row(tokens, a=None, b=None, **changes):
         "prompt": "1+1=",
         "tokens": tokens,
         "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
-        "spans": {"solution": (0, size)},
+        "spans": {"solution": [(0, size)]},
         "rewards": {"correct": 1.0},
         "statuses": {"correct": "ok"},
         "fault": "",
@@ -65,7 +65,7 @@ FIRST = row(
     ["So", " two", "\n", "</s>", "tool"],
     a=[1.0, -1.0, 0.0, 1e-6, math.nan],
     b=[0.25, 0.25, -0.0625, -0.0625, math.nan],
-    spans={"solution": (0, 2), "confidence": (2, 4)},
+    spans={"solution": [(0, 2)], "confidence": [(2, 4)]},
     rewards={"correct": 1.0, "brier": None},
     statuses={"correct": "ok", "brier": "absent"},
     values={"": [0.5, -0.25, 0.0, 0.125, math.nan]},
@@ -377,7 +377,7 @@ HOSTILE = {
 def test_hostile_text_shows_as_text(browser):
     tokens, shown = list(HOSTILE), list(HOSTILE.values())
     bad = "</script><script>window.hacked=1</script>\u202e"
-    hostile = row(tokens, advantages={bad: [0.5] * len(tokens)}, prompt=bad, spans={bad: (0, 3)}, rewards={bad: None},
+    hostile = row(tokens, advantages={bad: [0.5] * len(tokens)}, prompt=bad, spans={bad: [(0, 3)]}, rewards={bad: None},
                   statuses={bad: bad}, fault=bad)  # fmt: skip
     opened(browser, hostile, methods=(bad,))
     for t, expected in enumerate(shown):
@@ -428,7 +428,7 @@ def test_a_line_of_a_megabyte_shows_at_once(browser, tokens):
 
 def test_long_texts_are_shown_whole(browser):
     tokens = ["🙂" * 13_000, *(f"{n}\n" if n % 7 == 0 else f"{n} " for n in range(3000))]
-    opened(browser, row(tokens, spans={"solution": (0, 2000), "confidence": (2000, 3001)}))
+    opened(browser, row(tokens, spans={"solution": [(0, 2000)], "confidence": [(2000, 3001)]}))
     browser.wait("scrollTo(0, document.body.scrollHeight); return document.querySelector('[data-token=\"3000\"]')")
     both = browser.run(
         "return [1, 2].map(side => [...document.querySelectorAll(`.token-row > :nth-child(${side}) .token`)]"

@@ -102,7 +102,7 @@ def test_what_is_written_is_shown(case, tokenizer, place):
         texts = [f"⟨{i}⟩" if case.pieces is None else case.pieces[i].decode(errors="surrogateescape") for i in row["ids"]]
         assert shown.tokens == texts
         assert shown.step == row["step"]
-        assert shown.spans == {name: (row["start"][name], row["end"][name]) for name in case.blocks}
+        assert shown.spans == {name: [(row["start"][name], row["end"][name])] for name in case.blocks}
         assert shown.fault == ", ".join(fault.name.lower() for fault in Fault(row["fault"]))
         assert shown.statuses == {name: Status(row["status"][name]).name.lower() for name in case.objectives}
         assert list(shown.rewards) == list(case.objectives)

@@ -38,7 +38,7 @@ class TokenRow:
         tokens: (T,) texts. A byte that is no whole character by itself is a lone surrogate U+DC80 to U+DCFF, as
             `bytes.decode(errors="surrogateescape")` writes it; the view shows it as ‹C3›.
         advantages: method -> (T,) what each token is credited with; NaN where the token is not trained.
-        spans: block -> half-open interval of tokens; empty where the block is absent.
+        spans: block -> its pieces, half-open intervals of tokens; empty where the block is absent.
         rewards: objective -> reward; None where there is none.
         statuses: objective -> why the reward has its value or has none, `Status` in lower case.
         fault: what is wrong with the tags, in words; "" is well-formed.
@@ -52,7 +52,7 @@ class TokenRow:
     prompt: str
     tokens: Sequence[str]
     advantages: Mapping[str, Sequence[float]]
-    spans: Mapping[str, tuple[int, int]]
+    spans: Mapping[str, Sequence[tuple[int, int]]]
     rewards: Mapping[str, float | None]
     statuses: Mapping[str, str]
     fault: str
@@ -98,7 +98,7 @@ def token_view(view: TokenView) -> Markup:
         AlignmentError: advantages, values, probabilities or a span that do not fit the tokens.
 
     Example:
-        >>> row = TokenRow("1+1=", ["2", "<b>"], {"grpo": [.5, .5]}, {"answer": (0, 2)}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> row = TokenRow("1+1=", ["2", "<b>"], {"grpo": [.5, .5]}, {"answer": [(0, 2)]}, {"correct": 1.0}, {"correct": "ok"}, "")
         >>> html = token_view(TokenView(("grpo",), [row]))
         >>> "<b>" in html
         False
@@ -143,7 +143,9 @@ def payload(view: TokenView) -> dict[str, Any]:
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
         "faults": _coded([[row.fault] for row in rows]),
-        "spans": [[[name, *span] for name, span in row.spans.items() if span[1] > span[0]] for row in rows],
+        "spans": [
+            [[name, *span] for name, spans in row.spans.items() for span in spans if span[1] > span[0]] for row in rows
+        ],
         "rewards": [[_number(row.rewards.get(name), DIGITS) for name in objectives] for row in rows],
         "statuses": _coded([[row.statuses.get(name, "") for name in objectives] for row in rows]),
         "stops": [[_number(row.stop.get(method), DIGITS) for method in view.methods] if row.stop else None for row in rows],
@@ -180,7 +182,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
             raise AlignmentError(
                 f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {len(row.tokens)}."
             )
-    for name, (start, end) in row.spans.items():
+    for name, start, end in ((name, *span) for name, spans in row.spans.items() for span in spans):
         if start < end and not 0 <= start < end <= len(row.tokens):
             raise AlignmentError(
                 f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {len(row.tokens)}."

@@ -90,6 +90,7 @@ class Rollouts:
             scores=self.scores,
             credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
             text=[whole_text(blocks) for blocks in self.text],
+            block=self.spans.block_nt[filled_nt].numpy() if self.spans.interleaved else None,
             token_values={
                 name: known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float().numpy()
                 for name, known_nt in self._known().items()

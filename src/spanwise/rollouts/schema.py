@@ -17,6 +17,7 @@ under the name of the method that made it. A run has one method, an export has t
 | `fault` | int64 | what is wrong with the tags, as bits of `Fault` |
 | `start/<block>` | int64 | the block's first token |
 | `end/<block>` | int64 | the token after its last; no block has any token where the completion was left out of the loss |
+| `block` | list<int16> | the block of each token, by its place among the blocks, -1 for none; where blocks lie in several pieces |
 | `reward/<objective>` | double | null where there is none |
 | `status/<objective>` | string | why the reward has its value or has none: `Status` in lower case |
 | `values` | list<float> | what a critic expected before each token; null where it is not known |
@@ -39,7 +40,7 @@ import pyarrow as pa
 from spanwise.errors import DataError, SpanwiseError
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
-TRAINABLE, TEXT, FAULT, STOP = "trainable", "text", "fault", "stop"
+TRAINABLE, TEXT, FAULT, STOP, BLOCK = "trainable", "text", "fault", "stop", "block"
 #: What may be known of each token, and its column; one value of several is `value/<stream>`.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
 
@@ -53,7 +54,7 @@ _NUMBERS = pa.list_(pa.float32())
 _TYPES = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()),
-    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
+    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()), **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),

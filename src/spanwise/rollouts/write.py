@@ -52,6 +52,7 @@ class Completions:
         text: N texts; None where the tokens say it.
         token_values: "value" (one of several: "value/<stream>"), "logp" of each token, flat; NaN where it is not known.
         rollout_n: see `RolloutTable`.
+        block: the block of each token, flat, -1 for none; None where each block is one piece, so that its span says it.
 
     Raises:
         AlignmentError: something flat that does not have one entry per token.
@@ -71,10 +72,12 @@ class Completions:
     text: Sequence[str] | None = None
     token_values: Mapping[str, Shaped[np.ndarray, " v"]] = field(default_factory=dict)
     rollout_n: Int[Tensor, " n"] | None = None
+    block: Int[np.ndarray, " v"] | None = None
 
     def __post_init__(self) -> None:
         flat = {"trainable flags": self.trainable, **self.token_values}
         flat |= {f"advantages of '{method}'": one.advantages for method, one in self.credit.items()}
+        flat |= {} if self.block is None else {"block numbers": self.block}
         for name, values in flat.items():
             if len(values) != len(self.tokens.values):
                 raise AlignmentError(
@@ -147,6 +150,7 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
             part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: _spelled(pieces, part.tokens.values)}
         ),
         **_lists(part.tokens, {schema.TRAINABLE: pa.array(part.trainable)}),
+        **({} if part.block is None else _lists(part.tokens, {schema.BLOCK: pa.array(part.block.astype(np.int16))})),
         **_lists(part.tokens, {schema.token_column(name): _floats(values) for name, values in part.token_values.items()}),
     }
     for method, one in part.credit.items():

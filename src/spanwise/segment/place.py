@@ -17,7 +17,7 @@ from spanwise.segment.claims import Chunk, Cut, Sample, cut
 from spanwise.segment.parse import TagParser
 from spanwise.segment.registry import SEGMENTERS
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.types import BlockText, Fault, Spans
+from spanwise.types import BlockText, Fault, Said, Spans
 
 _TOKENS_AT_A_TIME = 1_000_000
 
@@ -224,4 +224,5 @@ def _text(data: bytes, one: Cut, present: set[int], layout: Layout) -> BlockText
                 for key, at in inner.items()
             }
             text[name] = {**said, "": whole[k].decode(errors="replace")}
-    return text
+    in_order = all(before < after for before, after in pairwise(one.blocks))
+    return text if in_order else Said(text, data.decode(errors="replace"))

@@ -29,7 +29,10 @@ AT_A_TIME = 1_000_000
 
 @dataclass(frozen=True)
 class Marked:
-    """The spans of one layout over all completions; `block` lies flat, as the tokens of the table do."""
+    """The spans of one layout over all completions; `block` lies flat, as the tokens of the table do.
+
+    Some block is in several pieces where they are `interleaved`.
+    """
 
     names: tuple[str, ...]
     start_nk: Int[Tensor, "n k"]
@@ -37,6 +40,7 @@ class Marked:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     block: Int[np.ndarray, " v"]
+    interleaved: bool = False
 
     def spans(self, table: RolloutTable, first: int, last: int) -> Spans:
         """The spans of the rows first..last - 1, padded; rows that were left out of the loss have none."""
@@ -126,7 +130,7 @@ def score_file(
 def _small(spans: Spans) -> Spans:
     """The spans without their tokens, which are kept flat."""
     kept = Spans(spans.names, spans.start_nk, spans.end_nk, spans.block_nt[:, :0], spans.fault_n)
-    vars(kept)["length_nk"] = spans.length_nk
+    vars(kept).update(length_nk=spans.length_nk, interleaved=spans.interleaved)
     return kept
 
 
@@ -138,6 +142,7 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
         torch.cat([part.length_nk for part in parts]),
         torch.cat([part.fault_n for part in parts]),
         np.concatenate(flat),
+        any(part.interleaved for part in parts),
     )
 
 

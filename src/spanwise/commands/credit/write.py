@@ -66,6 +66,7 @@ def credited_parts(
             end_nk=marked.end_nk[rows] * learned_n[:, None],
             fault_n=marked.fault_n[rows],
             scores=Scores(scores.names, scores.reward_nm[rows], scores.status_nm[rows], scores.by_outcome_nmo[rows]),
+            block=table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
             rollout_n=None if table.rollout_n is None else table.rollout_n[rows],
             credit={one.name: _credited(one, table, learned_n, first, last) for one in applied},
             token_values={

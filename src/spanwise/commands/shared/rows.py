@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +72,7 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
         ... })
         >>> row = token_rows(table, None)[0]
         >>> row.tokens, row.advantages, row.spans, row.fault
-        (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': (0, 1)}, 'truncated')
+        (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
     methods = schema.methods(names)
@@ -84,6 +85,7 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
     trained = _aligned(table, schema.TRAINABLE, edges).astype(np.bool_)
     flat_of = {known: _aligned(table, name, edges) for known, name in schema.token_columns(names).items()}
     credited = {one: np.where(trained, _aligned(table, schema.advantages(one), edges), np.nan) for one in methods}
+    block = _aligned(table, schema.BLOCK, edges) if schema.BLOCK in names else None
     texts = _texts(table[source], edges, pieces)
     plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
     made = []
@@ -99,7 +101,7 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
                 prompt=shown_prompt(row[schema.PROMPT]),
                 tokens=text,
                 advantages={method: advantages[first:last].tolist() for method, advantages in credited.items()},
-                spans={name: (row[schema.start(name)], row[schema.end(name)]) for name in schema.blocks(names)},
+                spans=_pieces(row, schema.blocks(names), None if block is None else block[first:last]),
                 rewards={name: row[schema.reward(name)] for name in schema.objectives(names)},
                 statuses={name: row[schema.status(name)] for name in schema.objectives(names)},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
@@ -111,6 +113,18 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
             )
         )
     return made
+
+
+def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
+    """Block -> its pieces: its span, or the runs of its tokens where the file says the block of each."""
+    if block_t is None:
+        return {name: [(row[schema.start(name)], row[schema.end(name)])] for name in blocks}
+    edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
+    for start, end in pairwise(edges):
+        if start < end and 0 <= int(block_t[start]) < len(blocks):
+            found[blocks[int(block_t[start])]].append((start, end))
+    return found
 
 
 def _aligned(table: pa.Table, name: str, edges: np.ndarray) -> np.ndarray:
