@@ -183,7 +183,7 @@ def test_the_script_builds_text_nodes_only():
     forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
     for script in scripts:
         assert not re.search(forbidden, script)
-        assert len(script.splitlines()) < 300
+        assert len(script.splitlines()) < 310
     for name in ("courses.js", "courses.css", "tokens.js", "tokens.css"):
         assert "</" not in (STATIC / name).read_text()
 
@@ -316,6 +316,7 @@ def test_rows_of_a_rollouts_table():
         statuses={"correct": "ok", "brier": "ok"},
         fault="",
         step=3,
+        credit={"bae": {"solution": 0.0, "confidence": 0.0}},
     )
     assert second.prompt == 'user: say "é"\nnow'
     assert second.fault == "missing, truncated"

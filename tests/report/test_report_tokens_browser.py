@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import spanwise.report.tokens as code
-from spanwise.report.tokens import TokenRow, TokenView, token_view
+from spanwise.report.tokens import Paid, TokenRow, TokenView, token_view
 
 BASE = """
 :root { color-scheme: light; --background: #fff; --text: #1d2127; --muted: #5c6570; --line: #dfe2e6; --accent: #0b6fb8; }
@@ -32,7 +32,7 @@ SCRIPT, STYLE = (
 )
 
 
-def page(*rows, methods=("a", "b"), outcome="correct"):
+def page(*rows, methods=("a", "b"), outcome="correct", paid=None):
     """A page with nothing but the view."""
 
     def allowed(text):
@@ -43,7 +43,8 @@ def page(*rows, methods=("a", "b"), outcome="correct"):
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width"><title>untouched</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome))}<script>{SCRIPT}</script></body></html>"
+        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome, paid=paid or {}))}"
+        f"<script>{SCRIPT}</script></body></html>"
     )
 
 
@@ -516,3 +517,20 @@ def test_damaged_data_is_one_sentence(browser):
     browser.show(page(FIRST).replace('{"deflate":"', '{"deflate":"AAAA'))
     browser.wait("return document.querySelector('.token-message').textContent")
     assert text(browser, ".token-message").startswith("The completions cannot be shown (")
+
+
+def test_a_block_says_what_pays_it_once(browser):
+    pieces = {"price": [(0, 1), (2, 3)], "rest": [(1, 2)]}
+    one = row(["3", ",", "4"], spans=pieces, rewards={"near": 1.0, "whole": 0.0}, statuses={"near": "ok", "whole": "ok"},
+              credit={"a": {"price": 0.75, "rest": -0.5}, "b": {"price": 0.25}})  # fmt: skip
+    paid = {"a": {"price": Paid(["near"], plain=True), "rest": Paid(["near", "whole"])}, "b": {"price": Paid(["near"])}}
+    browser.show(page(one, paid=paid))
+    browser.wait("return document.querySelector('.token-app:not([hidden])')")
+    sums = browser.run(
+        "return [...document.querySelectorAll('.token-sum')].map((e) => e.innerText.replace(/^ · /, '').trim())"
+    )
+    assert sums == [
+        "near 1, baseline 0.25, credit +0.75",
+        "near 1, credit +0.25",
+        "near 1, whole 0, credit −0.5",
+    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import fsum, nan
 
 from torch import Tensor
 
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, merged
+from spanwise.report.rows import Row, any_index, grouped, merged
 from spanwise.report.sections import credit_section, tokens_section
 from spanwise.report.tokens import TokenView
 from spanwise.rollouts.schema import RECORDED
@@ -47,8 +49,9 @@ def credit_report(
         >>> "rollouts.parquet" in page
         True
     """
-    found = [column_n for columns in (rewards, *credit.values()) for column_n in columns.values()]
-    count = max(map(len, found), default=0)
+    count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
+    credit, rewards = {method: grouped(columns) for method, columns in credit.items()}, grouped(rewards)
+    statuses, dead = _summed(statuses), {method: _mean(shares) for method, shares in dead.items()}
     applied = [name for name in methods if name != RECORDED]
     what = f"What {_listed(applied)} would have credited in {count:,} completions, without training"
     if RECORDED in methods:
@@ -72,6 +75,22 @@ def credit_report(
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
     )
+
+
+def _summed(statuses: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """The counts of each objective; of repeated blocks together."""
+    found: dict[str, Counter[str]] = {}
+    for name, counts in statuses.items():
+        found.setdefault(any_index(name), Counter()).update(counts)
+    return {name: dict(counts) for name, counts in found.items()}
+
+
+def _mean(shares: Mapping[str, float]) -> dict[str, float]:
+    """The share of each objective; the mean over repeated blocks, of those that have one."""
+    found: dict[str, list[float]] = {}
+    for name, share in shares.items():
+        found.setdefault(any_index(name), []).extend([share] if share == share else [])
+    return {name: fsum(known) / len(known) if known else nan for name, known in found.items()}
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from spanwise.measure import Curve, reliability
 
+_INDEX = re.compile(r"\[\d+\]")
 #: A row of a chart or a table.
 Row = dict[str, Any]
 #: seed -> points, each with its `step`.
@@ -46,6 +48,27 @@ def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     ['second_accuracy']
     """
     return list(dict.fromkeys([*FIGURES, *(name for point in points for name in point if name.endswith("_accuracy"))]))
+
+
+def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Columns by name, those of repeated blocks (`items[0]`, `items[1]`, ...) one after the other as `items[*]`.
+
+    >>> grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
+    {'a': tensor([1.]), 'b[*]': tensor([2., 3.])}
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name, column_n in columns.items():
+        found.setdefault(any_index(name), []).append(column_n)
+    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+
+
+def any_index(name: str) -> str:
+    """The name of a block or objective with `[*]` for every index.
+
+    >>> any_index("equals.items[3].price")
+    'equals.items[*].price'
+    """
+    return _INDEX.sub("[*]", name)
 
 
 def figure_name(name: str) -> str:

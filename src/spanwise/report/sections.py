@@ -9,7 +9,17 @@ from torch import Tensor
 from spanwise.measure import Curve, curve_difference
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
-from spanwise.report.rows import STOP, Row, confidence_rows, histogram_rows, merged, reliability_rows, voting_rows, wide
+from spanwise.report.rows import (
+    STOP,
+    Row,
+    confidence_rows,
+    grouped,
+    histogram_rows,
+    merged,
+    reliability_rows,
+    voting_rows,
+    wide,
+)
 from spanwise.report.tokens import TokenView, token_view
 
 
@@ -88,6 +98,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
         credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
         of: the end of the sentence.
     """
+    credit = {method: grouped(columns) for method, columns in credit.items()}
     stop = (
         " Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an "
         "objective pays; only completions that have such a credit are counted."

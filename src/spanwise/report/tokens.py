@@ -47,6 +47,7 @@ class TokenRow:
         step: of training.
         stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
         opens: stream -> the tokens that open a segment in it, ascending.
+        credit: method -> block -> what the block is credited with; None where it is absent.
     """
 
     prompt: str
@@ -61,6 +62,20 @@ class TokenRow:
     step: int | None = None
     stop: Mapping[str, float] = field(default_factory=dict)
     opens: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Paid:
+    """What pays a block.
+
+    Attributes:
+        objectives: by name.
+        plain: its credit is the reward of the only one, minus a baseline.
+    """
+
+    objectives: Sequence[str]
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,12 +87,14 @@ class TokenView:
         completions: in order.
         outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
         segments: what opens a segment, in words; "": there are none.
+        paid: method -> block -> what pays it, as far as that is known.
     """
 
     methods: tuple[str, ...]
     completions: Sequence[TokenRow]
     outcome: str | None = None
     segments: str = ""
+    paid: Mapping[str, Mapping[str, Paid]] = field(default_factory=dict)
 
 
 def token_view(view: TokenView) -> Markup:
@@ -157,9 +174,29 @@ def payload(view: TokenView) -> dict[str, Any]:
             if (column := _coded_numbers([_array(row.values.get(name)) for row in rows], COARSE))
         ],
         "segments": view.segments,
+        "sums": [[_sums(row, method, view.paid.get(method, {})) for method in view.methods] for row in rows],
         "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
         "probabilities": _coded_numbers([_array(row.probabilities) for row in rows], COARSE),
     }
+
+
+def _sums(row: TokenRow, method: str, paid: Mapping[str, Paid]) -> dict[str, str]:
+    """What pays each block that is there: "near 1, baseline 0.25, credit +0.75"."""
+    found = {}
+    for block, entry in paid.items():
+        credit = row.credit.get(method, {}).get(block)
+        if credit is None or math.isnan(credit) or not entry.objectives:
+            continue
+        rewards = [row.rewards.get(name) for name in entry.objectives]
+        named = [
+            f"{name} {row.statuses.get(name, 'none') if reward is None else f'{reward:.{DIGITS}g}'}"
+            for name, reward in zip(entry.objectives, rewards, strict=True)
+        ]
+        said = ", ".join(named) if len(named) < 3 else f"{len(named)} objectives"
+        if entry.plain and rewards[0] is not None:
+            said += f", baseline {rewards[0] - credit:.{DIGITS}g}"
+        found[block] = f"{said}, credit {credit:+.{DIGITS}g}".replace("-", "\u2212")
+    return found
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:

@@ -54,7 +54,8 @@ _NUMBERS = pa.list_(pa.float32())
 _TYPES = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()),
-    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()), **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
+    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()),
+    **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),

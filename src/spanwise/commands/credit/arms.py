@@ -255,11 +255,13 @@ def _compared(
     """The objectives of a recipe as a preset compares them.
 
     A method by block leaves them the blocks they pay; any other pays every block, what the objective is read in first. A preset
-    of correctness alone takes the objective that the others are given or judged by.
+    of correctness alone takes the objective that the others are given or judged by, or the first one and its like.
     """
     if not (chosen.preset or Preset()).calibrated:
         looked_at = {name for o in objectives for name in (*o.outcomes, judge_of(o))}
-        objectives = [next((o for o in objectives if o.name in looked_at), objectives[0])]
+        first = next((o for o in objectives if o.name in looked_at), objectives[0])
+        # The same reward of every field is one number: their sum.
+        objectives = [o for o in objectives if o is first or (o.reward == first.reward and not looked_at)]
     elif len(objectives) == 1 and chosen.kind != "block":
         raise RecipeError(
             f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,9 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_layout
 from spanwise.rollouts import RolloutTable
+from spanwise.score import written_out
 from spanwise.segment import census
+from spanwise.segment.json_fields import paths
 from spanwise.tasks import TASK_LAYOUTS
 
 #: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
@@ -61,6 +63,8 @@ def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
     texts = sampled_texts(table)
     seen, (tags, held) = census(texts, usual.tags), usual_tags(texts)
     opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.blocks)
+    if not tags and not any(seen.wanted.values()) and (fields := usual_fields(texts)):
+        return _fields(fields, table)
     if not tags or (opens and set(tags) <= set(usual.tags)):
         return Blocks(usual)
     layout = layout_of(tags)
@@ -70,6 +74,25 @@ def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
     answer = census(texts, ["answer"]).sentence
     lack = f"Nothing says which completions of '{table.path}' are right: {answer}{remedy(table, texts)}" if answer else ""
     return Blocks(layout, _objectives(layout, recipe), note, lack)
+
+
+def _fields(fields: tuple[str, ...], table: RolloutTable) -> Blocks:
+    """A block per field of the JSON that most completions hold, each paid for what the dataset says of it, if it does."""
+    layout = Layout(fields, segmenter="json")
+    golds = table.columns.get("answer", ())
+    known = sum(
+        1 for gold in golds if isinstance(gold, Mapping) or (isinstance(gold, str) and gold.lstrip().startswith("{"))
+    )
+    note = (
+        f"No layout is given, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}; to have others, "
+        f"give --set 'layout=[{', '.join(fields)}]' --set segmenter=json changed."
+    )
+    if golds and known == len(golds):
+        return Blocks(layout, written_out([Objective("equals", each="*", if_missing=0.0)], layout), note)
+    verdict = verdict_of(table)
+    lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
+    objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
+    return Blocks(layout, written_out([objective], layout), note, "" if verdict else lack)
 
 
 def verdict_of(table: RolloutTable) -> str | None:
@@ -97,6 +120,19 @@ def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> 
         return f"{whole} --methods grpo --reward {name}={verdict_of(table) or next(iter(table.rewards))}"
     objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
     return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+
+
+def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
+    """The fields of the JSON objects that most completions hold, in the order in which they come first; none without a majority.
+
+    >>> usual_fields(['{"a": 1, "b": {"c": 2}}', 'So {"b": 3, "a": 1}', '{"a": '])
+    ('a', 'b')
+    """
+    held = Counter[str]()
+    for text in texts:
+        held.update(path for path in paths(text) if not set(path) & set(".["))
+    fields = tuple(name for name in held if 2 * held[name] > len(texts))
+    return fields if len(fields) <= _MOST_TAGS else ()
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
+from spanwise.commands.shared.paid import paid_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, recorded_rewards, token_rows
 from spanwise.commands.shared.segments import Segments
 from spanwise.report import TokenView, credit_report
@@ -32,6 +33,7 @@ def credit_page(folder: Path) -> str:
     shown = read_rows(file, chosen)
     segments = Segments(**summary["segments"]) if summary.get("segments") else None
     rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)), segments)
+    paid = {name: paid_of(**listed) for name, listed in (summary.get("paid") or {}).items()}
     return credit_report(
         source=summary["source"],
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
@@ -40,7 +42,7 @@ def credit_page(folder: Path) -> str:
         rewards=recorded_rewards(table),
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
-        view=TokenView(tuple(credit), rows, summary.get("outcome"), "" if segments is None else segments.words),
+        view=TokenView(tuple(credit), rows, summary.get("outcome"), "" if segments is None else segments.words, paid),
         command=credit_command(folder, summary["source"], options),
     )
 

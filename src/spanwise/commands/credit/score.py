@@ -184,34 +184,46 @@ def fitting(
     Raises:
         RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
-    layouts = [arm.scheme.layout for arm in arms if arm.scheme.layout.segmenter == "tags"]
-    tags = dict.fromkeys(tag for layout in layouts for tag in layout.tags)
-    prefilled = next((layout.prefilled for layout in layouts if layout.prefilled), None)
-    seen = census(scored.texts, tags, prefilled=prefilled)
+    layouts = [arm.scheme.layout for arm in arms]
+    seen = _worst(scored.texts, layouts)
     lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, scored.taken, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
     rest = [f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}."] if seen.lacking else []
     if not lost:
         return kept, rest
-    lack = census(scored.texts, [tag for tag in seen.wanted if any(tag in needed for needed in lost.values())]).sentence
+    needed = [mark for mark in seen.wanted if any(mark in marks for marks in lost.values())]
+    lack = census(scored.texts, needed, segmenter=seen.segmenter).sentence
     if kept and not any(name in asked for name in lost):
         return kept, [left_out(list(lost), lack), *rest]
     helps = remedy(table, scored.texts, arms[0].scheme.objectives[0].name)
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
 
+def _worst(texts: Sequence[str], layouts: Sequence[Layout]) -> Census:
+    """What the completions have of the parts that layouts ask for; of the first segmenter that misses something, else of tags."""
+    found = census(texts, [])
+    for segmenter in dict.fromkeys(name for layout in layouts for name in layout.segmenters):
+        parts = [part for layout in layouts for part in layout.parts if part.segmenter == segmenter]
+        prefilled = next((one.prefilled for one in layouts if one.prefilled in [part.mark for part in parts]), None)
+        seen = census(texts, [part.mark for part in parts], segmenter=segmenter, prefilled=prefilled)
+        if seen.lacking:
+            return seen
+        found = seen if segmenter == "tags" else found
+    return found
+
+
 def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
-    """The tags that an arm needs and no completion opens."""
+    """The marks that an arm needs and no completion has."""
     layout, objectives = arm.scheme.layout, arm.scheme.objectives
-    if layout.segmenter != "tags":
-        return []
-    wanted = {tag for o in objectives if o.name not in taken for tag in _reads(o)}
+    own = [part for part in layout.parts if part.segmenter == seen.segmenter]
+    wanted = {key for o in objectives if o.name not in taken for key in _reads(o)}
+    needed = [part for part in own if part.key in wanted]
     if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
         paid = {name for o in objectives for name in o.pays}
-        wanted.update(
-            tag for name, tags in layout.blocks if name in paid and not any(map(seen.wanted.get, tags)) for tag in tags
-        )
-    return [tag for tag in dict.fromkeys(layout.tags) if tag in wanted and not seen.wanted[tag]]
+        there = {part.block for part in own if seen.wanted.get(part.mark)}
+        needed += [part for part in own if layout.names[part.block] in paid and part.block not in there and not part.index]
+    order = dict.fromkeys(part.mark for part in own if part in needed)
+    return [mark for mark in order if mark in seen.wanted and not seen.wanted[mark]]
 
 
 def _reads(objective: Objective) -> list[str]:

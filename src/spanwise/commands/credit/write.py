@@ -92,17 +92,26 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
         options: of `credit_rollouts`, and `rows`.
 
     Returns:
-        `options` as plain data; `outcome`, the objective that says what is right, if there is one; `segments`, where a method cuts
-        completions into some.
+        `options` as plain data; `paid`, the objectives of each arm; `outcome`, the objective that says what is right, if there is
+        one; `segments`, where a method cuts completions into some.
     """
     given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
     cut = (Segments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
     segments = next((found for found in cut if found is not None), None)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
+        "paid": {arm.name: _paying(arm) for arm in arms},
         "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
         **({"segments": segments.plain} if segments is not None else {}),
     }
+
+
+def _paying(arm: Arm) -> dict[str, Any]:
+    """What `paid_of` reads of an arm."""
+    listed = [
+        {"name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none"} for o in arm.scheme.objectives
+    ]
+    return {"method": arm.scheme.method, "objectives": listed}
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:

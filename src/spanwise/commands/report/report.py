@@ -16,6 +16,7 @@ from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
 from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.paid import paid_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
@@ -215,7 +216,8 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     segments = Segments.of(recipe.get("method"), recipe.get("options"))
     rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"), segments)
     credit = recorded_credit(table)
-    return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words), credit
+    paid = {methods[0]: paid_of(str(recipe.get("method")), asked)}
+    return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words, paid), credit
 
 
 def _beside(table: pa.Table, file: Path, method: str) -> pa.Table:

@@ -110,6 +110,10 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.credit(method, schema.STOP)))},
                 opens=opens,
+                credit={
+                    one: {name: row[schema.credit(one, name)] for name in schema.credited(names, one) if name != schema.STOP}
+                    for one in methods
+                },
             )
         )
     return made

@@ -129,7 +129,7 @@
     // Each block starts a row; a long one goes on in further rows, after a line end where there is one.
     const cut = (tokens, spans) => {
       const rows = [], edges = new Set([0, tokens.length, ...spans.flatMap(([, from, to]) => [from, to])]);
-      const borders = [...edges].sort((a, b) => a - b);
+      const borders = [...edges].sort((a, b) => a - b), begun = new Set();
       for (let border = 0, size = 0, row, last = "", t = 0; t < tokens.length; t++) {
         const opens = t === borders[border] && [t, borders[++border]];
         const parts = tokens[t].length > ROW_CHARACTERS ? tokens[t].match(SLICE) : [tokens[t]]; // several of a giant token
@@ -138,6 +138,7 @@
           const full = length >= ROW_TOKENS || size + part.length > ROW_CHARACTERS || (length > ROW_TOKENS / 2 && last.endsWith("\n"));
           if (first || full) {
             rows.push(row = { names: first ? blocksAt(t, spans) : row.names, opens: first, parts: [] });
+            row.begins = !begun.has(row.names[0]) && begun.add(row.names[0]);
             size = 0;
           }
           row.parts.push([t, last = part]);
@@ -152,7 +153,9 @@
       for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
       const range = low === high ? `${write(low)} × ` : `${write(low)} to ${write(high)}, `;
       return make("p", "token-head", show(make("b"), row.names.join(" + ") || "no block"),
-        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), values.length ? range + count(values.length, "token") : write(NaN));
+        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), values.length ? range + count(values.length, "token") : write(NaN),
+        ...[kind() === "credit" && row.begins && data.sums[shown.n][control[side].value][row.names[0]]].filter(Boolean)
+          .map((paid) => show(make("span", "token-sum"), ` · ${paid}`)));
     };
     const drawRow = () => {
       const row = waiting.shift(), line = make("div", `token-row ${row.opens ? "opens" : "later"}`);

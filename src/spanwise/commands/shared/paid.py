@@ -1,0 +1,35 @@
+"""Which objectives pay a block, from a recipe as it was resolved or a scheme as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spanwise.credit import METHODS
+from spanwise.report import Paid
+
+
+def paid_of(method: str, objectives: Sequence[Mapping[str, Any]]) -> dict[str, Paid]:
+    """Block -> the objectives that pay it, and whether its credit is the reward of the only one minus a baseline.
+
+    Args:
+        method: its name.
+        objectives: as `Scheme.plain` writes them.
+
+    Example:
+        >>> paid_of("bae", [{"reward": "equals", "name": "equals.a", "pays": ["a"], "weight": 1.0}])
+        {'a': Paid(objectives=['equals.a'], plain=True)}
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for objective in objectives:
+        pays = objective.get("pays") or []
+        for block in [pays] if isinstance(pays, str) else pays:
+            found.setdefault(block, []).append(objective)
+    by_block = method in METHODS and METHODS[method].kind == "block"
+    return {
+        block: Paid(
+            [str(one.get("name") or one.get("reward")) for one in listed],
+            by_block and len(listed) == 1 and listed[0].get("weight", 1.0) == 1.0 and listed[0].get("scale") != "std",
+        )
+        for block, listed in found.items()
+    }

@@ -1,0 +1,68 @@
+"""`spanwise credit` on JSON: the fields of the file are its blocks, each with its reward, baseline and credit."""
+
+import json
+
+import pytest
+
+from spanwise.commands.credit.blocks import usual_fields
+from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.credit.page import credit_page
+from spanwise.commands.shared.rows import token_rows
+from spanwise.errors import RecipeError
+from spanwise.rollouts import schema
+from spanwise.rollouts.recorded import read_rows
+
+GOLD = json.dumps({"a": 1, "b": [2, 3]})
+SAID = ['So {"a": 1, "b": [2, 3]}', '{"a": 1, "b": [2, 9]}', '{"a": 9, "b": [2, 3]}', '{"b": [9, 9], "a": 9}']
+
+
+@pytest.fixture
+def file(tmp_path):
+    place = tmp_path / "said.jsonl"
+    rows = [{"prompt": "p", "completion": text, "answer": GOLD} for text in SAID]
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def test_the_fields_that_most_completions_have_are_blocks(file):
+    found = credit_rollouts(file)
+    by_field = next(one for one in found.applied if one.name == "bae")
+    # a: 1, 1, 0, 0; b: 1, 0, 1, 0: the mean of each is .5, and the order in which a completion writes them is its own business.
+    assert by_field.by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert by_field.by_block["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    one_number = next(one for one in found.applied if one.name == "rlcr")
+    assert one_number.by_block["a"].tolist() == one_number.by_block["b"].tolist() == [1.0, 0.0, 0.0, -1.0]
+    assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(found.notes)
+
+
+def test_no_majority_has_no_fields():
+    assert usual_fields(['{"a": 1}', "no", "no"]) == ()
+    assert usual_fields([]) == ()
+
+
+def test_a_path_that_nobody_has_is_named_with_those_that_are_there(file):
+    overrides = {"layout": ["price"], "segmenter": "json", "objectives": [{"reward": "equals", "each": "*"}]}
+    with pytest.raises(RecipeError, match=r"'price' is in 0 of 4 completions; they do contain 'a' \(4\), 'b' \(4\)"):
+        credit_rollouts(file, methods=["bae"], overrides=overrides)
+
+
+def test_repeated_blocks_are_one_row_and_pieces_are_kept(file, tmp_path):
+    overrides = {
+        "layout": {"rest": [], "a": "a", "b[*]": "b[*]"},
+        "segmenter": "json",
+        "most": 2,
+        "objectives": [{"reward": "equals", "each": "b[*]"}, {"reward": "equals", "each": "a"}],
+    }
+    out = tmp_path / "out"
+    credit(file, output=out, methods=["bae"], overrides=overrides)
+    page = credit_page(out)
+    assert "bae: b[*]" in page
+    assert "bae: b[0]" not in page
+    table = read_rows(out / "credit.parquet", [0])
+    row = token_rows(table, None)[0]
+    # Words: 'So' ' {"a":' ' 1,' ' "b":' ' [2,' ' 3]}': a word belongs to the block of its first byte.
+    owner = {t: name for name, pieces in row.spans.items() for start, end in pieces for t in range(start, end)}
+    held = {name: "".join(row.tokens[t] for t in owner if owner[t] == name) for name in dict.fromkeys(owner.values())}
+    assert held["a"] == " 1,"
+    assert held["rest"].startswith('So {"a": "b":')
+    assert schema.BLOCK in table.column_names
