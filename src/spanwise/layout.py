@@ -106,6 +106,11 @@ class Layout:
         return tuple(found)
 
     @cached_property
+    def wanted(self) -> frozenset[Part]:
+        """The parts that a completion lacks if they are not there: of a repeated block that is the first."""
+        return frozenset(part for part in self.parts if part.index in (None, 0))
+
+    @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Block name -> what its text calls the parts it is made of."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}

@@ -177,7 +177,7 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
-    scheme.check(batch.provides)
+    scheme.check(batch.provides, at_read=scheme.reads)  # they have been read
     inputs: dict[str, Any] = {"length_n": reading.length_nk.sum(dim=1)}
     for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt"):
         if getattr(batch, name) is not None:

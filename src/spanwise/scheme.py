@@ -14,6 +14,7 @@ from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
+from spanwise.segment import SEGMENTERS
 
 #: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt")
@@ -171,20 +172,42 @@ class Scheme:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The fields of a `Batch` that the method cannot do without, beside token ids, mask and groups."""
+        """The fields of a `Batch` that method and layout cannot do without, beside token ids, mask and groups."""
         turns = any(objective.scope == "turn" for objective in self.objectives)
-        return _needed(self.entry) | (frozenset({"steps"}) if turns else frozenset())
+        return _needed(self.entry) | self.reads | (frozenset({"steps"}) if turns else frozenset())
 
-    def check(self, provides: Collection[str]) -> None:
-        """Refuse to run where the batches lack what the method needs.
+    @property
+    def reads(self) -> frozenset[str]:
+        """Those of `needs` that finding the blocks needs already: log-probabilities, where a segmenter cuts by them."""
+        return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
+
+    def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
+        """Refuse to run where the batches lack what method or layout needs.
 
         Args:
             provides: the fields of `Batch` that an engine fills in.
+            at_read: those that are there when completions are read, where others come later; None: all.
 
         Raises:
             RecipeError: what is missing, and methods that do without it.
+
+        Example:
+            >>> layout = Layout({"segment[*]": "cuts:5"}, most=4)
+            >>> scheme = Scheme("bae", layout, [Objective("environment", "segment[*]")])
+            >>> sorted(scheme.needs)
+            ['logp_nt']
+            >>> scheme.check(["logp_nt"], at_read=[])
+            Traceback (most recent call last):
+            spanwise.errors.RecipeError: The segmenter 'cuts' cuts by log-probabilities (logp_nt), which are not there...
         """
         provided = {*provides, "mask_nt"}
+        if self.reads - (provided if at_read is None else set(at_read)):
+            name = next(filter(_reads_logp, self.layout.segmenters))
+            others = ", ".join(sorted(other for other in SEGMENTERS if not _reads_logp(other)))
+            raise RecipeError(
+                f"The segmenter '{name}' cuts by log-probabilities (logp_nt), which are not there when completions are read. "
+                f"Use one that does without: {others}."
+            )
         missing = [_WORDS.get(name, name) for name in sorted(_needed(self.entry) - provided)]
         turn = next((o.name for o in self.objectives if o.scope == "turn"), None)
         if turn is not None and not missing and "steps" not in provided:
@@ -271,6 +294,10 @@ def _per(per: Any) -> str | float:
             f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512."
         )
     return number
+
+
+def _reads_logp(segmenter: str) -> bool:
+    return SEGMENTERS.find(segmenter).reads_logp
 
 
 def _needed(known: Method) -> frozenset[str]:

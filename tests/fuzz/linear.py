@@ -23,6 +23,7 @@ from spanwise.tasks.digits import is_refusal
 from spanwise.types import Status
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
+JSON = Layout({"a": "json:a", "x": "json:items[*]", "rest": []})
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
@@ -71,6 +72,17 @@ SHAPES = {
     "bidi and zero width": repeated("\u202e\u200b\u2066x"),
     "emoji": repeated("🙂🏽"),
     "NUL": repeated("\x00"),
+    "quotes": repeated('"'),
+    "backslashes": repeated("\\"),
+    "an open string": lambda size: '{"a": "' + "x" * size,
+    "an open string of escapes": lambda size: '{"a": "' + "\\n" * (size // 2),
+    "arrays in a field": lambda size: '{"a": ' + "[" * size,
+    "objects in a field": repeated('{"a": '),
+    "closers in an object": lambda size: '{"a": ' + "[}]" * (size // 3),
+    "space after keys": lambda size: '{"a"' + " " * (size // 2) + '"b"' + " " * (size // 2),
+    "elements": lambda size: '{"items": [' + "1, " * (size // 3),
+    "fields": lambda size: "{" + "".join(f'"k{n}": "v", ' for n in range(size // 14)),
+    "the same field": repeated('{"a": "x", "a": 1}'),
 }
 
 
@@ -85,6 +97,11 @@ class NoProcess(MathVerifier):
         self.asked += len(pairs)
         self.longest = max([self.longest, *(len(text) for pair in pairs for text in pair)])
         return [Verdict(Status.OK, 0.0)] * len(pairs)
+
+
+def by_json(text):
+    ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
+    return segment(ids, torch.ones_like(ids), layout=JSON, vocabulary=BYTES)
 
 
 def segmented(text):
@@ -146,6 +163,7 @@ READERS = {
     "format": lambda text: format_([blocks(text)], pays=("solution", "confidence"), columns={}, scored={}),
     "second_attempt": attempted,
     "segment": segmented,
+    "segment, json": by_json,
     "read, credit, advantages": credited,
     "census": lambda text: census([text], ["answer"]).sentence,
     "usual tags of a file": lambda text: usual_tags([text]),

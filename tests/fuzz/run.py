@@ -1,6 +1,6 @@
 """`make fuzz`: hostile completions by the million through everything that reads one, and how the time grows with the length.
 
-    PYTHONPATH=tests python tests/fuzz/run.py [--completions 1000000] [--giants 10] [--seed 0] [--no-linear]
+    PYTHONPATH=tests python tests/fuzz/run.py [--completions 1000000] [--segmenters 100000] [--giants 10] [--seed 0] [--no-linear]
 
 Prints a line per family of tokenizers, segmenter and layout, and whatever did not hold: the seed of a batch makes it again.
 """
@@ -14,6 +14,7 @@ import traceback
 from tempfile import TemporaryDirectory
 
 import linear
+import segmenters
 import torch
 from checks import Cell, check, kept, others
 from hostile import LAYOUTS, families, giants, rows
@@ -57,10 +58,35 @@ def fuzzed(cell: Cell, name: str, count: int, *, batch: int, large: int, seed: i
     return line, failures
 
 
+def by_segmenters(count: int, seed: int) -> list[str]:
+    """A line per segmenter: about `count` completions in all, on three families of tokenizers."""
+    made = families()
+    cells = [(name, layout, words) for name, (layouts, words) in segmenters.SOUPS.items() for layout in layouts]
+    each = -(-count // (len(cells) * 3))
+    failures: list[str] = []
+    for name, layout, words in cells:
+        start, tokens, faults = time.perf_counter(), 0, 0
+        for family in (made[0], made[2], made[3]):
+            for first in range(0, each, 256):
+                place = f"{seed}/{name}/{family.name}/{first}"
+                try:
+                    seen = segmenters.check(layout, family, segmenters.rows(place, min(256, each - first), family, words))
+                    tokens, faults = tokens + seen[0], faults + seen[1]
+                except Exception:
+                    failures.append(f"segmenter {name}, batch '{place}', {layout.blocks}: {traceback.format_exc(limit=-2)}")
+        took = time.perf_counter() - start
+        print(
+            f"{name:12} {each * 3:9,} completions {tokens:11,} tokens {faults / each / 3:7.1%} faults {took:7.1f} s",
+            flush=True,
+        )
+    return failures
+
+
 def main() -> int:
     """Fuzz, measure, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--completions", type=int, default=1_000_000)
+    parser.add_argument("--segmenters", type=int, default=100_000, help="completions for all other segmenters together")
     parser.add_argument("--giants", type=int, default=10, help="in each cell")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
@@ -79,6 +105,7 @@ def main() -> int:
     print(
         f"{seen[0]:,} completions, {seen[1]:,} tokens, {seen[2] / 1e6:,.1f} MB, {seen[3]:,} malformed: {len(failures)} failures"
     )
+    failures += by_segmenters(options.segmenters, options.seed)
     print("\n".join(failures))
     if not options.no_linear:
         print()

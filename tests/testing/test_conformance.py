@@ -102,6 +102,55 @@ def test_segmenter(layout):
     check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=20)
 
 
+def cut_by_probability(ids_nt, mask_nt, logp_nt, *, layout):
+    return segment(ids_nt, mask_nt, layout=layout, vocabulary=small_vocabulary(), logp_nt=logp_nt)
+
+
+APART = {"contiguous": "a block may lie in several pieces"}
+BY_MASK = "masked tokens are what it cuts at"
+SEGMENTERS_OF = {
+    "delimiters": (
+        Layout({"a": "delimiters:<<...>>", "rest": []}, prefilled="<<...>>"), ("<<", ">>"), APART,
+    ),
+    "channels": (
+        Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2),
+        ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|channel|>analysis<|message|>", "<|end|>"),
+        APART,
+    ),
+    "channels, prefilled": (
+        Layout(["reasoning", "answer"], segmenter="channels", prefilled="reasoning"),
+        ("<think>", "</think>", "<|im_end|>", "[TOOL_CALLS]"),
+        APART,
+    ),
+    "regex": (Layout({"a": "regex:[0-9]+", "b": "regex:<(.)", "rest": []}), ("12", "<x"), APART),
+    "sentences": (Layout(["sentence[*]"], segmenter="sentences", most=3), (". ", "? A"), {}),
+    "steps": (Layout({"preface": [], "step[*]": "steps:"}, most=3), ("\n1. ", "\nStep 2"), APART),
+    "fixed": (Layout({"chunk[*]": "fixed:3"}, most=3), (), {}),
+    "turns": (Layout(["turn[*]"], segmenter="turns", most=3), (), {"masking": BY_MASK, "poison": BY_MASK}),
+    "json": (Layout({"price": "json:price", "rest": []}), ('{"price": ', "}", ", "), APART),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEGMENTERS_OF)
+def test_segmenters(name):
+    layout, signs, exceptions = SEGMENTERS_OF[name]
+    vocabulary = small_vocabulary(signs=signs)
+    check_segmenter(
+        partial(segment, layout=layout, vocabulary=vocabulary),
+        vocabulary=vocabulary,
+        tags=(),
+        signs=signs,
+        exceptions=exceptions,
+        examples=12,
+    )
+
+
+@pytest.mark.parametrize("mark", ["cuts:2", "low_probability:0.4"])
+def test_segmenters_by_probability(mark):
+    layout = Layout({"s[*]": mark}, most=3)
+    check_segmenter(partial(cut_by_probability, layout=layout), exceptions={}, examples=3)
+
+
 CORRECT = {"columns": {"answer": ["4", "0.7", "nan", "\\frac{1}{2}"]}, "options": {"verify": "exact"}}
 CONFIDENCE = {"pays": ["confidence"], "scored": {"correct": [0.0, 1.0, None]}}
 TWO = Layout({"first": ["answer"], "second": ["answer"]})

@@ -13,7 +13,7 @@ from spanwise.layout import Layout
 from spanwise.score.reward import NAN, Reward
 from spanwise.segment import segment
 from spanwise.testing import ConformanceError, check_estimator, check_reward, check_segmenter, small_vocabulary
-from spanwise.types import Status
+from spanwise.types import Spans, Status
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 
@@ -361,9 +361,21 @@ def pads_in_place(ids_nt, mask_nt):
     return result
 
 
+def every_other_token(ids_nt, mask_nt):
+    spans, _ = right(ids_nt, mask_nt)
+    return Spans.of_blocks(spans.names, torch.where(mask_nt, torch.arange(mask_nt.shape[1]) % 2, -1))
+
+
+def text_in_another_order(ids_nt, mask_nt):
+    spans, text = right(ids_nt, mask_nt)
+    return spans, [{name: said and {**said, "": said[""][::-1]} for name, said in row.items()} for row in text]
+
+
 @pytest.mark.parametrize(
     ("segmenter", "broken"),
     [
+        (every_other_token, "contiguous"),
+        (text_in_another_order, "text"),
         (everything_is_trainable, "partition"),
         (a_token_without_block, "partition"),
         (one_too_far, "partition"),

@@ -21,8 +21,9 @@ TAKEN = GOOD.replace('"doubled"', '"grpo"')
 
 
 PARTS = """
-from spanwise import register, segment
+from spanwise import register
 from spanwise.score import Reward
+from spanwise.segment import SEGMENTERS
 
 @register("long", kind="reward")
 def long(text, *, pays, columns, scored, least=3):
@@ -33,9 +34,14 @@ def odd(text, *, columns):
     return [number % 2 == 1 for number in columns["number"]]
 
 @register("mine", kind="segmenter")
-def mine(ids_nt, mask_nt, *, layout, vocabulary):
-    print("mine was called")
-    return segment(ids_nt, mask_nt, layout=layout, vocabulary=vocabulary)
+def mine(parts, *, layout):
+    find = SEGMENTERS["tags"].function(parts, layout=layout)
+
+    def called(sample):
+        print("mine was called")
+        return find(sample)
+
+    return called
 """
 USE_PARTS = """
 from spanwise import *
@@ -123,4 +129,4 @@ def test_a_broken_plugin_is_in_the_way_only_of_unknown_names(installed):
 def test_installed_rewards_outcomes_and_segmenters_are_found_by_name(installed):
     done = installed(extra_parts=PARTS)("-c", USE_PARTS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["mine was called", "[1.0, 0.0] torch.Size([2, 2])"]
+    assert done.stdout.splitlines() == ["mine was called"] * 2 + ["[1.0, 0.0] torch.Size([2, 2])"]

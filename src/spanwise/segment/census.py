@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spanwise.layout import EACH
+from spanwise.layout import EACH, Layout
 from spanwise.segment.registry import SEGMENTERS
 
 _INDEX = re.compile(r"\[\d+\]")
@@ -60,7 +60,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     Args:
         texts: what was sampled.
         marks: those that a layout asks for; an index counts as any index.
-        segmenter: whose marks they are; where it cannot tell what is there instead, nothing is wanted.
+        segmenter: whose marks they are; where it cannot tell what a text holds, nothing is wanted.
         prefilled: the mark that prompts opened already: every completion has it.
 
     Raises:
@@ -73,14 +73,35 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
         "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
     """
-    says = SEGMENTERS.find(segmenter).says
+    entry = SEGMENTERS.find(segmenter)
+    says, holds = entry.says, entry.holds
+    plain = dict.fromkeys(mark if segmenter == "tags" else _INDEX.sub(EACH, mark) for mark in marks)
     size, seen = 0, Counter[str]()
     for text in texts:
         size += 1
-        seen.update(() if says is None else set(says(text)))
+        told = set() if says is None else set(says(text))
+        seen.update(told if holds is None else told.difference(plain).union(mark for mark in plain if holds(text, mark)))
     if prefilled is not None:
         seen[prefilled] = size
-    plain = [mark if segmenter == "tags" else _INDEX.sub(EACH, mark) for mark in marks]
-    wanted = {mark: seen[mark] for mark in dict.fromkeys(plain if says is not None else ())}
+    wanted = {mark: seen[mark] for mark in plain} if says is not None or holds is not None else {}
     others = sorted((-held, mark) for mark, held in seen.items() if mark not in wanted)
     return Census(size, wanted, {mark: -held for held, mark in others}, segmenter)
+
+
+def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
+    """Count the completions that have each part of a layout, segmenter by segmenter.
+
+    Args:
+        layout: what is asked for.
+        texts: what was sampled.
+
+    Example:
+        >>> [one.sentence for one in census_of(Layout({"why": "why", "price": "json:price"}), ["<why>so</why>{}"] * 2)]
+        ['', "'price' is in 0 of 2 completions; json finds nothing in them."]
+    """
+    found = []
+    for segmenter in layout.segmenters:
+        marks = [part.mark for part in layout.parts if part.segmenter == segmenter]
+        prefilled = layout.prefilled if layout.prefilled in marks else None
+        found.append(census(texts, marks, segmenter=segmenter, prefilled=prefilled))
+    return found

@@ -11,7 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from spanwise.layout import Layout, Part
+from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
+
+_BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
 class Chunk:
@@ -22,7 +25,7 @@ class Chunk:
         id_t, end_t: of every trainable token its id, and where in `data` it ends.
         row_t, column_t: where it stands in the batch.
         logp_t: its log-probability, where a finder asks for it.
-        is_added_v: per id, whether the tokenizer added it beside its vocabulary.
+        vocabulary: what their ids stand for.
     """
 
     def __init__(
@@ -32,15 +35,15 @@ class Chunk:
         end_t: np.ndarray,
         column_t: np.ndarray,
         logp_t: np.ndarray | None,
-        is_added_v: np.ndarray,
+        vocabulary: Vocabulary,
     ) -> None:
         self.data, self.id_t, self.end_t, self.column_t, self.logp_t = data, id_t, end_t, column_t, logp_t
-        self._is_added_v = is_added_v
+        self.vocabulary = vocabulary
 
     @cached_property
     def added(self) -> np.ndarray:
         """The positions of the tokens that the tokenizer added beside its vocabulary, such as `<think>`."""
-        return np.flatnonzero(self._is_added_v[self.id_t])
+        return np.flatnonzero(self.vocabulary.is_added[self.id_t])
 
 
 class Sample:
@@ -65,9 +68,7 @@ class Sample:
         """
         size = len(text)
         ids = np.frombuffer(text, dtype=np.uint8)
-        return Sample(
-            Chunk(text, ids, np.arange(1, size + 1), np.arange(size), None, np.zeros(256, dtype=bool)), 0, size, 0, size
-        )
+        return Sample(Chunk(text, ids, np.arange(1, size + 1), np.arange(size), None, _BYTES), 0, size, 0, size)
 
     @property
     def end_t(self) -> np.ndarray:
@@ -84,6 +85,11 @@ class Sample:
         """The log-probability that each of its tokens was sampled with."""
         assert self._chunk.logp_t is not None, "asked for where the registry entry says so"
         return self._chunk.logp_t[self._first : self._last]
+
+    @property
+    def known(self) -> frozenset[bytes]:
+        """What the tokens that its tokenizer added beside its vocabulary are written as, whether they occur here or not."""
+        return self._chunk.vocabulary.added_pieces
 
     @property
     def added(self) -> list[tuple[int, int]]:
@@ -143,15 +149,17 @@ class Cut:
 
 
 def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
-    """Of the parts of one mark, the one that takes match number i; None beyond the last of a repeated block.
+    """Of the parts of one mark, in order, the one that takes match number i.
+
+    Each takes one; the last takes all the others too, unless it is an element of a repeated block: then nobody does.
 
     >>> one, two = Part(0, "lines", "", "line[0]", 0), Part(1, "lines", "", "line[1]", 1)
     >>> [part and part.key for part in map(numbered([one, two]), range(3))], numbered([Part(0, "lines", "", "all")])(7).key
     (['line[0]', 'line[1]', None], 'all')
     """
-    whole = next((part for part in parts if part.index is None), None)
-    by_index = {part.index: part for part in parts}
-    return lambda index: by_index.get(index, whole)
+    known = list(parts)
+    surplus = known[-1] if known[-1].index is None else None
+    return lambda index: known[index] if index < len(known) else surplus
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
@@ -176,23 +184,27 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
         fault |= one.fault
         claims += one.claims
     claims.sort(key=_outer_first)
-    seen = {claim.part for claim in claims}
-    if any(part.index in (None, 0) and part not in seen for part in layout.parts):
+    if not layout.wanted.issubset([claim.part for claim in claims]):
         fault |= Fault.MISSING
-    if layout.rest is None:
-        pieces = [(claim.start, claim.part.block) for claim in claims]
-        pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
-    else:
+    contents: dict[tuple[int, str], tuple[int, int] | bytes] = {}
+    pieces: list[tuple[int, int]] = []
+    for part, start, _, inner in claims:
+        pieces.append((start, part.block))
+        if inner is not None:
+            contents[part.block, part.key] = inner
+    if layout.rest is not None:
         pieces = _carved(claims, layout.rest, size)
+    pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
     starts: list[int] = []
     blocks: list[int] = []
+    last = at = -1
     for start, block in pieces:
-        if starts and starts[-1] == start:
-            blocks[-1] = block
-        elif not blocks or blocks[-1] != block:
+        if start == at:
+            blocks[-1] = last = block
+        elif block != last:
             starts.append(start)
             blocks.append(block)
-    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims if claim.inner is not None}
+            at, last = start, block
     return Cut(tuple(blocks), tuple(starts), int(fault), contents)
 
 

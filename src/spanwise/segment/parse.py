@@ -48,7 +48,7 @@ def compile_tags(tags: Sequence[str]) -> re.Pattern[bytes] | None:
     return re.compile(b"<(/?)(" + names + b")>")
 
 
-@register("tags", kind="segmenter", says=_opened)
+@register("tags", kind="segmenter", says=_opened, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
 def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`.
 

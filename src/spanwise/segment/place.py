@@ -52,7 +52,8 @@ def segment(
         it says nothing complete; "" -> the block's whole text, cut at exact bytes. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        AlignmentError: the shapes differ, the mask holds anything but 0 and 1, or a trainable id is not in the vocabulary.
+        AlignmentError: the shapes differ, the mask holds anything but 0 and 1, or a trainable id is not in the vocabulary; a
+            log-probability that a segmenter cuts by is NaN.
         RecipeError: a segmenter of the layout needs log-probabilities and there are none.
 
     Example:
@@ -67,10 +68,10 @@ def segment(
     """
     valid_nt = _valid(ids_nt, mask_nt)
     ids = ids_nt.detach().cpu().numpy()
-    logp = _logp(layout, logp_nt, ids.shape)
+    logp = _logp(layout, logp_nt, valid_nt)
     count, (n, t) = len(layout.names), ids.shape
     found = _Found(
-        start=np.zeros((n, count), dtype=np.int64),
+        start=np.full((n, count), t, dtype=np.int64),
         end=np.zeros((n, count), dtype=np.int64),
         block=np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16),
         fault=np.zeros(n, dtype=np.int64),
@@ -81,7 +82,7 @@ def segment(
     rows = max(1, _TOKENS_AT_A_TIME // max(t, 1))
     for first in range(0, n, rows):
         texts += _segment_rows(slice(first, min(first + rows, n)), ids, valid_nt, logp, layout, cutter, vocabulary, found)
-    found.block[~valid_nt] = -1
+    found.start[found.length == 0] = 0
     *columns, length_nk = (torch.from_numpy(column).to(ids_nt.device) for column in found)
     spans = Spans(layout.names, *columns)
     vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
@@ -121,46 +122,44 @@ def _segment_rows(
     row_of, column_of = np.nonzero(valid)
     own = ids[rows][valid]
     data, ends = _join(vocabulary, own, row_of + rows.start)
-    chunk = Chunk(data, own, ends, column_of, None if logp is None else logp[rows][valid], vocabulary.is_added)
+    chunk = Chunk(data, own, ends, column_of, None if logp is None else logp[rows][valid], vocabulary)
     token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
     byte_edge = np.concatenate(([0], ends))[token_edge].tolist()
     edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge), strict=True))
     made = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
-    inner = np.array(
-        [held[0] + byte for one, (_, held) in zip(made, edges, strict=True) for byte in one.starts[1:]], dtype=np.int64
-    )
-    boundary = iter(_first_tokens(inner, ends).tolist())
-    texts: list[BlockText] = []
-    for i, (one, ((first, last), held)) in enumerate(zip(made, edges, strict=True), start=rows.start):
-        begins = [first, *(next(boundary) for _ in one.starts[1:])]
-        present = _write(found, i, one, [*begins, last], column_of)
-        found.fault[i] = Fault.EMPTY if first == last else one.fault | _lost(one, present, held[1] - held[0])
-        texts.append(_text(data[held[0] : held[1]], one, present, layout))
-    return texts
+    length = _write(found, rows, made, valid, column_of, ends)
+    plan = [(name, [(key, (k, key)) for key in keys]) for k, (name, keys) in enumerate(layout.keys.items())]
+    spoken = zip(edges, made, (length > 0).tolist(), strict=True)
+    return [_text(data[held[0] : held[1]], one, present, plan) for (_, held), one, present in spoken]
 
 
-def _write(found: _Found, i: int, one: Cut, edges: list[int], column_of: np.ndarray) -> set[int]:
-    """Write the pieces of completion i, whose tokens begin at `edges`; which blocks have a token."""
-    present: set[int] = set()
-    for k, (begin, stop) in zip(one.blocks, pairwise(edges), strict=True):
-        if begin < stop:
-            start, end = int(column_of[begin]), int(column_of[stop - 1]) + 1
-            if k not in present:
-                found.start[i, k] = start
-            present.add(k)
-            found.end[i, k] = end
-            found.length[i, k] += stop - begin
-            found.block[i, start:end] = k
-    return present
-
-
-def _lost(one: Cut, present: set[int], size: int) -> int:
-    """STRADDLED if a block has bytes and no token."""
-    if len(present) < len(one.blocks):
-        for k, (start, stop) in zip(one.blocks, pairwise((*one.starts, size)), strict=True):
-            if k not in present and start < stop:
-                return int(Fault.STRADDLED)
-    return 0
+def _write(
+    found: _Found, rows: slice, made: list[Cut], valid: np.ndarray, column_of: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Write the pieces of some completions, all at once; how many tokens each of their blocks has."""
+    n, count = len(made), found.start.shape[1]
+    row = np.repeat(np.arange(n), [len(one.starts) for one in made])
+    block = np.array([k for one in made for k in one.blocks], dtype=np.int64)
+    token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
+    byte_edge = np.concatenate(([0], ends))[token_edge]
+    byte = np.array([byte for one in made for byte in one.starts], dtype=np.int64) + byte_edge[row]
+    begin = np.minimum(_first_tokens(byte, ends), token_edge[row + 1])
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    begin[first] = token_edge[:-1]  # tokens without bytes before byte 0 among them
+    tokens, size = np.diff(begin, append=len(ends)), np.diff(byte, append=byte_edge[-1])
+    found.block[rows][valid] = np.repeat(block, tokens)
+    length = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
+    found.length[rows] = length
+    there = np.flatnonzero(tokens)
+    at = row[there], block[there]  # a block may come several times, and numpy does not say which assignment is the last
+    np.maximum.at(found.end[rows], at, column_of[begin[there] + tokens[there] - 1] + 1)
+    start = np.full((n, count), found.block.shape[1], dtype=np.int64)
+    np.minimum.at(start, at, column_of[begin[there]])
+    found.start[rows] = np.where(length > 0, start, 0)
+    fault = np.array([one.fault for one in made], dtype=np.int64)
+    fault[row[(size > 0) & (length[row, block] == 0)]] |= int(Fault.STRADDLED)
+    found.fault[rows] = np.where(np.diff(token_edge) == 0, int(Fault.EMPTY), fault)
+    return length
 
 
 def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tuple[bytes, np.ndarray]:
@@ -171,16 +170,26 @@ def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tu
         raise AlignmentError(f"Completion {completion[wrong[0]]}: {error}") from None
 
 
-def _logp(layout: Layout, logp_nt: Tensor | None, shape: tuple[int, ...]) -> np.ndarray | None:
+def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
     """The log-probabilities, where a segmenter of the layout asks for them."""
     asking = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if asking is None:
         return None
     if logp_nt is None:
         raise RecipeError(f"The segmenter '{asking}' cuts by log-probabilities (logp_nt), which are not there.")
-    if logp_nt.shape != shape:
-        raise AlignmentError(f"logp_nt has shape {tuple(logp_nt.shape)} and ids_nt {shape}; give one value per token.")
-    return logp_nt.detach().float().cpu().numpy()
+    if logp_nt.shape != valid_nt.shape:
+        raise AlignmentError(
+            f"logp_nt has shape {tuple(logp_nt.shape)} and ids_nt {valid_nt.shape}; give one value per token."
+        )
+    logp = logp_nt.detach().float().cpu().numpy()
+    unknown = np.argwhere(np.isnan(logp) & valid_nt)
+    if unknown.size:
+        n, t = unknown[0].tolist()
+        raise AlignmentError(
+            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{asking}' cuts by it; give "
+            f"that of every sampled token."
+        )
+    return logp
 
 
 def _valid(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
@@ -209,20 +218,28 @@ def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> 
     return holder + ~starts_here
 
 
-def _text(data: bytes, one: Cut, present: set[int], layout: Layout) -> BlockText:
-    """What a completion says, block by block."""
-    whole: dict[int, bytes] = {}
-    for k, (start, stop) in zip(one.blocks, pairwise((*one.starts, len(data))), strict=True):
-        whole[k] = whole[k] + data[start:stop] if k in whole else data[start:stop]
+def _text(
+    data: bytes, one: Cut, present: list[bool], plan: list[tuple[str, list[tuple[str, tuple[int, str]]]]]
+) -> BlockText:
+    """What a completion says, block by block; `plan`: of each block its name, and its keys as they are and in `contents`."""
+    source = data.decode() if data.isascii() else data  # each byte a character: cutting needs no decoding
+    pieces: list[list[str | bytes]] = [[] for _ in plan]
+    for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
+        pieces[k].append(source[start:stop])
     text: dict[str, dict[str, str | None] | None] = {}
-    for k, (name, keys) in enumerate(layout.keys.items()):
+    for k, (name, keys) in enumerate(plan):
         text[name] = None
-        if k in present:
-            inner = {key: one.contents.get((k, key)) for key in keys}
-            said: dict[str, str | None] = {
-                key: None if at is None else (at if isinstance(at, bytes) else data[at[0] : at[1]]).decode(errors="replace")
-                for key, at in inner.items()
-            }
-            text[name] = {**said, "": whole[k].decode(errors="replace")}
+        if present[k]:
+            said: dict[str, str | None] = {}
+            for key, place in keys:
+                at = one.contents.get(place)
+                said[key] = None if at is None else _spelled(at if isinstance(at, bytes) else source[at[0] : at[1]])
+            whole = pieces[k]
+            said[""] = _spelled(whole[0] if len(whole) == 1 else source[:0].join(whole))  # pyright: ignore[reportArgumentType]
+            text[name] = said
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else Said(text, data.decode(errors="replace"))
+
+
+def _spelled(held: str | bytes) -> str:
+    return held if isinstance(held, str) else held.decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ class Segmenter:
         reads_logp: it cuts by log-probabilities.
         says: a function from a completion's text to the marks that would find something in it, most telling first, for the
             sentence that says what completions have instead of what a layout asks for. None: it cannot tell.
+        asks: a function from a mark to the words that a prompt must hold for a model to write it, for the sentence on prompts
+            that do not. None: it finds what models write anyway.
+        holds: a function of a text and a mark: whether the mark would find something in it; None: where `says` names the mark.
+        opens: a function from a mark to what a prompt ends with that has opened it already. None: no prompt can.
     """
 
     name: str
@@ -31,6 +35,9 @@ class Segmenter:
     kind: str = "segmenter"
     reads_logp: bool = False
     says: Callable[[str], Any] | None = None
+    asks: Callable[[str], Sequence[str]] | None = None
+    holds: Callable[[str, str], bool] | None = None
+    opens: Callable[[str], Sequence[str]] | None = None
 
 
 #: Every segmenter by name; `spanwise.testing.check_segmenter` says what one must do.

@@ -67,6 +67,11 @@ class Vocabulary:
         """Per id, whether it is one of `added`."""
         return np.isin(np.arange(len(self)), list(self.added))
 
+    @cached_property
+    def added_pieces(self) -> frozenset[bytes]:
+        """The bytes of those of `added`."""
+        return frozenset(self.pieces[index] for index in self.added)
+
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
         """Concatenate the bytes of the tokens `ids_t`, and say at which byte each token ends.
 

@@ -133,7 +133,7 @@ def _completions(
     for _ in range(n):
         there = {name: draw(st.sampled_from([True, True, False])) for name in layout.names}
         text.append(
-            {name: _block(tags, [draw(inside) for _ in tags]) if there[name] else None for name, tags in layout.blocks}
+            {name: _block(tags, [draw(inside) for _ in tags]) if there[name] else None for name, tags in layout.keys.items()}
         )
     drawn = [
         {name: tuple(draw(st.sampled_from(list(values))) for _ in range(n)) for name, values in source.items()}
@@ -146,7 +146,7 @@ def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], sco
     """Every content with every row of the columns, to compare places where the reward runs."""
     rows = max([len(values) for values in (*columns.values(), *scored.values())], default=1)
     pairs = list(product(contents, range(rows)))
-    text = tuple({name: _block(tags, [content] * len(tags)) for name, tags in layout.blocks} for content, _ in pairs)
+    text = tuple({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs)
     made = [{name: tuple(v[i % len(v)] for _, i in pairs) for name, v in source.items()} for source in (columns, scored)]
     return Completions(text, *made)
 

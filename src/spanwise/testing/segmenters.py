@@ -15,11 +15,12 @@ from torch import Tensor
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.testing.batches import NAN, Batch, Input, batches_of, left_padded, read_inputs, rearranged
 from spanwise.testing.search import ConformanceError, chosen_properties, search, show, unchanged
-from spanwise.types import BlockText, Spans
+from spanwise.types import BlockText, Fault, Spans
 
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
-    "text": "the texts of the blocks, one after the other, are the bytes of the trainable tokens",
+    "contiguous": "the intervals of two blocks do not overlap",
+    "text": "the texts of the blocks, one after the other where blocks are contiguous, are the bytes of the trainable tokens",
     "pure": "its inputs stay as they are and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
@@ -30,28 +31,32 @@ SEGMENTER_PROPERTIES: Mapping[str, str] = {
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
 
-def small_vocabulary(tags: Sequence[str] = ("answer", "confidence")) -> Vocabulary:
-    """A vocabulary for tests: all bytes, whole tags, and pieces that straddle a tag or cut a character.
+def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
+    """A vocabulary for tests: all bytes, whole tags and other signs, and pieces that straddle one of these or cut a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
     """
-    whole = [f"<{end}{tag}>".encode() for tag in tags for end in ("", "/")]
+    whole = [f"<{end}{tag}>".encode() for tag in tags for end in ("", "/")] + [sign.encode() for sign in signs]
     straddling = [piece for tag in whole for piece in (tag + b"4", b"." + tag[:3], tag[-2:] + b"<")]
     parts = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole, *straddling]
     return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(parts), b""))
 
 
-def texts(tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8) -> SearchStrategy[str]:
-    """Strategy: completions as a policy may write them: tags in any order, whole and broken, between noise."""
-    signs = [f"<{end}{tag}>" for tag in tags for end in ("", "/")]
-    return st.lists(st.sampled_from([*signs, *signs, *_NOISE]), max_size=most).map("".join)
+def texts(
+    tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
+) -> SearchStrategy[str]:
+    """Strategy: completions as a policy may write them: tags and other signs in any order, whole and broken, between noise."""
+    known = [f"<{end}{tag}>" for tag in tags for end in ("", "/")] + list(signs)
+    return st.lists(st.sampled_from([*known, *known, *_NOISE]), max_size=most).map("".join)
 
 
-def token_rows(vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence")) -> SearchStrategy[tuple[int, ...]]:
+def token_rows(
+    vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
+) -> SearchStrategy[tuple[int, ...]]:
     """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary."""
     cut = cutter(vocabulary)
-    drawn = st.tuples(texts(tags), st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    drawn = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
     return drawn.map(lambda pair: cut(pair[0].encode(), pair[1]))
 
 
@@ -89,6 +94,7 @@ def check_segmenter(
     *,
     vocabulary: Vocabulary | None = None,
     tags: Sequence[str] = ("answer", "confidence"),
+    signs: Sequence[str] = (),
     exceptions: Mapping[str, str] | None = None,
     properties: Sequence[str] | None = None,
     inputs: Mapping[str, SearchStrategy[Any]] | None = None,
@@ -99,8 +105,9 @@ def check_segmenter(
     Args:
         segmenter: called by name; fix what it needs beside tensors with `functools.partial`. Further tensors without a default
             (`logp_nt`) are made up from their names.
-        vocabulary: the bytes of every token id; None: `small_vocabulary(tags)`.
+        vocabulary: the bytes of every token id; None: `small_vocabulary(tags, signs=signs)`.
         tags: the tags that completions are made of.
+        signs: what else they are made of, for segmenters that look for something else.
         exceptions: property -> why it does not have it.
         properties: check these only.
         inputs: name of an input -> strategy of one entry.
@@ -116,10 +123,10 @@ def check_segmenter(
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
-    words = vocabulary or small_vocabulary(tags)
+    words = vocabulary or small_vocabulary(tags, signs=signs)
     spec = read_inputs(segmenter, entries=inputs)
     suite = _Suite(segmenter, words, spec)
-    plain = batches_of(spec, most=3, ids=token_rows(words, tags))
+    plain = batches_of(spec, most=3, ids=token_rows(words, tags, signs=signs))
     moved = plain.flatmap(lambda batch: st.tuples(st.just(batch), rearranged(batch)))
     order = plain.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch.group_n)))))
     strategies = {"masking": moved, "poison": moved, "permutation": order}
@@ -171,9 +178,13 @@ class _Suite:
                 mine = (block_nt[row] == k).nonzero().flatten().tolist()
                 if (start != end) if not mine else (start, end) != (mine[0], mine[-1] + 1):
                     self.fail("partition", batch, f"Block {k} of completion {row} says [{start}, {end}) and holds {mine}.")
-            used = sorted(span for span in zip(starts, ends, strict=True) if span[0] < span[1])
-            if any(before[1] > after[0] for before, after in pairwise(used)):
-                self.fail("partition", batch, f"Blocks of completion {row} overlap: {used}.")
+
+    def contiguous(self, batch: Batch) -> None:
+        spans, _ = self.call(batch.inputs())
+        for row in range(len(batch.group_n)):
+            if _overlap(spans, row):
+                used = list(zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True))
+                self.fail("contiguous", batch, f"Blocks of completion {row} overlap: {used}.")
 
     def text(self, batch: Batch) -> None:
         spans, blocks = self.call(batch.inputs())
@@ -187,7 +198,8 @@ class _Suite:
             if [block is not None for block in held] != there:
                 self.fail("text", batch, f"Completion {row} has text {held} for blocks that are there: {there}.")
             joined = "".join(str(block[""]) for block in held if block is not None)
-            if joined != data:
+            straddled = int(spans.fault_n[row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
+            if not straddled and not _same_text(joined, data, ordered=not _overlap(spans, row)):
                 self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
 
     def pure(self, batch: Batch) -> None:
@@ -245,6 +257,20 @@ class _Suite:
                 self.fail(name, batch, f"Got {field} {show(one)}, expected {show(other)}.")
         if got[1] != expected[1]:
             self.fail(name, batch, f"Got texts {got[1]}, expected {expected[1]}.")
+
+
+def _overlap(spans: Spans, row: int) -> bool:
+    """Whether the intervals of two blocks of a completion share a token."""
+    every = zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True)
+    used = sorted(span for span in every if span[0] < span[1])
+    return any(before[1] > after[0] for before, after in pairwise(used))
+
+
+def _same_text(joined: str, data: str, *, ordered: bool) -> bool:
+    """Whether two texts hold the same; a character that blocks share became U+FFFD in each, so then the others are compared."""
+    if "\ufffd" in joined:
+        joined, data = (text.encode("ascii", "ignore").decode() for text in (joined, data))
+    return joined == data if ordered else sorted(joined) == sorted(data)
 
 
 def _rows(spans: Spans, index: Tensor) -> Spans:

@@ -152,7 +152,10 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
         if wrong:
             raise RecipeError(sentence)
     scheme.check_forgets("SkyRL")
-    scheme.check(("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"))
+    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
+    # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`Rows.turns`).
+    by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
+    scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
 
 
 def _remark(path: str) -> None:

@@ -12,9 +12,10 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
-from spanwise.layout import Layout
+from spanwise.layout import Layout, Part
 from spanwise.objective import Objective
 from spanwise.rollouts.messages import prompt_fault
+from spanwise.segment import SEGMENTERS
 
 
 def check_version(version: str) -> None:
@@ -208,14 +209,14 @@ def check_size(prompts: int | None, *, needed: int) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag.
+    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters.
 
     Args:
         prompt: the prompt as the model sees it, or its end.
         layout: the layout of the run.
 
     Raises:
-        RecipeError: the prompt ends with an opening tag that `layout.prefilled` does not name, or the other way round.
+        RecipeError: the prompt ends with an opening sign of a mark that `layout.prefilled` does not name, or the other way round.
 
     Example:
         >>> check_prefilled("Think first. <reasoning>", Layout({"all": ["reasoning"]}))
@@ -223,14 +224,27 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
     """
     end = prompt.rstrip()
-    opened = next((tag for tag in layout.tags if end.endswith(f"<{tag}>")), None)
-    if opened == layout.prefilled:
-        return
-    if opened is None:
+    opening = {part.mark: _openings(part) for part in layout.parts}
+    opened = next(((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign)), None)
+    if opened is not None and opened[0] != layout.prefilled:
+        mark, sign = opened
         raise RecipeError(
-            f"The layout says that the prompt opens <{layout.prefilled}>, and a prompt ends with {end[-40:]!r}. End the prompt "
-            "with that tag, or leave 'prefilled' out of the layout."
+            f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
+            f"prefilled='{mark}')."
         )
-    raise RecipeError(
-        f"The prompt already opens <{opened}>, so no completion will hold that tag. Write Layout(..., prefilled='{opened}')."
-    )
+    signs = opening.get(layout.prefilled or "", ())
+    if opened is None and signs:
+        raise RecipeError(
+            f"The layout says that the prompt opens {' or '.join(signs)}, and a prompt ends with {end[-40:]!r}. End the prompt "
+            f"with that {_noun(str(layout.prefilled), signs[0])}, or leave 'prefilled' out of the layout."
+        )
+
+
+def _openings(part: Part) -> tuple[str, ...]:
+    """What a prompt ends with, before white space, that has opened a part."""
+    opens = SEGMENTERS.find(part.segmenter).opens
+    return () if opens is None else tuple(sign.strip() for sign in opens(part.mark) if sign.strip())
+
+
+def _noun(mark: str, sign: str) -> str:
+    return "tag" if sign == f"<{mark}>" else "sign"

@@ -44,6 +44,8 @@ from spanwise.types import Credit, Spans
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+#: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
+AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 WITH_CRITIC = ("value_nt", "bootstrap_n")
 
 
@@ -98,7 +100,7 @@ class SpanGRPOTrainer(Saving):
         checks.check_version(trl.__version__)
         scheme = arguments.check_scheme(scheme, options)
         arguments.check_critic(critic, scheme)
-        scheme.check(PROVIDES if critic is None else (*PROVIDES, *WITH_CRITIC))
+        scheme.check(PROVIDES if critic is None else (*PROVIDES, *WITH_CRITIC), at_read=AT_READ)
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))

@@ -110,7 +110,8 @@ def prepare(config: Any) -> Settings:
     value_lam = _value_lambda(critic, config)
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
     scheme.check_forgets("verl")
-    scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"})
+    # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
+    scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     _check(config)
     actor = config.actor_rollout_ref.actor
     with open_dict(config):

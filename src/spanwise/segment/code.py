@@ -1,0 +1,211 @@
+"""The segmenter `code`: blocks by the syntax of a programming language, with tree-sitter.
+
+A mark is `fence`, a fenced code block, or `<language>.<kind>`: `python.function`, `python.class`, `python.statement` (one at the
+top level), `python.import`, `python.docstring`, or a node type of the grammar, `python.for_statement`. Any language works whose
+package `tree_sitter_<language>` is installed; `pip install 'spanwise[segment]'` brings Python's. `fence` needs none.
+
+Rules. Code is what stands in fences of that language or of none, see `spanwise.segment.fences`; without any fence, the whole
+completion. Matches of one mark are the outermost ones, a function with its decorators; a match inside one of another mark takes its
+bytes out of that; where two marks match the same bytes, the one that the layout names first has them. A mark takes its first
+match, one in two blocks its first two; another match is a DUPLICATE, with `[*]` it takes them all; of a repeated block, one each,
+up to `most` (MORE). A part says its code, a fence what stands between its lines; it says nothing where its syntax is broken. A
+fence that never closes, and an error of syntax that reaches into the last line of the code, are TRUNCATED; any other error is
+NESTED.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from spanwise.errors import LayoutError, unknown
+from spanwise.layout import Layout, Part
+from spanwise.segment.claims import Claim, Finder, Found, Sample
+from spanwise.segment.fences import Fence, fences
+from spanwise.segment.markdown import Matches, by_mark
+from spanwise.segment.registry import register
+from spanwise.types import Fault
+
+_ALIASES = {
+    "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
+    "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
+}  # fmt: skip
+#: What each of our kinds is called by grammars.
+_KINDS = {
+    "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
+    "class": ("class_definition", "class_declaration", "class_specifier"),
+    "import": (
+        "import_statement",
+        "import_from_statement",
+        "future_import_statement",
+        "import_declaration",
+        "use_declaration",
+    ),
+}
+_DOCSTRING = """
+(module . (comment)* . (expression_statement . (string) @it .))
+(class_definition body: (block . (comment)* . (expression_statement . (string) @it .)))
+(function_definition body: (block . (comment)* . (expression_statement . (string) @it .)))
+"""
+_MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
+
+#: From the root of a syntax tree to the bytes of what one mark matches, and whether it is broken.
+_Matcher = Callable[[Any], list[tuple[int, int, bool]]]
+
+
+@register("code", kind="segmenter", says=lambda text: ["fence"] * bool(fences(text.encode(errors="replace"))))
+def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find fenced code blocks, and functions, classes, statements in them; see the module.
+
+    Args:
+        parts: with `fence` or a language and a kind each.
+        layout: the whole layout.
+
+    Raises:
+        LayoutError: a mark of neither form, a language that is not installed, a kind that it does not have.
+
+    Example:
+        >>> layout = Layout({"code": "code:fence", "f[*]": "code:python.function", "rest": []}, most=2)
+        >>> text = b"So:\n```python\nx = 1\ndef f():\n    return x\n```\nDone."
+        >>> [text[slice(*claim.inner)] for claim in code(layout.parts, layout=layout)(Sample.of(text)).claims]
+        [b'x = 1\ndef f():\n    return x\n', b'def f():\n    return x']
+    """
+    fenced: Matches | None = None
+    languages: dict[str, tuple[Any, list[tuple[Matches, _Matcher]]]] = {}
+    for mark, own in by_mark(parts).items():
+        if mark == "fence":
+            fenced = Matches(own)
+            continue
+        written = _MARK.fullmatch(mark)
+        if written is None:
+            raise LayoutError(
+                f"'{mark}' is no mark of code; write fence, or a language and a kind, such as python.function."
+            )
+        language, kind = written.groups()
+        if language not in languages:
+            languages[language] = _grammar(language), []
+        grammar, wanted = languages[language]
+        wanted.append((Matches(own), _matcher(grammar, language, kind)))
+    readers = {name: (_parser(grammar), wanted) for name, (grammar, wanted) in languages.items()}
+    return lambda sample: _find(sample, fenced, readers)
+
+
+def _find(sample: Sample, fenced: Matches | None, readers: dict[str, tuple[Any, list[tuple[Matches, _Matcher]]]]) -> Found:
+    text, claims, fault = sample.text, [], 0
+    blocks = fences(text)
+    if fenced is not None:
+        for number, block in enumerate(blocks):
+            part, wrong = fenced.part(number)
+            fault |= wrong | (0 if block.closed else Fault.TRUNCATED)
+            if part is not None:
+                claims.append(Claim(part, block.start, block.stop, block.inner if block.closed else None))
+    for language, (parse, wanted) in readers.items():
+        taken = [0] * len(wanted)
+        for start, stop in _code_of(language, blocks, len(text)):
+            held = text[start:stop].rstrip()
+            root = parse(text[start:stop]).root_node
+            fault |= _broken(root, held.rfind(b"\n") + 1)
+            seen: set[tuple[int, int]] = set()
+            for which, (matches, matcher) in enumerate(wanted):
+                for first, last, whole in matcher(root):
+                    if (first, last) in seen:
+                        continue
+                    seen.add((first, last))
+                    part, wrong = matches.part(taken[which])
+                    taken[which] += 1
+                    fault |= wrong
+                    if part is not None:
+                        place = start + first, start + last
+                        claims.append(Claim(part, *place, place if whole else None))
+    return Found(claims, int(fault))
+
+
+def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[int, int]]:
+    """The bytes that hold code of a language."""
+    if not blocks:
+        return [(0, size)]
+    return [
+        block.inner for block in blocks if not block.language or _ALIASES.get(block.language, block.language) == language
+    ]
+
+
+def _broken(root: Any, last_line: int) -> int:
+    """TRUNCATED if an error of syntax reaches into the last line, NESTED if there is one before it."""
+    fault, stack = 0, [root] if root.has_error else []
+    while stack:
+        node = stack.pop()
+        if node.is_error or node.is_missing:
+            fault |= Fault.TRUNCATED if node.end_byte > last_line else Fault.NESTED
+        else:
+            stack += [child for child in node.children if child.has_error]
+    return int(fault)
+
+
+def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
+    """What finds the nodes of a kind.
+
+    Raises:
+        LayoutError: the language has no such kind.
+    """
+    if kind == "statement":
+        return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
+    types = {
+        grammar.node_kind_for_id(number) for number in range(grammar.node_kind_count) if grammar.node_kind_is_named(number)
+    }
+    ours = [*(own for own, names in _KINDS.items() if types.intersection(names)), "statement"]
+    if kind == "docstring" and language == "python":
+        pattern = _DOCSTRING
+    else:
+        names = [name for name in _KINDS.get(kind, (kind,)) if name in types]
+        if not names:
+            known = [*ours, *(["docstring"] if language == "python" else [])]
+            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(known)}.")
+        pattern = " ".join(f"({name}) @it" for name in names)
+        if "decorated_definition" in types and kind in ("function", "class"):
+            pattern += " ".join(f"(decorated_definition definition: ({name})) @it" for name in names)
+    sitter = import_module("tree_sitter")
+    query = sitter.Query(grammar, pattern)
+
+    def outermost(root: Any) -> list[tuple[int, int, bool]]:
+        found = []
+        places = sorted(
+            map(_place, sitter.QueryCursor(query).captures(root).get("it", [])), key=lambda one: (one[0], -one[1])
+        )
+        for place in places:
+            if not found or place[0] >= found[-1][1]:
+                found.append(place)
+        return found
+
+    return outermost
+
+
+def _place(node: Any) -> tuple[int, int, bool]:
+    return node.start_byte, node.end_byte, not node.has_error
+
+
+def _parser(grammar: Any) -> Callable[[bytes], Any]:
+    return import_module("tree_sitter").Parser(grammar).parse
+
+
+def _grammar(language: str) -> Any:
+    """The grammar of a language.
+
+    Raises:
+        LayoutError: it is not installed.
+    """
+    try:
+        sitter = import_module("tree_sitter")
+        package = import_module(f"tree_sitter_{language}")
+    except ModuleNotFoundError as error:
+        there = sorted(
+            found.name.removeprefix("tree_sitter_") for found in iter_modules() if found.name.startswith("tree_sitter_")
+        )
+        raise LayoutError(
+            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: {', '.join(there) or 'none'}; "
+            f"pip install 'spanwise[segment]' brings python, pip install tree-sitter-{language.replace('_', '-')} this one."
+        ) from None
+    make = getattr(package, "language", None) or getattr(package, f"language_{language}")
+    return sitter.Language(make())

@@ -1,0 +1,117 @@
+"""The segmenter `markdown`: blocks by headings.
+
+A mark is the title of a heading of any level, in small or capital letters, `Plan` for `## plan`; or `section`, any heading that no
+other mark names. Which lines are headings, see `spanwise.segment.fences`: a `#` in a fenced code block is none.
+
+Rules. A section runs to the next heading of its own level or a higher one, or to the end, and says all of that without the line of
+its heading. A section inside it that has a block of its own takes its bytes out of the outer block; without a block for the rest
+that block then runs on to where the next one starts. A title takes its first match, one in two blocks its first two; another
+match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes them all; of a repeated block, one each, up to `most`
+(MORE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spanwise.errors import LayoutError
+from spanwise.layout import EACH, Layout, Part
+from spanwise.segment.claims import Claim, Finder, Found, numbered
+from spanwise.segment.fences import fences, headings
+from spanwise.segment.registry import register
+from spanwise.types import Fault
+
+_ANY = "section"
+
+
+class Matches:
+    """The parts of one mark, which take its matches in turn; a further match is a fault."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._take, last = numbered(parts), parts[-1]
+        self._once = len(parts) if last.index is None and EACH not in last.mark else None
+
+    def part(self, number: int) -> tuple[Part | None, int]:
+        """The part that takes match `number`, and what is wrong if none does."""
+        if self._once is not None and number >= self._once:
+            return None, int(Fault.DUPLICATE)
+        part = self._take(number)
+        return part, int(Fault.NONE if part else Fault.MORE)
+
+
+def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """The parts of each mark, which is written without `[*]`."""
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.mark.removesuffix(EACH), []).append(part)
+    return found
+
+
+def _titles(text: str) -> list[str]:
+    data = text.encode(errors="replace")
+    return list(dict.fromkeys(heading.title for heading in headings(data, fences(data)) if heading.title))
+
+
+@register("markdown", kind="segmenter", says=_titles)
+def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find the sections of Markdown; see the module.
+
+    Args:
+        parts: with a title each, or `section`.
+        layout: the whole layout.
+
+    Raises:
+        LayoutError: no title.
+
+    Example:
+        >>> from spanwise.segment import Sample
+        >>> layout = Layout(["Plan", "Answer"], segmenter="markdown")
+        >>> text = b"# Plan\nAdd.\n## How\nSo.\n# ANSWER\n4"
+        >>> [text[slice(*claim.inner)] for claim in markdown(layout.parts, layout=layout)(Sample.of(text)).claims]
+        [b'Add.\n## How\nSo.\n', b'4']
+    """
+    takers: dict[str, Matches] = {}
+    for mark, own in by_mark(parts).items():
+        if not mark.strip("# \t") or "\n" in mark:
+            raise LayoutError(
+                f"'{mark}' is no heading of Markdown; write its title without the #, such as Plan, or section for any heading."
+            )
+        if mark.lower() in takers:
+            raise LayoutError(
+                f"'{mark}' stands in the layout with other capital letters, too; write it the same way everywhere."
+            )
+        takers[mark.lower()] = Matches(own)
+    return lambda sample: _find(sample.text, takers)
+
+
+def _find(text: bytes, takers: dict[str, Matches]) -> Found:
+    claims: list[Claim] = []
+    fault = 0
+    taken: dict[str, int] = {}
+    found = list(headings(text, fences(text)))
+    for heading, stop in zip(
+        found, _stops([heading.level for heading in found], [h.start for h in found], len(text)), strict=True
+    ):
+        mark = heading.title.lower()
+        mark = mark if mark in takers else _ANY
+        if mark in takers:
+            part, wrong = takers[mark].part(taken.setdefault(mark, 0))
+            taken[mark] += 1
+            fault |= wrong
+            if part is not None:
+                claims.append(Claim(part, heading.start, stop, (heading.end, stop)))
+    return Found(claims, fault)
+
+
+def _stops(levels: Sequence[int], starts: Sequence[int], size: int) -> list[int]:
+    """Where each section ends.
+
+    >>> _stops([1, 2, 2, 1], [0, 5, 9, 20], 30)
+    [20, 9, 20, 30]
+    """
+    stops: list[int] = []
+    next_of = [size] * 8  # of each level, where the next heading starts that ends it
+    for level, start in zip(reversed(levels), reversed(starts), strict=True):
+        stops.append(next_of[level])
+        next_of[level:] = [start] * (8 - level)
+    return stops[::-1]

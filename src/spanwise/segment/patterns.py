@@ -1,0 +1,118 @@
+"""The segmenter `regex`: blocks by a regular expression, searched in linear time.
+
+Patterns are those of RE2, which never backtracks: whatever a completion holds, a search takes time linear in it. It has no
+look-around and no back-references for that. Text and pattern are UTF-8, offsets are bytes; bytes that are no UTF-8 match nothing,
+not even `.`. Needs `pip install 'spanwise[segment]'`.
+
+Rules. A part is a whole match; it says what the group `value` holds, or else the first group, or else the whole match. Matches of
+one pattern do not overlap; of several patterns the one that begins first wins, then the longer one, then the one that the layout
+names first. An empty match claims nothing. A block that is not repeated takes every match and says the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout, Part
+from spanwise.segment.claims import Claim, Finder, Found, Sample, numbered
+from spanwise.segment.registry import register
+from spanwise.types import Fault
+
+_INSTEAD = {
+    "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
+    "put what is meant into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid escape sequence: \\": "RE2 has no such escape, and no back-reference, since no search with that is linear in time; "
+    "write out what may repeat, or use delimiters",
+}
+
+
+@register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
+def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Find what matches a regular expression; see the module.
+
+    Args:
+        parts: with a pattern each.
+        layout: the whole layout.
+
+    Raises:
+        LayoutError: no pattern of RE2, or google-re2 is not installed.
+
+    Example:
+        >>> layout = Layout({"price": r"regex:price: (?P<value>[0-9.]+)", "rest": []})
+        >>> text = b"tea, price: 3.50, hot"
+        >>> claims = regex(layout.parts, layout=layout)(Sample.of(text)).claims
+        >>> [(text[claim.start : claim.stop], text[slice(*claim.inner)]) for claim in claims]
+        [(b'price: 3.50', b'3.50')]
+    """
+    by_mark: dict[str, list[Part]] = {}
+    for part in parts:
+        by_mark.setdefault(part.mark, []).append(part)
+    searches = [(_search(mark), numbered(own)) for mark, own in by_mark.items()]
+
+    def find(sample: Sample) -> Found:
+        if len(searches) == 1:
+            matches = [(start, -stop, 0, inner) for start, stop, inner in searches[0][0](sample.text)]
+        else:
+            every = [
+                (start, -stop, n, inner) for n, (run, _) in enumerate(searches) for start, stop, inner in run(sample.text)
+            ]
+            matches = sorted(every, key=itemgetter(0, 1, 2))
+        claims: list[Claim] = []
+        fault, end = 0, 0
+        count = [0] * len(searches)
+        for start, stop, number, inner in matches:
+            if start < end:
+                continue
+            part = searches[number][1](count[number])
+            count[number] += 1
+            end = -stop
+            if part is None:
+                fault |= Fault.MORE
+            else:
+                claims.append(Claim(part, start, end, inner))
+        return Found(claims, fault)
+
+    return find
+
+
+def _search(mark: str) -> Callable[[bytes], list[tuple[int, int, tuple[int, int] | None]]]:
+    """A function from text to the start and stop of every match, and of what it says."""
+    pattern = _compiled(mark)
+    group = pattern.groupindex.get(b"value", min(pattern.groups, 1))
+
+    def run(text: bytes) -> list[tuple[int, int, tuple[int, int] | None]]:
+        found = []
+        for match in pattern.finditer(text):
+            start, stop = match.span()
+            if start < stop:
+                inner = match.span(group)
+                found.append((start, stop, inner if inner[0] >= 0 else None))
+        return found
+
+    return run
+
+
+def _compiled(mark: str) -> Any:
+    """The compiled pattern of bytes.
+
+    Raises:
+        LayoutError: RE2 refuses it, or is not there.
+    """
+    try:
+        import re2  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise LayoutError(
+            "The segmenter 'regex' needs google-re2. Install it with: pip install 'spanwise[segment]'"
+        ) from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(mark.encode(), options)
+    except re2.error as error:
+        told = error.args[0] if error.args else b""
+        reason = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+        more = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
+        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){more}.") from None

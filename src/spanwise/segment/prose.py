@@ -1,0 +1,135 @@
+"""The segmenters `lines`, `paragraphs`, `sentences` and `steps`: plain text in units, one after the other.
+
+They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`, and take no mark. Units
+follow each other without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. A unit
+says its text without the white space around it. More units than `most`: the fault MORE, and the others belong to the last one, or
+to the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from spanwise.layout import Layout, Part
+from spanwise.segment.claims import Finder, Sample
+from spanwise.segment.registry import register
+from spanwise.segment.units import check_no_mark, in_a_row
+
+_LINE = re.compile(rb"\n\s*+")
+_PARAGRAPH = re.compile(rb"\n[ \t\r]*+\n\s*+")
+# Closing quotes and brackets are " ' ) ] * _ and their curly and CJK forms.
+_SHUT = rb"(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xe3\x80[\x8d\x8f]|\xef\xbc\x89)*+"
+_SENTENCE = re.compile(
+    rb"(?<![.!?])(?<!\xe2\x80\xa6)(?:[.!?]|\xe2\x80\xa6)++"
+    + _SHUT
+    + rb"\s++(?![a-z])|(?:\xe3\x80\x82|\xef\xbc[\x81\x9f])++"
+    + _SHUT
+    + rb"\s*+|\n[ \t\r]*+\n\s*+"
+)
+_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
+_SHORT_ENDS = (*(word.encode() for word in _WORDS), *(bytes([digit]) for digit in b"0123456789"))
+_SHORT = re.compile(rf"(?:\b(?:{'|'.join(map(re.escape, _WORDS))})|^\s*+[0-9]{{1,3}})\.\Z".encode(), re.MULTILINE)
+_STEP = re.compile(
+    rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
+)
+
+
+@register("lines", kind="segmenter")
+def lines(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find lines: one ends after its line feed; lines of white space alone belong to the line before them.
+
+    Args:
+        parts, layout: see the module.
+
+    Raises:
+        LayoutError: a mark.
+
+    Example:
+        >>> shown(lines, b"one\n\n two\nthree")
+        ['one', 'two', 'three']
+    """
+    return _units(parts, layout, lambda text: [0, *(match.end() for match in _LINE.finditer(text))])
+
+
+@register("paragraphs", kind="segmenter")
+def paragraphs(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find paragraphs: one ends after lines of white space alone.
+
+    Args:
+        parts, layout: see the module.
+
+    Raises:
+        LayoutError: a mark.
+
+    Example:
+        >>> shown(paragraphs, b"one\ntwo\n \nthree")
+        ['one\ntwo', 'three']
+    """
+    return _units(parts, layout, lambda text: [0, *(match.end() for match in _PARAGRAPH.finditer(text))])
+
+
+@register("sentences", kind="segmenter")
+def sentences(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find sentences: one ends after `.`, `!`, `?` or `...` where white space follows and then no small letter a to z.
+
+    Closing quotes and brackets belong to it. A full stop after Dr, Mr, Mrs, Ms, Prof, St, vs, cf, Fig, Eq, Sec, No, e.g, i.e or
+    approx ends none, nor does one after a number that begins its line; a decimal point has no white space after it. The CJK signs
+    end one without white space, and so does an empty line.
+
+    Args:
+        parts, layout: see the module.
+
+    Raises:
+        LayoutError: a mark.
+
+    Example:
+        >>> shown(sentences, b"Dr. Fu paid 3.50, approx. 4. Why? 'Tea.' So it is")
+        ['Dr. Fu paid 3.50, approx. 4.', 'Why?', "'Tea.'", 'So it is']
+    """
+    return _units(parts, layout, _sentence_starts)
+
+
+@register("steps", kind="segmenter")
+def steps(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    r"""Find numbered steps: one begins with a line that begins with `1.`, `2)`, `Step 3` or one of these in `**` or after `#`.
+
+    At most three spaces may stand before it: what is indented further is a list inside a step. The numbers themselves are not read.
+
+    Args:
+        parts, layout: see the module.
+
+    Raises:
+        LayoutError: a mark.
+
+    Example:
+        >>> shown(steps, b"1. Add.\n2) Halve\n   it.\n**Step 3** Done.")
+        ['1. Add.', '2) Halve\n   it.', '**Step 3** Done.']
+    """
+    return _units(parts, layout, lambda text: [match.start() for match in _STEP.finditer(text)])
+
+
+def shown(segmenter: Callable[..., Finder], text: bytes, *, most: int = 16) -> list[str]:
+    r"""What each unit of a text says.
+
+    >>> shown(lines, b"one\ntwo\nthree", most=2)
+    ['one', 'two']
+    """
+    layout = Layout({"unit[*]": f"{segmenter.__name__}:"}, most=most)
+    found = segmenter(layout.parts, layout=layout)(Sample.of(text))
+    return [text[slice(*claim.inner)].decode() for claim in found.claims if isinstance(claim.inner, tuple)]
+
+
+def _sentence_starts(text: bytes) -> list[int]:
+    starts = [0]
+    for match in _SENTENCE.finditer(text):
+        at = match.start()
+        short = text[at] == 46 and text.endswith(_SHORT_ENDS, 0, at)  # worth a closer look
+        if not short or not _SHORT.search(text, max(starts[-1], at - 12), at + 1):
+            starts.append(match.end())
+    return starts
+
+
+def _units(parts: Sequence[Part], layout: Layout, starts_of: Callable[[bytes], list[int]]) -> Finder:
+    check_no_mark(parts, layout)
+    return in_a_row(parts, lambda sample: starts_of(sample.text), trimmed=True)

@@ -1,0 +1,89 @@
+"""Where fixed signs stand in a completion, such as `<think>`: as the one token that the vocabulary has for each, or as bytes."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from spanwise.segment.claims import Sample
+
+
+class Sign(NamedTuple):
+    """One sign in the text, and its bytes [start, end)."""
+
+    written: bytes
+    start: int
+    end: int
+
+
+def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
+    """A function that finds signs in a completion, from left to right, the longer one where two begin.
+
+    A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
+    tokens are text.
+
+    Args:
+        signs: what is looked for.
+        tokens_only: those that every tokenizer of their models has as a token, so that in a vocabulary with added tokens they are
+            nothing else. A vocabulary without any, of bytes for example, spells them.
+
+    >>> finder_of([b"<a>", b"</a>"])(Sample.of(b"<a>4</a>"))
+    [Sign(written=b'<a>', start=0, end=3), Sign(written=b'</a>', start=4, end=8)]
+    """
+    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes] | None]] = {}
+
+    def find(sample: Sample) -> list[Sign]:
+        known = sample.known
+        if known not in compiled:
+            tokens = frozenset(signs) & known
+            spelled = set(signs) - tokens - (set(tokens_only) if known else set())
+            compiled[known] = tokens, _any_of(spelled)
+        tokens, pattern = compiled[known]
+        text = sample.text
+        found = [Sign(match.group(), *match.span()) for match in pattern.finditer(text)] if pattern is not None else []
+        if tokens:
+            whole = [Sign(text[start:end], start, end) for start, end in sample.added if text[start:end] in tokens]
+            found = _merged(found, whole) if found else whole
+        return found
+
+    return find
+
+
+def _any_of(signs: Collection[bytes]) -> re.Pattern[bytes] | None:
+    longest = sorted(signs, key=lambda sign: (-len(sign), sign))
+    return re.compile(b"|".join(map(re.escape, longest))) if longest else None
+
+
+def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:
+    """Both in order; what is spelled across a token that is a sign is none."""
+    starts, ends = [sign.start for sign in whole], [sign.end for sign in whole]
+    apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+    return sorted([*apart, *whole], key=lambda sign: sign.start)
+
+
+class Places:
+    """Which of some signs comes next, in logarithmic time.
+
+    >>> signs = finder_of([b"<a>", b"</a>"])(Sample.of(b"<a>4</a><a>"))
+    >>> places = Places(signs)
+    >>> places.after(0, b"<a>"), places.after(0, b"</a>", b"<a>"), places.after(2, b"<a>")
+    (2, 1, 3)
+    """
+
+    def __init__(self, signs: Sequence[Sign]) -> None:
+        self._size = len(signs)
+        self._of: dict[bytes, list[int]] = {}
+        for place, sign in enumerate(signs):
+            self._of.setdefault(sign.written, []).append(place)
+
+    def after(self, place: int, *wanted: bytes) -> int:
+        """The place of the first wanted sign after a place; the number of signs if there is none."""
+        first = self._size
+        for written in wanted:
+            known = self._of.get(written, ())
+            at = bisect_left(known, place + 1)
+            if at < len(known):
+                first = min(first, known[at])
+        return first

@@ -1,0 +1,146 @@
+"""Every other segmenter on hostile completions: soups of what it looks for, cut, masked and poisoned as `hostile.rows` does it."""
+
+import random
+
+import numpy as np
+import torch
+from hostile import BROKEN, NOISE, padded
+
+from json_oracle import slow_json
+from oracles import owners_of_tokens
+from spanwise import Layout
+from spanwise.segment import SEGMENTERS, segment
+from spanwise.types import Fault, whole_text
+
+#: Name -> layouts, and what its completions are made of beside noise.
+SOUPS = {
+    "json": (
+        [
+            Layout(["a", "items[*].price"], segmenter="json", most=2),
+            Layout({"a": "json:a.a", "rest": [], "x": "json:items[*]"}),
+        ],
+        ["{", "}", "[", "]", ",", ":", '"', "\\", '"a":', '"items": [', '{"price": 3},', '{"a": 1}', '"é\\n"',
+         "null", '{"a": [1]}'],
+    ),
+    "code": (
+        [
+            Layout({"f[*]": "code:python.function", "c": "code:fence", "rest": []}, most=2),
+            Layout({"s": "code:python.statement[*]", "d": "code:python.docstring[*]"}),
+        ],
+        ["```python\n", "```\n", "~~~\n", "def f(x):\n    return x\n", "class A:\n", "    ", "x = (", '"""', "'", "@d\n",
+         "\\\n", "async "],
+    ),
+    "markdown": (
+        [Layout(["section[*]"], segmenter="markdown", most=3), Layout({"p": "markdown:Plan", "a": "markdown:Answer", "rest": []})],
+        ["# Plan\n", "## Answer\n", "\n# ", "\n#", "```\n", "~~~", "    # Plan\n", "###### Plan ######\n", "\r\n"],
+    ),
+    "delimiters": (
+        [
+            Layout({"t": "delimiters:<answer>...</answer>", "r": "delimiters:Answer:...", "rest": []}),
+            Layout({"t[*]": "delimiters:[[...]]"}, most=2),
+        ],
+        ["<answer>", "</answer>", "Answer:", "[[", "]]", "[", "]"],
+    ),
+    "regex": (
+        [
+            Layout({"n": r"regex:[0-9]+", "w": r"regex:a=(?P<value>\w*)", "rest": []}),
+            Layout({"n[*]": r"regex:(?s)<.*?>"}, most=2),
+        ],
+        ["12", "a=b", "a=", "<", ">", "0.9"],
+    ),
+    **{
+        name: ([Layout({"u[*]": f"{name}:"}, most=3), Layout({"u[*]": f"{name}:", "rest": []}, most=2)], words)
+        for name, words in {
+            "lines": ["\n", "\r\n", " \n", "x"],
+            "paragraphs": ["\n\n", "\n \n", "\n", "x"],
+            "sentences": [". ", "Dr. ", "! A", "? \"", "…", "。", "\n\n", "1. x"],
+            "steps": ["\n1. ", "\nStep 2 ", "\n**Step 3**", "\n2) ", "\n## Step 4", "    1. "],
+        }.items()
+    },
+    "fixed": ([Layout({"u[*]": "fixed:3"}, most=3), Layout({"u[*]": "fixed:2", "rest": []}, most=2)], ["x"]),
+    "cuts": ([Layout({"u[*]": "cuts:2"}, most=3)], ["x"]),
+    "mixed": (
+        [Layout({"t": "answer", "a": "json:a", "s[*]": "markdown:section", "rest": []}, most=2)],
+        ["<answer>", "</answer>", '{"a": 1}', '{"a":', "\n# A\n", "# B"],
+    ),
+}  # fmt: skip
+
+
+def rows(seed, count, family, words):
+    """Ids and flags of `count` completions of these words; where a flag is 0, the id is poison."""
+    draw = random.Random(seed)
+    rng = np.random.default_rng(draw.getrandbits(64))
+    parts = [word.encode() for word in [*words * 6, *NOISE]] + BROKEN
+    spelled = [[list(family.cut(part, choices)) for choices in ([0], [9], [1, 0])] for part in parts]
+    made = []
+    for _ in range(count):
+        ids = [i for cuts in draw.choices(spelled, k=draw.randint(0, 16)) for i in draw.choice(cuts)]
+        if draw.random() < 0.1:
+            ids.insert(draw.randint(0, len(ids)), len(family.vocabulary) - 1)  # an id that writes nothing
+        ids = np.array(ids, dtype=np.int64)
+        mask = rng.random(len(ids)) < 0.9 if draw.random() < 0.3 else np.ones(len(ids), dtype=np.bool_)
+        ids[~mask] = draw.choice((-100, 10**9, 0))
+        made.append((ids, mask))
+    return made
+
+
+def check(layout, family, made, *, sample=4):
+    """Segment a batch: tokens and texts are a partition, masked tokens are as deleted, JSON is where the oracle sees it."""
+    ids_nt, mask_nt = map(torch.from_numpy, padded(made))
+    vocabulary = family.vocabulary
+    options = {"layout": layout, "vocabulary": vocabulary}
+    logp = any(SEGMENTERS.find(name).reads_logp for name in layout.segmenters)
+
+    def run(ids, mask):
+        extra = {"logp_nt": -(torch.where(mask, ids, 0) % 7).double() / 3} if logp else {}
+        return segment(ids, mask, **options, **extra)
+
+    spans, texts = run(ids_nt, mask_nt)
+    block = spans.block_nt
+    assert torch.equal(block >= 0, mask_nt), "a trainable token without a block, or a masked one with a block"
+    assert not block.numel() or int(block.max()) < len(layout.names)
+    for n, (ids, mask) in enumerate(made):
+        own = block[n, : len(mask)].tolist()
+        data = b"".join(map(vocabulary.pieces.__getitem__, ids[mask].tolist()))
+        fault = Fault(int(spans.fault_n[n]))
+        assert (fault == Fault.EMPTY) == (not mask.any())
+        for k, name in enumerate(layout.names):
+            mine = [t for t, owner in enumerate(own) if owner == k]
+            found = int(spans.start_nk[n, k]), int(spans.end_nk[n, k]), int(spans.length_nk[n, k])
+            assert found == ((mine[0], mine[-1] + 1, len(mine)) if mine else (0, 0, 0)), data
+            assert (texts[n][name] is None) == (not mine), data
+        if not fault & (Fault.STRADDLED | Fault.EMPTY):
+            whole = whole_text(texts[n])
+            wanted = data.decode(errors="replace")
+            if "\ufffd" not in whole + wanted:  # a block in pieces may join halves of characters
+                assert sorted(whole) == sorted(wanted), data
+        if n < sample:
+            alone = torch.from_numpy(ids[mask][None])
+            there, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
+            assert there.block_nt[0].tolist() == [owner for owner in own if owner >= 0], data
+            assert text[0] == texts[n], data
+            assert int(there.fault_n) == int(fault), data
+        if layout.segmenters == ("json",) and data:
+            by_oracle(layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], data, own, texts[n], fault)
+    return int(mask_nt.sum()), int((spans.fault_n != 0).sum())
+
+
+def by_oracle(layout, tokens, data, own, text, fault):
+    """The fields of JSON byte by byte: the innermost claim has a byte; without a rest, the last one that has begun."""
+    claims, wrong = slow_json(data, layout)
+    first = claims[0][0].block if claims else 0
+    owner = [first if layout.rest is None else layout.rest] * len(data)
+    for part, start, stop, _ in claims:
+        for at in range(start, len(data) if layout.rest is None else stop):
+            owner[at] = part.block
+    owners = owners_of_tokens(tokens, owner)
+    assert [k for k in own if k >= 0] == owners, (data, owners)
+    there = {part for part, *_ in claims}
+    wrong |= Fault.MISSING if any(part not in there for part in layout.parts if not part.index) else 0
+    wrong |= Fault.STRADDLED if set(owner) - set(owners) else 0
+    assert fault == Fault(wrong), (data, Fault(wrong))
+    for part in layout.parts:
+        said = [held for claimed, _, _, held in claims if claimed is part and held is not None]
+        if text[layout.names[part.block]] is not None:
+            expected = said[-1].decode(errors="replace") if said else None
+            assert text[layout.names[part.block]][part.key] == expected, data

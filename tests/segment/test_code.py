@@ -1,0 +1,221 @@
+"""The segmenter `code`: hand-worked completions, and Python's own parser for where things lie."""
+
+import ast
+import random
+
+import pytest
+import torch
+
+from segment_small import made
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS, Sample
+from spanwise.types import Fault
+
+torch.set_num_threads(1)
+ALL = {kind: f"code:python.{kind}[*]" for kind in ("function", "class", "import", "docstring")}
+
+
+def found(text, blocks, most=16):
+    """(block, what it claims, what it says) of each claim in order, and the faults."""
+    data = text.encode()
+    layout = blocks if isinstance(blocks, Layout) else Layout({**blocks, "rest": []}, most=most)
+    parts = [part for part in layout.parts if part.segmenter == "code"]
+    claims, fault = SEGMENTERS.find("code").function(parts, layout=layout)(Sample.of(data))
+    held = [
+        (
+            layout.names[c.part.block],
+            data[c.start : c.stop].decode(),
+            None if c.inner is None else data[slice(*c.inner)].decode(),
+        )
+        for c in sorted(claims, key=lambda claim: claim.start)
+    ]
+    return held, Fault(fault)
+
+
+FENCED = "So:\n```python\nimport os\nx = 1\n```\nand\n~~~ js\nlet y;\n~~~\n"
+FENCE = "```python\nimport os\nx = 1\n```\n"
+
+
+def test_fences():
+    held, fault = found(FENCED, {"a": "code:fence", "b": "code:fence"})
+    assert held == [("a", FENCE, "import os\nx = 1\n"), ("b", "~~~ js\nlet y;\n~~~\n", "let y;\n")]
+    assert fault == 0
+    assert found(FENCED, {"a": "code:fence"}) == (held[:1], Fault.DUPLICATE)
+    assert found(FENCED, {"a[*]": "code:fence"}, most=1)[1] == Fault.MORE
+    assert [block for block, _, _ in found(FENCED, {"a": "code:fence[*]"})[0]] == ["a", "a"]
+
+
+def test_a_fence_that_never_closes_says_nothing():
+    assert found("```\nx = (\n``\n", {"a": "code:fence"}) == ([("a", "```\nx = (\n``\n", None)], Fault.TRUNCATED)
+
+
+def test_a_fence_with_fences_inside_and_one_in_a_list():
+    text = "1. so\n   ````md\n   ```\n   x\n   ```\n   ````\n"
+    assert found(text, {"a": "code:fence"})[0] == [("a", text[6:], "   ```\n   x\n   ```\n")]
+
+
+def test_statements_stand_in_fences_of_their_language_or_of_none():
+    text = FENCED + "```\ny = 2\n```\n```c\nz = 3;\n```\n"
+    assert [code for _, code, _ in found(text, {"s[*]": "code:python.statement"})[0]] == ["import os", "x = 1", "y = 2"]
+    assert found("x = 1\ny = x", {"s[*]": "code:python.statement"}) == (
+        [("s[0]", "x = 1", "x = 1"), ("s[1]", "y = x", "y = x")],
+        Fault.NONE,
+    )
+    assert found("So:\n```c\nint x;\n```", {"s[*]": "code:python.statement"}) == ([], Fault.NONE)
+
+
+SOURCE = '''"""Module."""
+from os import path
+@cache
+def f(x):  # é
+    "Doc of f."
+    def g():
+        """Doc of g."""
+    return x
+class A:
+    """Doc of A."""
+    def m(self): return 1
+'''
+
+
+def test_kinds():
+    held, fault = found(SOURCE, ALL)
+    assert fault == 0
+    function, klass = SOURCE[SOURCE.index("@cache") : SOURCE.index("class") - 1], SOURCE[SOURCE.index("class") : -1]
+    assert [(block, code) for block, code, _ in held] == [
+        ("docstring", '"""Module."""'),
+        ("import", "from os import path"),
+        ("function", function),
+        ("docstring", '"Doc of f."'),
+        ("docstring", '"""Doc of g."""'),
+        ("class", klass),
+        ("docstring", '"""Doc of A."""'),
+        ("function", "def m(self): return 1"),
+    ]
+    assert all(code == said for _, code, said in held)
+    assert [code for _, code, _ in found("for x in y: z()", {"a": "code:python.for_statement"})[0]] == ["for x in y: z()"]
+
+
+def test_the_mark_that_is_named_first_has_what_two_match():
+    text = "def f(): pass\nx = 1"
+    both = {"f[*]": "code:python.function", "s[*]": "code:python.statement"}
+    assert [block for block, _, _ in found(text, both)[0]] == ["f[0]", "s[0]"]
+    assert [block for block, _, _ in found(text, dict(reversed(both.items())))[0]] == ["s[0]", "s[1]"]
+
+
+def test_what_lies_inside_has_its_own_tokens():
+    owners, texts, fault = made(
+        {"class": "code:python.class", "method": "code:python.function", "rest": []},
+        ["# A\n", "class A:\n", "  x = 1\n", "  def", " m(): pass", "\n  y = 2", "\n"],
+    )
+    # the blank before `def` is the class's, and so is the token that it is in
+    assert owners == ["rest", "class", "class", "class", "method", "class", "rest"]
+    assert texts["method"]["python.function"] == "def m(): pass"
+    assert texts["class"]["python.class"] == "class A:\n  x = 1\n  def m(): pass\n  y = 2"
+    assert fault == 0
+
+
+BROKEN = {
+    "an expression that is cut off": ("x = 1\ny = (2 +", Fault.TRUNCATED),
+    "a string that is cut off": ("x = 'abc", Fault.TRUNCATED),
+    "an error in the middle": ("x = 1 2 )\ny = 2\nz = 3\n", Fault.NESTED),
+    "none": ("x = 1", Fault.NONE),
+    "nothing": ("", Fault.NONE),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_code_has_a_fault(name):
+    text, fault = BROKEN[name]
+    assert found(text, {"s[*]": "code:python.statement"})[1] == fault
+
+
+def test_a_broken_function_says_nothing():
+    held, fault = found("def f(:\n    return (1\n\ndef g():\n    return 2\n", {"f[*]": "code:python.function"})
+    assert fault
+    assert ("def g():\n    return 2" in [said for _, _, said in held]) or all(said is None for _, _, said in held)
+
+
+LINES = [
+    "x = 1", "import os, sys", "from é import ü as x", "def f(a, b=2):\n    return a", "s = '''\ndef no(): pass\n'''",
+    "@d(1)\n@e\nasync def g():\n    'doc'\n    await h()", "# 日本", "", "a = 1; b = 2", "for i in x:\n    import z",
+    "class A(B):\n    '''é'''\n    x: int = 0\n    @p\n    def m(self):\n        # so\n        def inner(): pass\n        return 1",
+    "if x:\n    def k(): return 2\nelse:\n    class C: pass", "try:\n    pass\nexcept E:\n    raise", "x = f'{y}é'", "match = 3",
+    "def q():\n    \"\"\"d\"\"\"", "lambda: 0", "with a as b, c:\n    pass",
+]  # fmt: skip
+
+
+def place(node, starts, data):
+    first = node
+    if getattr(node, "decorator_list", None):
+        first = node.decorator_list[0]
+        begin = data.rindex(b"@", 0, starts[first.lineno - 1] + first.col_offset)
+    else:
+        begin = starts[first.lineno - 1] + first.col_offset
+    return begin, starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def outermost(node, kinds):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, kinds):
+            yield child
+        else:
+            yield from outermost(child, kinds)
+
+
+def docstrings(tree):
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            yield node.body[0]
+
+
+def test_agrees_with_the_parser_of_python():
+    draw = random.Random(0)
+    layout = Layout({kind: f"code:python.{kind}[*]" for kind in ("function", "class", "import", "docstring")})
+    statements = Layout({"s": "code:python.statement[*]"})
+    kinds = {
+        "function": (ast.FunctionDef, ast.AsyncFunctionDef),
+        "class": (ast.ClassDef,),
+        "import": (ast.Import, ast.ImportFrom),
+    }
+    for _ in range(25):
+        data = "\n".join(draw.choices(LINES, k=draw.randint(1, 7))).encode() + b"\n"
+        tree = ast.parse(data)
+        starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
+        expected = {
+            kind: sorted(place(node, starts, data) for node in outermost(tree, types)) for kind, types in kinds.items()
+        }
+        expected["docstring"] = sorted(place(node, starts, data) for node in docstrings(tree))
+        for one, want in (
+            (layout, expected),
+            (statements, {"s": [place(node, starts, data) for node in tree.body]}),
+        ):
+            claims, fault = SEGMENTERS.find("code").function(one.parts, layout=one)(Sample.of(data))
+            assert fault == 0, data
+            for block, name in enumerate(one.names):
+                assert sorted((c.start, c.stop) for c in claims if c.part.block == block) == want[name], (data, name)
+
+
+REFUSED = {
+    "function": "'function' is no mark of code; write fence, or a language and a kind, such as python.function.",
+    "klingon.function": "Code of 'klingon' cannot be read: tree_sitter_klingon is not installed. Languages here: ",
+    "python.funktion": "There is no kind of python 'funktion'.",
+    "python.function_def": "Did you mean 'function_definition'?",
+}
+
+
+@pytest.mark.parametrize("mark", REFUSED)
+def test_marks_that_are_refused(mark):
+    with pytest.raises(LayoutError) as raised:
+        Layout({"a": f"code:{mark}"})
+    assert REFUSED[mark] in str(raised.value)
+    if "klingon" in mark:
+        assert "pip install 'spanwise[segment]' brings python, pip install tree-sitter-klingon this one." in str(
+            raised.value
+        )
+    if "funktion" in mark:
+        assert str(raised.value).endswith("Beside these: function, class, import, statement, docstring.")

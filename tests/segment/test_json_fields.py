@@ -1,0 +1,283 @@
+"""The segmenter `json`: hand-worked completions, an oracle that reads sign by sign, and one that knows JSON and nothing of ours."""
+
+import json
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from json_oracle import slow_json, walked
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS, Sample, Vocabulary, segment
+from spanwise.segment.json_paths import paths, steps
+from spanwise.testing import check_segmenter, small_vocabulary
+from spanwise.types import Fault
+from tokenizers_small import byte_level
+
+torch.set_num_threads(1)
+ITEMS = Layout(["name", "items[*].price"], segmenter="json", most=2)
+OK, DUPLICATE, NESTED, TRUNCATED, MORE = Fault.NONE, Fault.DUPLICATE, Fault.NESTED, Fault.TRUNCATED, Fault.MORE
+
+
+def found(text, layout):
+    """{key: what it says} of all claims, and the faults."""
+    data = text.encode() if isinstance(text, str) else text
+    made = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
+    said = {}
+    for claim in made.claims:
+        inner = data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner
+        said.setdefault(claim.part.key, []).append(None if inner is None else inner.decode(errors="replace"))
+    return {key: held[0] if len(held) == 1 else held for key, held in said.items()}, Fault(made.fault)
+
+
+AB = Layout(["a", "b"], segmenter="json")
+EACH = Layout({"a": "json:a[*]", "rest": []})
+PRICES = {"items[0].price": "3", "items[1].price": "4"}
+SAID = {
+    "plain": (AB, '{"a": 1, "b": "x"}', {"a": "1", "b": "x"}, OK),
+    "prose around": (AB, 'Set {x}, so: {"a": 1.5, "b": true} for "you', {"a": "1.5", "b": "true"}, OK),
+    "an odd quote before": (AB, 'a 6" pipe: {"a": 1, "b": 2}', {"a": "1", "b": "2"}, OK),
+    "two objects": (AB, '{"a": 1} then {"b": 2}', {"a": "1", "b": "2"}, OK),
+    "an object that comes again": (AB, '{"a": 1, "b": 2} no: {"a": 3, "b": 4}', {"a": "1", "b": "2"}, DUPLICATE),
+    "a key that comes again": (AB, '{"a": 1, "a": 2, "b": 3}', {"a": "1", "b": "3"}, DUPLICATE),
+    "another key that comes again": (AB, '{"a": 1, "c": 2, "c": 3, "b": 3}', {"a": "1", "b": "3"}, OK),
+    "whole objects and arrays": (AB, '{"a": {"x": [1, 2]} , "b": [ ]}', {"a": '{"x": [1, 2]}', "b": "[ ]"}, OK),
+    "deeper keys of the same name": (AB, '{"x": {"a": 1}, "a": 2, "b": 3}', {"a": "2", "b": "3"}, OK),
+    "escapes": (AB, r'{"\u0061": "\"\\\n\u00e9\ud83d\ude42", "b": "\ud800"}', {"a": '"\\\né🙂', "b": "�"}, OK),
+    "what is no escape": (AB, r'{"a": "\q", "b": "\u12"}', {"a": r"\q", "b": r"\u12"}, OK),
+    "an escaped quote is no end": (AB, r'{"a": "x\", \"b\": 3", "b": 4}', {"a": 'x", "b": 3', "b": "4"}, OK),
+    "signs in a string": (AB, '{"a": "},{[\\"", "b": "x,y"}', {"a": '},{["', "b": "x,y"}, OK),
+    "colon far from its key": (AB, '{"a"\n\t:\r\n1 ,"b" :2\n}', {"a": "1", "b": "2"}, OK),
+    "no value": (AB, '{"a": , "b": ""}', {"a": None, "b": ""}, OK),
+    "words": (AB, '{"a": None of it, "b": x"y"z}', {"a": "None of it", "b": 'x"y"z'}, OK),
+    "two strings": (AB, '{"a": "x" "y", "b": "x" y}', {"a": None, "b": None}, OK),
+    "no comma": (AB, '{"a": 1 "b": 2}', {"a": None, "b": "2"}, NESTED),
+    "a string that breaks off at the line": (AB, '{"a": "x\n, "b": 2}', {"a": None, "b": "2"}, TRUNCATED),
+    "a key that breaks off": (AB, '{"a\n: 1, "b": 2}', {"b": "2"}, TRUNCATED),
+    "a bracket that is not closed": (AB, '{"a": [1, 2, "b": 3}', {"a": None}, NESTED),
+    "closed by the wrong bracket": (AB, '{"a": [1}, "b": 2}', {"a": None}, NESTED),
+    "a bracket that closes nothing": (AB, '{"a": 1], "b": 2}', {"a": "1]", "b": "2"}, NESTED),
+    "an object where a key must stand": (AB, '{"a": 1, {"b": 2}', {"a": "1", "b": "2"}, NESTED),
+    "an object in an open object": (AB, 'like {, "x": [{ {"a": 1, "b": 2}', {"a": "1", "b": "2"}, NESTED),
+    "an array where a key must stand": (AB, '{["a": 1, "b": 2}', {"a": "1", "b": "2"}, NESTED),
+    "broken off in a number": (AB, '{"a": 1, "b": 2', {"a": "1", "b": None}, TRUNCATED),
+    "broken off after a string": (AB, '{"a": 1, "b": "x"', {"a": "1", "b": None}, TRUNCATED),
+    "broken off after the value": (AB, '{"a": 1, "b": 2,', {"a": "1", "b": "2"}, TRUNCATED),
+    "broken off in an escape": (AB, '{"a": 1, "b": "x\\', {"a": "1", "b": None}, TRUNCATED),
+    "a key in an array": (AB, '{"a": ["b": 1, 2], "b": 3}', {"a": '["b": 1, 2]', "b": "3"}, OK),
+    "no object": (AB, '"a": 1, "b": 2', {}, OK),
+    "no UTF-8": (AB, b'{"a": "\xff\xe6", "b": "\\n\xff"}', {"a": "\ufffd\ufffd", "b": "\n\ufffd"}, OK),
+    "NUL": (AB, b'{"a": "\x00\\n", "b": "\x00"}', {"a": "\x00\n", "b": "\x00"}, OK),
+    "elements": (ITEMS, '{"items": [{"price": 3}, {"price": 4}], "name": "t"}', {**PRICES, "name": "t"}, OK),
+    "an element without the field": (ITEMS, '{"items": [{}, {"price": 4}]}', {"items[1].price": "4"}, OK),
+    "an element too many": (ITEMS, '{"items": [{"price": 3}, {"price": 4}, {"price": 5}]}', PRICES, MORE),
+    "a comma too many": (ITEMS, '{"items": [{"price": 3}, {"price": 4}, ]}', PRICES, OK),
+    "broken off between elements": (ITEMS, '{"items": [{"price": 3}, {"pri', {"items[0].price": "3"}, TRUNCATED),
+    "all elements in one block": (EACH, '{"a": [1, "x", [2, 3], ]}', {"a[*]": ["1", "x", "[2, 3]"]}, OK),
+    "no elements": (EACH, '{"a": [ ]}', {}, OK),
+    "by number": (Layout({"x": "json:a[1].b", "rest": []}), '{"a": [{"b": 1}, {"b": 2}]}', {"a[1].b": "2"}, OK),
+    "by number and all": (
+        Layout({"x": "json:a[1].b", "y": "json:a[*].c"}),
+        '{"a": [{"b": 1, "c": 2}, {"b": 3, "c": 4}]}', {"a[1].b": "3", "a[*].c": ["2", "4"]}, OK,
+    ),
+    "an odd key": (Layout(['["a.b"].c'], segmenter="json"), '{"a.b": {"c": 1}}', {'["a.b"].c': "1"}, OK),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_fields_say(name):
+    layout, text, said, fault = SAID[name]
+    assert found(text, layout) == (said, fault)
+
+
+def test_cut_at_every_byte():
+    text = '{"name": "té", "items": [{"price": 3}, {"price": 45}]}'.encode()
+    for size in range(len(text) + 1):
+        said, fault = found(text[:size], ITEMS)
+        # each value is known from the sign after it on
+        known = {"name": ("té", 15), "items[0].price": ("3", 38), "items[1].price": ("45", 53)}
+        assert {key: held for key, held in said.items() if held is not None} == {
+            key: held for key, (held, end) in known.items() if size >= end
+        }
+        # the string of the name lies in [9, 14); keys break off, too
+        assert fault == (Fault.TRUNCATED if 0 < size < len(text) else Fault.NONE)
+
+
+def tokens_of(text, layout, sizes):
+    """Block of each token where a token has so many bytes."""
+    data, pieces = text.encode(), []
+    for size in sizes:
+        pieces, data = [*pieces, data[:size]], data[size:]
+    assert not data
+    ids = torch.arange(len(pieces))[None]
+    spans, texts = segment(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(pieces)))
+    return spans, texts[0], [pieces[i] for i in range(len(pieces))]
+
+
+def test_without_a_rest_a_field_runs_to_the_next_key():
+    #      0123456789012345678901234567
+    text = 'So {"a": 1, "x": 0, "b": 22}.'
+    spans, texts, _ = tokens_of(text, AB, [1] * 29)
+    assert spans.block_nt[0].tolist() == [0] * 20 + [1] * 9
+    assert texts == {"a": {"a": "1", "": 'So {"a": 1, "x": 0, '}, "b": {"b": "22", "": '"b": 22}.'}}
+
+
+def test_with_a_rest_a_field_is_its_value():
+    text = 'So {"a": 1, "b": "é2" }.'
+    spans, texts, _ = tokens_of(text, Layout({"a": "json:a", "rest": [], "b": "json:b"}), [1] * 25)
+    assert spans.block_nt[0].tolist() == [1] * 8 + [0] * 2 + [1] * 6 + [2] * 6 + [1] * 3
+    assert texts["a"] == {"a": "1", "": " 1"}
+    assert texts["b"] == {"b": "é2", "": ' "é2"'}
+    assert texts["rest"] == {"": 'So {"a":, "b": }.'}
+
+
+def test_a_token_goes_with_its_first_byte():
+    """The second token holds the end of one value and the next key; the third begins inside the character."""
+    spans, texts, pieces = tokens_of('{"a":"é","b":2}', Layout({"a": "json:a", "rest": [], "b": "json:b"}), [4, 3, 1, 6, 2])
+    assert pieces == [b'{"a"', b':"\xc3', b"\xa9", b'","b":', b"2}"]
+    assert spans.block_nt[0].tolist() == [1, 1, 0, 0, 2]
+    assert texts["a"] == {"a": "é", "": '"é"'}
+    assert spans.fault_n.tolist() == [0]
+
+
+def test_a_field_without_a_token_of_its_own():
+    spans, texts, _ = tokens_of('{"a":1,"b":2}', Layout({"a": "json:a", "rest": [], "b": "json:b"}), [4, 9])
+    assert spans.block_nt[0].tolist() == [1, 1]
+    assert texts["a"] is None
+    assert spans.fault_n.tolist() == [Fault.STRADDLED]
+
+
+FRAGMENTS = [
+    "{", "}", "[", "]", ",", '"a":', '"b" :', '"items":', '"price":', '"a"', '"x y"', "3", "4.5", "true", " ", "\n", '"', "\\",
+    '\\"', "foo", '"\\u0061":', '"q\\n\\u00e9"', '"\\ud83d\\ude42"', '"\\q"', "é", "日", '{"a": 1}', ", ", ": ", "null",
+    "[]", "{}", "[ ]", '"c"\n:', "\r", "\t", "\x0b", ":", '"a":"v",', '"b":7}', "\x00", "{ {",
+]  # fmt: skip
+LAYOUTS = [
+    ITEMS,
+    Layout({"rest": [], "a": "json:a", "b": "json:b.a"}),
+    Layout({"a": "json:a[*]", "p": "json:items[*].price", "i": "json:items[0].a"}),
+    Layout({"rest": [], "x[*]": "json:items[*]", "a": "json:a"}, most=1),
+    Layout({"x[*]": ["json:items[*].a", "json:items[*].price"], "a": "json:a.b[1]"}, most=2),
+]
+
+
+def soup(draw):
+    opening = draw.choice(["", "{", "{", '{"items": [', '{"a": '])
+    return (opening + "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 20)))).encode()
+
+
+def test_agrees_with_the_oracle_on_what_is_broken():
+    draw = random.Random(0)
+    finders = [(layout, SEGMENTERS.find("json").function(layout.parts[:], layout=layout)) for layout in LAYOUTS]
+    for _ in range(300):
+        data = soup(draw)
+        for layout, find in finders:
+            expected, fault = slow_json(data, layout)
+            made = find(Sample.of(data))
+            got = [
+                (
+                    claim.part,
+                    claim.start,
+                    claim.stop,
+                    data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner,
+                )
+                for claim in sorted(made.claims, key=lambda claim: claim.start)
+            ]
+            assert (got, Fault(made.fault)) == (expected, fault), data
+
+
+def value(draw, depth=0):
+    kind = draw.randrange(7 if depth < 3 else 5)
+    if kind < 5:
+        return (draw.randint(-9, 99), draw.choice([True, None, 0.5, 1e300]), "x, y", 'q"\\\n{é🙂', "")[kind]
+    keys = draw.sample(["a", "b", "c", "items", "price", "k.l", 'm"n'], draw.randint(0, 4))
+    if kind == 5:
+        return {key: value(draw, depth + 1) for key in keys}
+    return [value(draw, depth + 1) for _ in keys]
+
+
+def spelled(path):
+    return "".join(f"[{step}]" if isinstance(step, int) else f"[{json.dumps(step)}]" for step in path)
+
+
+def test_agrees_with_the_standard_library_on_what_is_whole():
+    draw = random.Random(1)
+    seen = 0
+    for _ in range(50):
+        top = {key: value(draw) for key in draw.sample(["a", "b", "c", "items"], 3)}
+        text = json.dumps(top, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, None, 1]))
+        for path, start, end, held in walked(text):
+            if not path:
+                continue
+            layout = Layout({"it": f"json:{spelled(path)}", "rest": []})
+            data = f"So {text}".encode()
+            made = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
+            (claim,) = made.claims
+            assert made.fault == 0
+            assert claim.stop == 3 + len(text[:end].encode())
+            assert data[claim.start : claim.stop].strip() == text[start:end].encode()
+            inner = data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner
+            assert inner.decode() == held if isinstance(held, str) else json.loads(inner) == held
+            seen += 1
+    assert seen > 300
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=["no rest", "rest", "pieces"])
+def test_has_the_properties_of_segmenters(layout):
+    vocabulary = small_vocabulary((), signs=FRAGMENTS)
+    check_segmenter(
+        partial(segment, layout=layout, vocabulary=vocabulary),
+        vocabulary=vocabulary,
+        tags=(),
+        signs=["{", *FRAGMENTS],
+        exceptions={"contiguous": "a part with [*], and the rest, lie in pieces; fields stand in any order"},
+        examples=5,
+    )
+
+
+def test_characters_cut_by_tokens():
+    tokenizer = byte_level()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    text = '{"a": "日本🙂", "b": "é<answer>"}'
+    ids = torch.tensor([tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids])
+    spans, texts = segment(ids, torch.ones_like(ids), layout=AB, vocabulary=vocabulary)
+    assert (texts[0]["a"]["a"], texts[0]["b"]["b"]) == ("日本🙂", "é<answer>")
+    assert spans.fault_n.tolist() == [0]
+
+
+@pytest.mark.parametrize("path", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[-1]", 'a["b]', "[0].a", "[*]", 'a"b', "a]b"])
+def test_what_is_no_path(path):
+    with pytest.raises(LayoutError, match="is no path of JSON, which begins at a key of an object; write price,"):
+        steps(path)
+
+
+def test_paths():
+    assert steps('a.b[0]["c\\"."][*].d e') == ["a", "b", 0, 'c".', -1, "d e"]
+    assert steps('["\\q"]') == ["\\q"]
+
+
+OVERLAPS = {
+    "inside": ({"x": "json:items", "y": "json:items[*].price"}, "'x' overlap: 'items[*].price' lies inside 'items'"),
+    "the same": ({"x": "json:a.b", "y": "json:a.b"}, "overlap: 'a.b' is the same as 'a.b'"),
+    "the same, spelled otherwise": ({"x": "json:a.b", "y": 'json:a["b"]'}, "overlap: "),
+    "all and one": ({"x": "json:a[*]", "y": "json:a[0].b"}, "overlap: 'a[0].b' lies inside 'a[*]'"),
+    "one and all": ({"x": "json:a[0]", "y": "json:a[*].b"}, "overlap: 'a[*].b' lies inside 'a[0]'"),
+    "repeated and all": ({"x[*]": "json:a[*].b", "y": "json:a[*]"}, "overlap: 'a[*].b' lies inside 'a[*]'"),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_blocks_that_overlap(name):
+    blocks, words = OVERLAPS[name]
+    with pytest.raises(LayoutError) as raised:
+        Layout(blocks, most=2)
+    assert words in str(raised.value)
+    assert "a token belongs to one block" in str(raised.value)
+
+
+def test_paths_of_a_text_are_read_only_so_deep():
+    text = '{"a":' * 400 + "1" + "}" * 400
+    assert list(paths(text))[-1] == ".".join(["a"] * 20)
+    assert list(paths('{"k": ' + "[" * 100_000)) == ["k"]

@@ -1,0 +1,107 @@
+"""The segmenter `markdown`: hand-worked completions, and another parser of Markdown for what is a heading and a fence."""
+
+import random
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+
+from segment_small import made
+from spanwise.errors import LayoutError
+from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS, Sample
+from spanwise.segment.fences import fences, headings
+from spanwise.types import Fault
+
+torch.set_num_threads(1)
+PLAN = Layout({"plan": "markdown:Plan", "answer": "markdown:Answer", "rest": []})
+
+
+def found(text, layout):
+    data = text.encode()
+    claims, fault = SEGMENTERS.find("markdown").function(layout.parts, layout=layout)(Sample.of(data))
+    return [(layout.names[c.part.block], data[slice(*c.inner)].decode()) for c in claims], Fault(fault)
+
+
+SAID = {
+    "plain": ("Hm.\n# Plan\nAdd.\n# Answer\n4", [("plan", "Add.\n"), ("answer", "4")], 0),
+    "capitals and closing signs": ("## PLAN ##\nAdd.\n## answer\t#\n4", [("plan", "Add.\n"), ("answer", "4")], 0),
+    "another level goes on": ("# Plan\na\n## How\nb\n# Other\nc", [("plan", "a\n## How\nb\n")], 0),
+    "one inside the other": ("# Plan\na\n## Answer\nb\n# Plan B", [("plan", "a\n## Answer\nb\n"), ("answer", "b\n")], 0),
+    "in a fence": ("# Plan\n```\n# Answer\n```\n# Answer\n4", [("plan", "```\n# Answer\n```\n"), ("answer", "4")], 0),
+    "in a fence that never closes": ("# Plan\n~~~\n# Answer\n", [("plan", "~~~\n# Answer\n")], 0),
+    "no headings": ("#Plan\n    # Plan\nx # Plan\n####### Plan\n\\# Plan", [], 0),
+    "a title twice": ("# Plan\na\n# Plan\nb", [("plan", "a\n")], Fault.DUPLICATE),
+    "cut off after the title": ("# Plan", [("plan", "")], 0),
+    "longer titles": ("# Plan B\n# The Answer\n", [], 0),
+    "lines of another system": ("# Plan\r\na\r\n# Answer\r\n", [("plan", "a\r\n"), ("answer", "")], 0),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_sections_say(name):
+    text, said, fault = SAID[name]
+    assert found(text, PLAN) == (said, fault)
+
+
+def test_a_block_per_section():
+    layout = Layout(["section[*]"], segmenter="markdown", most=3)
+    text = "Hm.\n# A\na\n## B\nb\n# C\nc\n"
+    assert found(text, layout)[0] == [("section[0]", "a\n## B\nb\n"), ("section[1]", "b\n"), ("section[2]", "c\n")]
+    assert found(text + "# D", layout)[1] == Fault.MORE
+    owners, texts, _ = made(layout, text.splitlines(keepends=True))
+    assert owners == ["section[0]"] * 3 + ["section[1]"] * 2 + ["section[2]"] * 2
+    assert texts["section[1]"][""] == "## B\nb\n"
+
+
+def test_any_section_that_no_title_names():
+    layout = Layout({"plan": "markdown:plan", "other[*]": "markdown:section", "rest": []}, most=2)
+    assert [block for block, _ in found("# A\n# Plan\n# B\n", layout)[0]] == ["other[0]", "plan", "other[1]"]
+
+
+def test_a_section_inside_takes_its_bytes_out_of_the_outer_one():
+    pieces = ["Hm.\n", "# Plan\n", "a\n", "## Answer\n", "b\n", "## More\n", "c\n", "# End\n"]
+    assert made(PLAN, pieces)[0] == ["rest", "plan", "plan", "answer", "answer", "plan", "plan", "rest"]
+    without = {"plan": "markdown:Plan", "answer": "markdown:Answer"}
+    assert made(without, pieces)[0] == ["plan", "plan", "plan", "answer", "answer", "answer", "answer", "answer"]
+
+
+LINES = [
+    "# A", "## B ##", "### C #", "#", "# ", "#D", "   # E", "    # no", "####### no", "x", "", "", "```", "````", "~~~", "~~~ py",
+    "```py", "`` `",
+    "``` a`b", "  ```", "   ~~~~", "```` ", "# é#", "# a # b", "\\# x", "# x\\",
+]  # fmt: skip
+
+
+def test_agrees_with_another_parser():
+    draw, parser = random.Random(0), MarkdownIt("commonmark")
+    for _ in range(600):
+        lines = draw.choices(LINES, k=draw.randint(1, 9))
+        text = "\n".join(lines) + "\n"
+        starts = [0]
+        for line in lines:
+            starts.append(starts[-1] + len(line.encode()) + 1)
+        tokens = parser.parse(text)
+        data = text.encode()
+        code = fences(data)
+        expected = [(starts[t.map[0]], starts[t.map[1]]) for t in tokens if t.type == "fence"]
+        assert [(fence.start, fence.stop) for fence in code] == expected, text
+        said = [t.content.rstrip("\n") for t in tokens if t.type == "fence"]
+        plain = [line.lstrip(" ") for line in lines]
+        if all(line in plain for line in lines):  # another parser takes the indentation of the fence out of its lines
+            assert [data[slice(*fence.inner)].decode().rstrip("\n") for fence in code] == said, text
+        titles = [(starts[t.map[0]], int(t.tag[1])) for t in tokens if t.type == "heading_open" and t.markup[0] == "#"]
+        assert [(heading.start, heading.level) for heading in headings(data, code)] == titles, text
+        contents = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open" and t.markup[0] == "#"]
+        assert [heading.title for heading in headings(data, code)] == contents, text
+
+
+@pytest.mark.parametrize("mark", ["#", " ", "a\nb"])
+def test_marks_that_are_refused(mark):
+    with pytest.raises(LayoutError, match="is no heading of Markdown; write its title without the #"):
+        Layout({"a": [f"markdown:{mark}"]})
+
+
+def test_a_title_is_written_one_way():
+    with pytest.raises(LayoutError, match="stands in the layout with other capital letters, too"):
+        Layout({"a": "markdown:Plan", "b": "markdown:plan"})

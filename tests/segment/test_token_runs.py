@@ -1,0 +1,111 @@
+"""Runs of tokens: cuts by number, by probability and by mask, worked out by hand; `sae` as the oracle of its own segments."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from segment_small import made, said
+from spanwise import Batch, Objective, Scheme, pipeline
+from spanwise.credit.methods._sae import segment_openings
+from spanwise.engines.trl.trainer import AT_READ, PROVIDES
+from spanwise.errors import AlignmentError, LayoutError, RecipeError
+from spanwise.layout import Layout
+from spanwise.segment import Vocabulary, segment
+from spanwise.types import Fault
+
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+
+
+def owners(layout, probabilities, mask=None):
+    """The block numbers of tokens that were sampled with these probabilities."""
+    logp = torch.tensor([probabilities]).log()
+    ids = torch.full(logp.shape, 97)
+    mask_nt = torch.ones_like(ids) if mask is None else torch.tensor([mask])
+    spans, _ = segment(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
+    return spans.block_nt[0].tolist(), Fault(int(spans.fault_n))
+
+
+def test_fixed():
+    found, text, fault = made({"chunk[*]": "fixed:2"}, ["a", "bc", "d", "e", "f"], most=3)
+    assert (found, fault) == (["chunk[0]"] * 2 + ["chunk[1]"] * 2 + ["chunk[2]"], 0)
+    assert said(text, "chunk[0]") == "abc"
+    found, _, fault = made({"chunk[*]": "fixed:2"}, ["a", "bc", "d", "e", "f"], most=2)
+    assert (found, fault) == (["chunk[0]"] * 2 + ["chunk[1]"] * 3, Fault.MORE)
+    found, _, _ = made({"chunk[*]": "fixed:2"}, ["a", "T", "b", "c"], masked=(1,))  # masked tokens do not count
+    assert found == ["chunk[0]", None, "chunk[0]", "chunk[1]"]
+
+
+def test_cuts_end_a_segment_at_every_second_token_below_the_probability():
+    layout = Layout({"s[*]": "cuts:2"}, most=3)
+    # Below .9: tokens 0, 2, 3, 6; every second of them ends a segment: tokens 2 and 6.
+    assert owners(layout, [0.5, 0.95, 0.8, 0.1, 0.95, 1.0, 0.2, 1.0]) == ([0, 0, 0, 1, 1, 1, 1, 2], 0)
+    other = Layout({"s[*]": "cuts:2@0.5"}, most=3)  # below .5: tokens 3 and 6
+    assert owners(other, [0.5, 0.95, 0.8, 0.1, 0.95, 1.0, 0.2, 1.0]) == ([0, 0, 0, 0, 0, 0, 0, 1], 0)
+    assert owners(layout, [0.5, 0.5, 1.0], [1, 0, 1]) == ([0, -1, 0], 0)  # a masked token is no cutpoint
+
+
+def test_low_probability_cuts_where_sae_does():
+    layout = Layout({"s[*]": "low_probability:0.2"}, most=8)
+    assert owners(layout, [0.9, 0.95, 0.1, 0.9, 0.15, 0.99]) == ([0, 0, 1, 1, 2, 2], 0)
+    logp = torch.rand(64, generator=torch.Generator().manual_seed(3)).tolist()
+    opens = segment_openings(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
+    opens[0] = False
+    assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
+
+
+def test_turns_are_runs_between_masked_tokens():
+    found, text, fault = made(["turn[*]"], ["a", "b", "T", "T", "c", "T", "d"], masked=(2, 3, 5), segmenter="turns", most=3)
+    assert (found, fault) == (["turn[0]"] * 2 + [None, None, "turn[1]", None, "turn[2]"], 0)
+    assert [text[f"turn[{i}]"][""] for i in range(3)] == ["ab", "c", "d"]
+    found, _, fault = made(["turn[*]"], ["T", "a", "T", "b"], masked=(0, 2), segmenter="turns", most=1)
+    assert (found, fault) == ([None, "turn[0]", None, "turn[0]"], Fault.MORE)
+
+
+@pytest.mark.parametrize(
+    ("mark", "sentence"),
+    [
+        ("fixed:0", "takes a whole number of tokens from 1 on, such as fixed:32; there is '0'"),
+        ("fixed:a", "whole number"),
+        ("cuts:5@2", "a probability above 0 and up to 1, such as cuts:5@0.9; there is '2'"),
+        ("cuts:@0.5", "whole number"),
+        ("low_probability:", "a probability above 0"),
+        ("low_probability:nan", "a probability above 0"),
+    ],
+)
+def test_marks_that_are_no_number(mark, sentence):
+    with pytest.raises(LayoutError, match=sentence):
+        Layout({"s[*]": mark})
+
+
+def test_one_way_to_cut():
+    with pytest.raises(LayoutError, match="'2' and '3' cut the same tokens in two ways"):
+        Layout({"a[*]": "fixed:2", "b[*]": "fixed:3"})
+
+
+def scheme(mark):
+    return Scheme("bae", Layout({"s[*]": mark}, most=2), [Objective("environment", "s[0]")])
+
+
+def test_log_probabilities_that_come_too_late_are_refused_before_anything_runs():
+    needs = scheme("cuts:5")
+    assert (needs.needs, scheme("fixed:5").needs) == ({"logp_nt"}, frozenset())
+    needs.check({"logp_nt"})
+    for provides, at_read in ((PROVIDES, AT_READ), ((), None)):
+        with pytest.raises(
+            RecipeError, match=r"'cuts' cuts by log-probabilities .* completions are read\. Use one .* fixed, json"
+        ):
+            needs.check(provides, at_read=at_read)
+    scheme("fixed:5").check(PROVIDES, at_read=AT_READ)
+
+
+def test_the_road_takes_log_probabilities_of_the_batch(unchecked_shapes):
+    batch = Batch.jagged([[97, 98, 99], [97, 98]], [0, 0])
+    with pytest.raises(RecipeError, match="'cuts' cuts by log-probabilities"):
+        pipeline.read(batch, scheme("cuts:1"), BYTES, recorded={})
+    find = partial(segment, torch.full((1, 3), 97), layout=scheme("cuts:1").layout, vocabulary=BYTES)
+    with pytest.raises(AlignmentError, match="completion 0 is nan at trainable token 1, and the segmenter 'cuts'"):
+        find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
+    find(torch.tensor([[1, 0, 1]]), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
+    with pytest.raises(AlignmentError, match=r"logp_nt has shape \(1, 2\)"):
+        find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.zeros(1, 2))

@@ -1,0 +1,29 @@
+"""Completions written out token by token, and what a layout finds in them."""
+
+import torch
+
+from spanwise.layout import Layout
+from spanwise.segment import Vocabulary, segment
+from spanwise.types import Fault
+
+
+def made(layout, pieces, *, added=(), masked=(), **layout_options):
+    """What `segment` finds in one completion whose tokens are these pieces; those at the places `masked` are masked out.
+
+    `added` are the pieces that the tokenizer has beside its vocabulary.
+    """
+    written = [piece if isinstance(piece, bytes) else piece.encode() for piece in pieces]
+    known = list(dict.fromkeys([*written, *(piece.encode() for piece in added)]))
+    vocabulary = Vocabulary(tuple(known), frozenset(known.index(piece.encode()) for piece in added))
+    ids = torch.tensor([[known.index(piece) for piece in written]])
+    mask = torch.tensor([[place not in masked for place in range(len(pieces))]])
+    layout = layout if isinstance(layout, Layout) else Layout(layout, **layout_options)
+    spans, texts = segment(ids, mask, layout=layout, vocabulary=vocabulary)
+    owners = [None if k < 0 else layout.names[k] for k in spans.block_nt[0].tolist()]
+    return owners, texts[0], Fault(int(spans.fault_n))
+
+
+def said(text, block, key=None):
+    """What a block says: its only part's text if no key is given."""
+    keys = [name for name in text[block] if name]
+    return text[block][keys[0] if key is None else key]
