@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from spanwise.score import MathVerifier
-from spanwise.score.maths import cores
+from spanwise.score.workers import cores
 
 ANSWERS = [(r"\frac{1}{2}", f"\\frac{{{n}}}{{{2 * n + 1}}}+x^{n}") for n in range(1, 200)]
 HANGS = [("4", r"$9^{9^{9^{9}}}$" + " " * n) for n in range(3)]

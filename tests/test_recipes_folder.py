@@ -12,6 +12,7 @@ from spanwise.critic import CriticConfig
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS
+from spanwise.tasks.prompts import untold
 
 pytestmark = [
     # transformers 5 warns of its own property, which TRL reads.
@@ -25,7 +26,8 @@ FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 EMBEDDED = {"confidence.yaml", "two_attempts.yaml"}
 PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qwen_7b_confidence.yaml": 512}
 CRITIC = {"ppo.yaml", "sae.yaml", "vapo.yaml", "qwen3_8b_sae.yaml", "qwen_32b_vapo.yaml"}
-BLOCKWISE = [name for name in FILES if name not in CRITIC]
+FIELDS = "fields.yaml"
+BLOCKWISE = [name for name in FILES if name not in CRITIC | {FIELDS}]
 CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
 
 
@@ -39,7 +41,7 @@ def planned(name: str, **overrides):
 
 
 def test_no_recipe_is_left_untested() -> None:
-    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC
+    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC | {FIELDS}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -62,6 +64,17 @@ def test_each_pays_every_block_by_itself(name) -> None:
     assert filled.entry.name == ("bae_paper" if name in PAPER else "bae")
     assert (filled.objectives[1].given, filled.objectives[1].baseline) == (("correct",), "outcome")
     assert filled.per == "block"
+
+
+def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
+    recipe, filled = planned(FIELDS)
+    items = [f"items[{n}].{key}" for key in ("name", "quantity", "price") for n in range(4)]
+    names = ["seller", "date", "currency", "total", *items]
+    assert [(o.name, o.pays, o.options) for o in filled.objectives] == [
+        (f"equals.{n}", (n, "form"), {"tag": n}) for n in names
+    ]
+    assert untold(filled.layout, [str(recipe.instruction)]) == []
+    assert "total" in untold(filled.layout, [str(recipe.instruction).replace("total", "totals")])
 
 
 @pytest.mark.parametrize("baseline", CONFIDENCE)

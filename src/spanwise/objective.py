@@ -16,8 +16,8 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Of objectives with `each`: given the rewards of all blocks before one's own.
-EARLIER = "earlier"
+#: Of objectives with `each`: given the rewards of all blocks before one's own, the nearest first; pays one's own block.
+EARLIER, OWN = "earlier", "own"
 
 
 @dataclass(frozen=True, init=False)
@@ -29,12 +29,13 @@ class Objective:
         pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
             index, `*` every block.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
-            part that its block is made of (the option `tag`) and pays its block, or what `pays` says. A `Scheme` writes them out.
+            part that its block is made of (the option `tag`) and pays its block, or what `pays` says, where `OWN` stands for
+            its block. A `Scheme` writes them out.
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
             from coarse to fine. Each is the name of an objective earlier in the list (its reward is the outcome), the name of a
             registered outcome, "module:function", or a function, see `spanwise.score.outcomes`. One of them need not be a list.
             `brier` and `log_score` judge the report by one of them, see `spanwise.score.judge_of`. With `each`, `EARLIER` stands
-            for the rewards of the blocks before its own.
+            for the rewards of the blocks before its own, the nearest first.
         baseline: what is subtracted: nothing, the batch mean, the group mean, the mean of the group's completions with the
             same outcomes, or the blended estimate of it. None: the method's own choice.
         scale: divide by the standard deviation of the same stratum, or not. None: the method's own choice.

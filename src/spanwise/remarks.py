@@ -10,7 +10,8 @@ from spanwise.credit import length_adaptive_lambda
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
-from spanwise.segment import Census, census
+from spanwise.score import REWARDS
+from spanwise.segment import Census, census_of
 from spanwise.types import Fault, Status, whole_text
 
 #: The statuses of a reward that a completion could not help.
@@ -18,7 +19,7 @@ _FAILED = (Status.TIMEOUT, Status.ERROR)
 
 
 def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Say what is not as the scheme takes it to be: tags that nobody writes, rewards that nobody gets, what is left out for free.
+    """Say what is not as the scheme takes it to be: parts that nobody writes, rewards that nobody gets, what is left out for free.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -43,10 +44,11 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
     if not len(reading):
         return found
     seen = _census(reading, scheme)
-    if seen is not None and seen.lacking:
+    if seen is not None:
+        it, what = "it" if len(seen.lacking) == 1 else "them", "these tags" if seen.segmenter == "tags" else "this"
         found["tags"] = (
-            f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}, so what is read there earns "
-            f"nothing. Ask for these tags in the prompt, or write the layout of what the model writes."
+            f"{seen.sentence} The layout asks for {it}, so what is read there earns nothing. Ask for {what} in the prompt, or "
+            f"write the layout of what the model writes."
         )
     for m, objective in enumerate(scheme.objectives):
         status_n = reading.scores.status_nm[:, m]
@@ -71,8 +73,9 @@ _HABITS: tuple[tuple[str, float, str], ...] = (
     (
         "credit/malformed",
         0.5,
-        "of the completions are malformed: tags are missing, doubled, nested or out of order. Usually the prompt does not ask for "
-        "the tags, completions are cut off at the longest length, or nothing pays for tags and the policy drifts (`format`).",
+        "of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off. Usually the "
+        "prompt does not ask for them, completions are cut off at the longest length, or nothing pays for the form and the policy "
+        "drifts (`format` for tags, `json_schema` for fields).",
     ),
     (
         "credit/{name}/reward_absent",
@@ -117,7 +120,7 @@ def habits(batches: Sequence[Mapping[str, Any]], *, in_a_row: int = IN_A_ROW) ->
     Example:
         >>> lines = [{"step": n, "credit/malformed": share} for n, share in enumerate((0.2, 0.6, 0.7, 0.9, 0.1))]
         >>> habits(lines)["credit/malformed"]
-        'In 3 batches in a row (steps 1 to 3) 60 % to 90 % of the completions are malformed: tags are missing, ...'
+        'In 3 batches in a row (steps 1 to 3) 60 % to 90 % of the completions are malformed: tags or fields are missing, ...'
     """
     found = {}
     for key in dict.fromkeys(key for line in batches for key in line if key.startswith("credit/")):
@@ -186,19 +189,11 @@ class Watch:
 
 def _census(reading: Reading, scheme: Scheme) -> Census | None:
     """What the completions have, where nearly all of them lack a part; None where there is nothing to look for."""
-    layout = scheme.layout
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return None
     texts = [whole_text(text) for text in reading.text]
-    found = None
-    for segmenter in layout.segmenters:
-        marks = [part.mark for part in layout.parts if part.segmenter == segmenter]
-        prefilled = layout.prefilled if layout.prefilled in marks else None
-        found = census(texts, marks, segmenter=segmenter, prefilled=prefilled)
-        if found.lacking:
-            return found
-    return found
+    return next((one for one in census_of(scheme.layout, texts) if one.lacking), None)
 
 
 def _unscored(objective: Objective, reading: Reading, m: int) -> str:
@@ -207,6 +202,10 @@ def _unscored(objective: Objective, reading: Reading, m: int) -> str:
     said = ", ".join(f"{held} {status.name.lower()}" for status, held in counts if held)
     failed = any(held for status, held in counts if status in _FAILED)
     advice = "The check itself failed" if failed else "Absent: it gave None, or what it reads is not there"
+    options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
+    if "column" in options and bool((status_n == int(Status.ERROR)).any()):
+        place = f" for '{options['tag']}'" if options.get("tag") else ""
+        advice = f"In the column '{options['column']}' there is no value{place} that can be read"
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({said}), so it trains nothing. "
         f"{advice}; look at one completion and its columns."

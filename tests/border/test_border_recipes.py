@@ -161,8 +161,8 @@ CASES = [
         "a recipe with a layout of its own and no instruction",
         trains(**OWN),
         "The layout has <plan>, <code>, and no prompt asks for that: the usual instruction of 'confidence' asks for <reasoning>, "
-        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for the tags of the layout, prompt_column to a "
-        "column of whole prompts, or instruction='' for a model that knows by itself what to write.",
+        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for what the layout looks for, prompt_column to "
+        "a column of whole prompts, or instruction='' for a model that knows by itself what to write.",
     ),
     Case(
         "`task: digits` with a layout of other tags",

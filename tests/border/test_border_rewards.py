@@ -135,11 +135,6 @@ CASES = [
         "Objective 'asks_a_server' has reward: ...; write the name of a reward, or pass a function (no class, and not async).",
     ),
     Case(
-        'Layout(["answer"])',
-        lambda folder: Layout(["answer"]),
-        "A layout is a mapping of blocks to tags, such as {'solution': ['answer']}; got ['answer'].",
-    ),
-    Case(
         'Layout({"solution": ["answer"]}, segmenter="tag")',
         lambda folder: Layout({"solution": ["answer"]}, segmenter="tag"),
         "There is no segmenter 'tag'. Did you mean 'tags'? Known: ...",

@@ -158,7 +158,7 @@ CASES = [
     Case(
         "`spanwise eval` on a model of something else than the embedded task, without a recipe",
         lambda folder: command("eval", str(byte_model(folder / "mine"))),
-        "The model in '...mine' is not of the embedded task 'digits': its tokenizer has ... ids and not the 61 of digits and tags. "
+        "The model in '...mine' is not of the embedded task 'digits': its tokenizer has ... ids and not the 61 of its own. "
         "Say what it is to be asked: --recipe FILE, or --set dataset=FILE.",
     ),
     Case(

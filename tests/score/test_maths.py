@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spanwise.errors import RecipeError, RewardError
-from spanwise.score import MathVerifier, judge, maths
-from spanwise.score.maths import cores
+from spanwise.score import MathVerifier, judge
+from spanwise.score import worker as worker_module
+from spanwise.score.workers import cores
 from spanwise.types import Status
 
 HANG = r"$9^{9^{9^{9}}}$"
@@ -227,14 +228,14 @@ def test_an_unguarded_script_and_its_forked_child_get_the_same_verdict_and_end(t
 
 def test_a_verifier_none_of_whose_workers_ever_starts_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(maths, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "_PAUSE_SECONDS", 0.01)
     with MathVerifier() as broken, pytest.raises(RewardError, match="cannot start in a worker process"):
         broken.equal([("1/2", "0.5")])
 
 
 @pytest.mark.parametrize("broken", ["/bin/false", "/no/such/python"])
 def test_a_start_that_fails_is_tried_again_and_then_costs_its_item(monkeypatch, broken):
-    monkeypatch.setattr(maths, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "_PAUSE_SECONDS", 0.01)
     with MathVerifier(workers=1, deadline=20.0) as verifier:
         assert verifier.equal([("1/2", "0.5")])[0].value == 1.0
         verifier._workers[0].stop()
@@ -246,7 +247,7 @@ def test_a_start_that_fails_is_tried_again_and_then_costs_its_item(monkeypatch, 
             return Popen(*args, **options)
 
         Popen = subprocess.Popen
-        monkeypatch.setattr(maths.subprocess, "Popen", fail_twice)
+        monkeypatch.setattr(worker_module.subprocess, "Popen", fail_twice)
         assert verifier.equal([("1/2", "0.25")])[0].value == 0.0
         assert len(tries) == 3
         verifier._workers[0].stop()

@@ -1,9 +1,10 @@
 """From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
 from spanwise.score.answers import judge
+from spanwise.score.code import runs
 from spanwise.score.each import written_out
-from spanwise.score.fields import equals
-from spanwise.score.maths import MathVerifier, Verdict, close, shared_verifier
+from spanwise.score.fields import equals, listed, near, one_of
+from spanwise.score.maths import MathVerifier, shared_verifier
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
@@ -16,7 +17,10 @@ from spanwise.score.outcomes import (
 )
 from spanwise.score.reward import REWARDS, BuiltIn, Reward
 from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, second_attempt
+from spanwise.score.schema import json_schema
 from spanwise.score.score import as_scores, check_objectives, score, score_one
+from spanwise.score.worker import Verdict
+from spanwise.score.workers import close
 
 __all__ = [
     "OUTCOMES",
@@ -37,12 +41,17 @@ __all__ = [
     "equals",
     "find_outcome",
     "format_",
+    "json_schema",
     "judge",
     "judge_of",
     "judged_column",
+    "listed",
     "log_score",
+    "near",
+    "one_of",
     "parse_confidence",
     "read_outcomes",
+    "runs",
     "score",
     "score_one",
     "second_attempt",

@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Literal
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.score.maths import MathVerifier, Verdict, shared_verifier
+from spanwise.score.maths import MathVerifier, shared_verifier
+from spanwise.score.worker import Verdict
 from spanwise.types import Status
 
 VerifyName = Literal["auto", "math", "exact"]

@@ -81,7 +81,7 @@ def check_reward_function(function: Callable[..., Any], options: Mapping[str, An
     Traceback (most recent call last):
     spanwise.errors.RecipeError: Objective 'short' has the option 'limt', but ... has no such parameter; it has blocks, limit.
     """
-    parameters = _parameters(function, name)
+    parameters = parameters_of(function, name)
     named = [parameter.name for parameter in parameters if parameter.kind in (_EITHER, _BY_NAME)]
     nameless = next(
         (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_ONLY), None
@@ -100,7 +100,12 @@ def check_reward_function(function: Callable[..., Any], options: Mapping[str, An
             )
 
 
-def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    """The parameters of a reward function.
+
+    Raises:
+        RecipeError: they cannot be read.
+    """
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -110,7 +115,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _arguments(function: Callable[..., Any], known: dict[str, Any], options: dict[str, Any], name: str) -> dict[str, Any]:
-    parameters = _parameters(function, name)
+    parameters = parameters_of(function, name)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {
         parameter.name: parameter

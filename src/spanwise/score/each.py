@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
-from spanwise.objective import EARLIER, Objective
+from spanwise.objective import EARLIER, OWN, Objective
+from spanwise.score.custom import parameters_of
 from spanwise.score.reward import REWARDS
 
 
@@ -52,7 +52,7 @@ def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[O
     assert objective.each is not None, "asked for by the caller"
     made: list[Objective] = []
     for block in layout.matching(objective.each):
-        earlier = tuple(one.name for one in made)
+        earlier = tuple(one.name for one in reversed(made))  # backing off drops the last one first, and that says least
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         own: dict[str, Any] = {"baseline": objective.baseline, "back_off": objective.back_off}
         if not given and objective.baseline in ("outcome", "blended"):  # the first block has nothing before it
@@ -63,7 +63,7 @@ def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[O
                 **own,
                 each=None,
                 name=f"{objective.name}.{block}",
-                pays=pays or (block,),
+                pays=tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,),
                 given=given,
                 options={**_reading(objective, block, layout), **objective.options},
             )
@@ -74,9 +74,18 @@ def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[O
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """The option that tells a reward which part it reads, or a function which block."""
     if not isinstance(objective.reward, str):
-        asks = "block" in inspect.signature(objective.reward).parameters and "block" not in objective.options
-        return {"block": block} if asks else {}
+        if "block" in objective.options:
+            return {}
+        parameters = parameters_of(objective.reward, objective.name)
+        if not any(one.name == "block" or one.kind is one.VAR_KEYWORD for one in parameters):
+            raise RecipeError(
+                f"Objective '{objective.name}' is for each block, and its reward function would not hear which: every block would "
+                f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
+            )
+        return {"block": block}
     entry = REWARDS.find(objective.reward)
+    if "block" in entry.options:
+        return {} if "block" in objective.options else {"block": block}
     if not entry.tags or any(option in objective.options for option in entry.tags):
         return {}
     keys = layout.keys[block]

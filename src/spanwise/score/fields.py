@@ -1,19 +1,24 @@
-"""Rewards of single fields: `equals`."""
+"""Rewards of single fields: `equals`, `near`, `one_of`; and `listed`, numbers that come as a list or by name."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spanwise.errors import LayoutError, RecipeError
 from spanwise.registry import register
 from spanwise.score.reward import Reward, column_of
-from spanwise.segment.json_fields import steps
+from spanwise.score.rewards import NUMBER
+from spanwise.segment.json_paths import steps
 from spanwise.types import BlockText, Status
 
-_INDEXED = re.compile(r"\[\d+\]")
-_MISSING = object()
+_SIGNED = re.compile("[+-]?" + NUMBER.pattern)
+_INDEX = re.compile(r"\[(\d+)\]")
+#: There is no gold value; there is a list of gold values, and the field lies beyond its end.
+_MISSING, _BEYOND = object(), object()
 
 
 @register("equals", kind="reward", tags=("tag",))
@@ -47,7 +52,7 @@ def equals(
         >>> equals(text, pays=("price",), columns={"answer": gold}, scored={}, tag="price").value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    return _judged(text, pays, columns, tag, column, same)
+    return _judged(text, pays, columns, tag, column, lambda said, gold: said is not None and same(said, gold))
 
 
 def same(said: str, gold: Any) -> bool:
@@ -65,44 +70,191 @@ def same(said: str, gold: Any) -> bool:
     return value == gold and isinstance(value, bool) == isinstance(gold, bool)
 
 
+def _tolerances(options: Mapping[str, Any]) -> None:
+    for name in ("rel", "abs"):
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise RecipeError(f"The option '{name}' of reward 'near' is {value!r}; write a number that is not negative.")
+
+
+@register("near", kind="reward", tags=("tag",), check=_tolerances)
+def near(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tag: str = "answer",
+    column: str = "answer",
+    rel: float | int = 0.01,
+    abs: float | int = 0.0,
+) -> Reward:
+    """1 if a field says a number close to the dataset's, 0 if not: |said - gold| <= max(rel |gold|, abs).
+
+    Rule: the gold value is found as in `equals`. What is no plain number (digits, a sign, a point, an exponent, in quotes or not)
+    is wrong (0). No paid block: ABSENT. No gold value, or one that is no finite number: ERROR.
+
+    Args:
+        text, pays, columns, scored, tag, column: see `equals`.
+        rel, abs: how far off is close enough, as a share of the gold value and as a number.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"price": {"": "", "price": said}} for said in ("99", "98", "about 100")]
+        >>> near(text, pays=("price",), columns={"answer": ['{"price": 100}'] * 3}, scored={}, tag="price").value_n
+        tensor([1., 0., 0.], dtype=torch.float64)
+    """
+    _tolerances({"rel": rel, "abs": abs})
+
+    def rule(said: str | None, gold: Any) -> bool | None:
+        right, number = _number(gold), None if said is None else _number(said)
+        if right is None or not math.isfinite(right):
+            return None
+        return number is not None and math.fabs(number - right) <= max(rel * math.fabs(right), abs)
+
+    return _judged(text, pays, columns, tag, column, rule)
+
+
+@register("one_of", kind="reward", tags=("tag",))
+def one_of(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    tag: str = "answer",
+    column: str = "answer",
+) -> Reward:
+    """1 if a field says one of the values that the dataset allows, 0 if not.
+
+    Rule: as in `equals`, but the gold value is a list of values. One that is no list, or empty: ERROR.
+
+    Args:
+        text, pays, columns, scored, tag, column: see `equals`.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"city": {"": "", "city": said}} for said in ("Roma", "Oslo")]
+        >>> one_of(text, pays=("city",), columns={"answer": [["Rome", "Roma"]] * 2}, scored={}, tag="city").value_n
+        tensor([1., 0.], dtype=torch.float64)
+    """
+
+    def rule(said: str | None, gold: Any) -> bool | None:
+        if not isinstance(gold, list | tuple) or not gold:
+            return None
+        return said is not None and any(same(said, value) for value in gold)
+
+    return _judged(text, pays, columns, tag, column, rule)
+
+
+@register("listed", kind="reward")
+def listed(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    block: str = "",
+    column: str = "listed",
+) -> Reward:
+    """The number that a column holds for a block: what a model of rewards said of each step, for one.
+
+    Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
+    or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
+
+    Args:
+        text, pays, columns, scored: see `spanwise.score.rewards`.
+        block: whose number it is; the first paid block if not given, and with `each` every block in turn.
+        column: the dataset column.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"step[0]": {"": "4 - 1"}, "step[1]": {"": "3"}}, {"step[0]": {"": "5"}, "step[1]": None}]
+        >>> listed(text, pays=("step[1]",), columns={"listed": [[0.9, 0.2], [0.5]]}, scored={}).value_n
+        tensor([0.2000,    nan], dtype=torch.float64)
+    """
+    name = block or pays[0]
+    index = _INDEX.search(name)
+    values: list[float | None] = []
+    status: list[Status] = []
+    for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
+        held = _parsed(cell)
+        number: Any = _MISSING
+        if isinstance(held, Mapping):
+            number = held.get(name, _MISSING)
+        elif isinstance(held, list | tuple) and index is not None and int(index[1]) < len(held):
+            number = held[int(index[1])]
+        absent = blocks.get(name) is None or number is None or number != number
+        value = None if absent or isinstance(number, str) else _number(number)
+        values.append(value if value is not None and math.isfinite(value) else None)
+        status.append(Status.ABSENT if absent else Status.ERROR)
+    return Reward.of(values, status=status)
+
+
 def _judged(
     text: Sequence[BlockText],
     pays: Sequence[str],
     columns: Mapping[str, Any],
     tag: str,
     column: str,
-    rule: Callable[[str, Any], bool],
+    rule: Callable[[str | None, Any], bool | None],
 ) -> Reward:
-    """1 or 0 for each completion by a rule of what a field says and its gold value."""
+    """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
         there = [block for name in pays if (block := blocks.get(name)) is not None]
         said = next((block[tag] for block in there if tag in block), None)
-        gold = _gold(cell, tag)
-        if not there or (gold is None and not _INDEXED.search(tag)):
-            values.append(None)
-        else:
-            values.append(float(said is not None and gold is not None and rule(said, gold[0])))
+        gold = _gold(_parsed(cell), tag)
+        right = False if gold is _BEYOND else None if gold is _MISSING else rule(said, gold)
+        values.append(None if not there or right is None else float(right))
         status.append(Status.ABSENT if not there else Status.ERROR)
     return Reward.of(values, status=status)
 
 
-def _gold(cell: Any, path: str) -> tuple[Any] | None:
-    """The gold value, in a tuple of one; None if there is none."""
-    held = cell
+def _number(value: Any) -> float | None:
+    """A plain number, maybe too large for a float (infinite); None if it is none."""
+    if isinstance(value, str):
+        return float(value) if _SIGNED.fullmatch(value := value.strip()) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _parsed(cell: Any) -> Any:
+    """A cell, and what it is the JSON text of."""
     if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "["):
         try:
-            held = json.loads(cell)
-        except ValueError:
-            held = cell
-    if not isinstance(held, (Mapping, list)):
-        return None if held is None else (held,)
-    for step in steps(path):
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell
+    return cell
+
+
+def _gold(held: Any, path: str) -> Any:
+    """The gold value; `_MISSING` or `_BEYOND` if there is none."""
+    if not isinstance(held, Mapping):
+        return _MISSING if held is None else held
+    if path in held:
+        return held[path]
+    try:
+        way = steps(path)
+    except LayoutError:  # another segmenter's mark
+        return _MISSING
+    for step in way:
         if isinstance(held, Mapping):
             held = held.get(step, _MISSING)
+        elif isinstance(held, list) and isinstance(step, int):
+            held = held[step] if -len(held) <= step < len(held) else _BEYOND
         else:
-            held = held[step] if isinstance(held, list) and isinstance(step, int) and step < len(held) else _MISSING
-        if held is _MISSING:
-            return None
-    return (held,)
+            return held if held is _BEYOND else _MISSING
+    return held

@@ -1,6 +1,6 @@
 """The process that runs Math-Verify: one JSON line in, one JSON line out, until its input closes.
 
-It is run by path and imports nothing of this package, so that it starts in a second and holds no torch; `maths.py` starts it,
+It is run by path and imports nothing of this package, so that it starts in a second and holds no torch; `worker.py` starts it,
 watches the clock and kills it.
 """
 
@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
@@ -31,7 +32,7 @@ def as_latex(text: str) -> str:
 
 
 def compare(gold: str, answer: str) -> dict[str, Any]:
-    """Whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read.
+    """Whether `answer` equals `gold` as mathematics; an error if the gold answer cannot be read.
 
     Memory errors rise; any other exception inside a comparison counts as "not equal", as Math-Verify itself has it.
     """
@@ -40,21 +41,21 @@ def compare(gold: str, answer: str) -> dict[str, Any]:
     # This process is killed from outside: alarms of its own would only work in a main thread.
     parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     if all(isinstance(part, str) for part in parsed_gold):  # nothing found, or only the raw text
-        return {"equal": None}
+        return {"error": "the gold answer cannot be read as mathematics"}
     try:
         parsed = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
-        return {"equal": bool(verify(parsed_gold, parsed, timeout_seconds=None, raise_on_error=True))}
+        return {"value": bool(verify(parsed_gold, parsed, timeout_seconds=None, raise_on_error=True))}
     except MemoryError:
         raise
     except Exception:
         parsed = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        return {"equal": bool(verify(parsed_gold, parsed, timeout_seconds=None))}
+        return {"value": bool(verify(parsed_gold, parsed, timeout_seconds=None))}
 
 
-def answer_one(request: dict[str, Any]) -> dict[str, Any]:
+def answer_one(request: Sequence[str]) -> dict[str, Any]:
     """Answer one request; an exception becomes an `error` entry."""
     try:
-        return compare(request["gold"], request["answer"])
+        return compare(*request)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
@@ -67,7 +68,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    started = answer_one({"gold": "1/2", "answer": "0.5"})
+    started = answer_one(("1/2", "0.5"))
     print(json.dumps(started), file=out, flush=True)
     if sys.platform != "win32" and memory:
         import resource

@@ -158,6 +158,7 @@ class BuiltIn:
         tags: the options that name a tag the reward reads in a paid block; checked before training.
         blocks: the options that name a block.
         segmenters: the segmenters whose parts it understands; none: any.
+        check: refuses options that cannot work (RecipeError); called before training with all of them.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.
 
     Example:
@@ -176,6 +177,7 @@ class BuiltIn:
     blocks: tuple[str, ...] = ()
     segmenters: tuple[str, ...] = ()
     judged_by: str | None = None
+    check: Callable[[Mapping[str, Any]], object] | None = None
 
     @property
     def options(self) -> dict[str, Any]:

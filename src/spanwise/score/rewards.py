@@ -15,12 +15,13 @@ from typing import Any
 from spanwise.errors import RecipeError, RewardError, unknown
 from spanwise.registry import register
 from spanwise.score.answers import judge
-from spanwise.score.maths import DEADLINE, MathVerifier, shared_verifier
+from spanwise.score.maths import MathVerifier, shared_verifier
 from spanwise.score.reward import Reward, column_of
+from spanwise.score.workers import DEADLINE
 from spanwise.types import BlockText, Status
 
 # Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
-_NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
+NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 
 
 @register("correct", kind="reward", tags=("tag",))
@@ -154,7 +155,7 @@ def parse_confidence(text: str) -> float | None:
     text = text.strip().removesuffix(".").rstrip()
     percent = text.endswith("%")
     number = text.removesuffix("%").rstrip()
-    if not _NUMBER.fullmatch(number):
+    if not NUMBER.fullmatch(number):
         return None
     value = float(number) / 100.0 if percent else float(number)
     return value if value <= 1.0 else None

@@ -16,7 +16,7 @@ from spanwise.objective import Objective
 from spanwise.score.calls import called
 from spanwise.score.custom import call_reward, check_reward_function
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, Reward
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
@@ -117,7 +117,7 @@ def score_one(
             raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, text[0])}")
     if isinstance(objective.reward, str):
         entry = REWARDS.find(objective.reward)
-        _check_options(objective, entry.options)
+        _check_options(objective, entry)
         judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
         reward = called(
             partial(
@@ -246,7 +246,7 @@ def _check_built_in(
     objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str], *, reads: bool
 ) -> None:
     entry = REWARDS.find(str(objective.reward))
-    _check_options(objective, entry.options)
+    _check_options(objective, entry)
     options = {**entry.options, **objective.options}
     for block in (options[name] for name in entry.blocks if reads):
         if block not in tags:
@@ -280,10 +280,12 @@ def _check_segmenters(objective: Objective, layout: Layout) -> None:
         )
 
 
-def _check_options(objective: Objective, known: Mapping[str, Any]) -> None:
+def _check_options(objective: Objective, entry: BuiltIn) -> None:
     for option in objective.options:
-        if option not in known:
-            raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, known))
+        if option not in entry.options:
+            raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, entry.options))
+    if entry.check is not None:
+        entry.check({**entry.options, **objective.options})
 
 
 def _not_earlier(objective: Objective, name: str, earlier: Collection[str]) -> str:

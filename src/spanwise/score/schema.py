@@ -1,0 +1,190 @@
+"""`json_schema`: whether a field, or the JSON of a whole completion, is as a schema says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from spanwise.errors import DataError, RecipeError
+from spanwise.registry import register
+from spanwise.score.reward import Reward, column_of
+from spanwise.types import BlockText, Status, whole_text
+
+_DECODER = json.JSONDecoder()
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    _written(options["schema"])
+
+
+@register("json_schema", kind="reward", tags=("tag",), check=_check)
+def json_schema(
+    text: Sequence[BlockText],
+    *,
+    pays: tuple[str, ...],
+    columns: Mapping[str, Any],
+    scored: Mapping[str, Reward],
+    schema: Mapping[str, Any] | str = "schema",
+    tag: str = "",
+) -> Reward:
+    """1 if the JSON of a completion is valid under a schema, 0 if not.
+
+    Rule: the JSON is what a field says (`tag`), or, without one, the whole completion, whatever it pays: from its first brace on,
+    if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
+    string. No paid block: ABSENT. A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
+    schema. A `$ref` leads to a place in the schema itself; nothing is ever fetched.
+
+    Args:
+        text, pays, columns, scored: see `spanwise.score.rewards`.
+        schema: the schema; or a file that ends in .json; or the dataset column of schemas, objects or their JSON texts.
+        tag: what the layout calls the field: its path; "" for the whole completion.
+
+    Raises:
+        DataError: there is no such column, or jsonschema is not installed.
+        RecipeError: a schema that is none, or with a `$ref` that leads nowhere.
+
+    Example:
+        >>> text = [{"all": {"": said}} for said in ('Sure: {"a": 3}', '{"a": "x"}', '{"a":')]
+        >>> integer = {"properties": {"a": {"type": "integer"}}}
+        >>> json_schema(text, pays=("all",), columns={}, scored={}, schema=integer).value_n
+        tensor([1., 0., 0.], dtype=torch.float64)
+    """
+    fixed = _written(schema)
+    cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
+    values: list[float | None] = []
+    status: list[Status] = []
+    for blocks, cell in zip(text, cells, strict=True):
+        there = [block for name in pays if (block := blocks.get(name)) is not None]
+        validator = fixed if fixed is not None or not there else _of_cell(cell)
+        if not there or validator is None:
+            values.append(None)
+        else:
+            found = _whole(whole_text(blocks)) if not tag else _field(there, tag)
+            values.append(float(found is not None and _is_valid(validator, found[0])))
+        status.append(Status.ABSENT if not there else Status.ERROR)
+    return Reward.of(values, status=status)
+
+
+def _whole(said: str) -> tuple[Any] | None:
+    """The JSON in a text, in a tuple of one; None if there is none."""
+    try:
+        return (json.loads(said),)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return (_DECODER.raw_decode(said, said.index("{"))[0],)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _field(there: Sequence[Mapping[str, str | None]], tag: str) -> tuple[Any] | None:
+    """What a field says as JSON; what stood in quotes is a string."""
+    block = next((block for block in there if tag in block), {})
+    said = block.get(tag)
+    if said is None:
+        return None
+    try:
+        value = json.loads(said)
+    except (ValueError, RecursionError):
+        return (said,)
+    # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
+    written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(said), block.get("") or "")
+    return (said if written and written[1] else value,)
+
+
+def _is_valid(validator: Any, value: Any) -> bool:
+    try:
+        return validator.is_valid(value)
+    except RecursionError:  # nested deeper than any schema means
+        return False
+
+
+def _written(schema: Any) -> Any:
+    """The validator of a schema that a recipe holds or names by file; None: it names a column."""
+    if isinstance(schema, str) and not schema.endswith(".json"):
+        return None
+    if isinstance(schema, str):
+        try:
+            held, where = Path(schema).read_text(encoding="utf-8"), f"The schema '{schema}'"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RecipeError(f"The schema '{schema}' cannot be read: {reason}.") from error
+    else:
+        try:
+            held, where = json.dumps(schema, sort_keys=True), "The schema"
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"The schema {schema!r:.200} is no JSON: {error}.") from error
+    try:
+        return _validator(held)
+    except ValueError as error:
+        raise RecipeError(f"{where} of reward 'json_schema' is none: {error}.") from error
+
+
+def _of_cell(cell: Any) -> Any:
+    """The validator of a schema in a dataset; None if it is none."""
+    try:
+        return None if cell is None else _validator(cell if isinstance(cell, str) else json.dumps(cell, sort_keys=True))
+    except (TypeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _validator(text: str) -> Any:
+    """What checks values under a schema, of its JSON text.
+
+    Raises:
+        ValueError: it is no schema, with the reason.
+    """
+    if importlib.util.find_spec("jsonschema") is None:
+        raise DataError("The reward 'json_schema' needs jsonschema: install 'spanwise[json]'.")
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+    from referencing import Resource
+    from referencing.jsonschema import DRAFT202012
+
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError(f"it is {text:.60}, and must be an object")
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.absolute_path))
+        raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    known = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
+    _follow(resource, known.resolver(resource.id() or ""))
+    validator = kind(schema, registry=known)
+    try:
+        validator.is_valid({})
+    except RecursionError:
+        raise ValueError("its $ref leads back to itself") from None
+    return validator
+
+
+def _follow(resource: Any, resolver: Any) -> None:
+    """Look up every reference of a schema and of those in it.
+
+    Raises:
+        ValueError: one leads nowhere.
+    """
+    from referencing.exceptions import Unresolvable
+
+    resolver = resolver.in_subresource(resource)
+    held = resource.contents
+    for key in ("$ref", "$dynamicRef"):
+        if isinstance(held, dict) and isinstance(held.get(key), str):
+            try:
+                resolver.lookup(held[key])
+            except Unresolvable:
+                why = f"its {key} {held[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
+                raise ValueError(why) from None
+    for inner in resource.subresources():
+        _follow(inner, resolver)

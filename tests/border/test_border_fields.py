@@ -1,0 +1,192 @@
+"""Fields, repeated blocks and rewards of each block that cannot be what was meant."""
+
+import json
+
+import pytest
+
+import trl_small
+from border.case import Case, check, command
+from rollout_files import trl_file
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
+from spanwise.remarks import remarks
+
+pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
+
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+PAIR = Layout(["name", "price"], segmenter="json")
+WRITTEN = '{"title": "tea", "cost": 3}'
+
+
+def laid_out(blocks, **more):
+    return lambda folder: Layout(blocks, **more)
+
+
+def scheme(reward="equals", layout=PAIR, **fields):
+    return lambda folder: Scheme("bae", layout, [Objective(reward, **{"pays": "price", **fields})])
+
+
+def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR):
+    """What is said of the first batch of completions."""
+
+    def run(folder):
+        rule = Scheme("bae", layout, [Objective("equals", each="*")])
+        batch = Batch.jagged([list(written.encode())] * 4, [0] * 4, columns={"answer": [gold] * 4})
+        return "\n".join(remarks(read(batch, rule, BYTES), rule).values())
+
+    return run
+
+
+def trained(folder):
+    """One step of the real trainer, whose completions are made of tags, on fields."""
+    objectives = [Objective("equals", each="*")]
+    trl_small.trainer(folder, extra={"layout": PAIR, "objectives": objectives}).train()
+
+
+def credited(folder):
+    (folder / "recipe.yaml").write_text(json.dumps({"layout": ["name", "price"], "segmenter": "json", "objectives": EACH}))
+    file = trl_file(folder / "completions.parquet", [WRITTEN] * 4, answer=['{"name": "tea", "price": 3}'] * 4)
+    return command("credit", file, "--recipe", folder / "recipe.yaml", "--methods", "recipe", "--output", "out")
+
+
+def resolved(text):
+    def run(folder):
+        (folder / "recipe.yaml").write_text(text)
+        return command("train", folder / "recipe.yaml")
+
+    return run
+
+
+def one_number(blocks):
+    return [1.0 for _ in blocks]
+
+
+EACH = [{"reward": "equals", "each": "*"}]
+OF_FIELDS = "layout: [name, price]\nsegmenter: json\nobjectives:\n"
+
+CASES = [
+    Case(
+        'Layout(["price"], segmenter="json"), and completions that call it `cost`',
+        remarked(layout=Layout(["price"], segmenter="json"), gold='{"price": 3}'),
+        "'price' is in 0 of 4 completions; they do contain 'cost' (4), 'title' (4). The layout asks for it, so what is read "
+        "there earns nothing. Ask for this in the prompt, or write the layout of what the model writes.",
+    ),
+    Case(
+        "The same in `spanwise credit`, of two fields",
+        credited,
+        "'name' is in 0 and 'price' is in 0 of 4 completions; they do contain 'cost' (4), 'title' (4). Give the "
+        "layout they were sampled with, ...",
+    ),
+    Case(
+        "A layout of fields for a model that writes tags, at the first batch of a training",
+        trained,
+        "'name' is in 0 and 'price' is in 0 of 8 completions; json finds nothing in them. The layout asks for them, so what is "
+        "read there earns nothing. ...",
+    ),
+    Case(
+        "A gold column whose objects never have the path of a field",
+        remarked(written='{"name": "tea", "price": 3}', gold='{"name": "tea", "cost": 3}'),
+        "Objective 'equals.price' has no reward for any of 4 completions (4 error), so it trains nothing. In the column 'answer' "
+        "there is no value for 'price' that can be read; look at one completion and its columns.",
+    ),
+    Case(
+        'Layout({"buyer": "buyer", "name": "buyer.name"}, segmenter="json")',
+        laid_out({"buyer": "buyer", "name": "buyer.name"}, segmenter="json"),
+        "Blocks 'name' and 'buyer' overlap: 'buyer.name' lies inside 'buyer', and a token belongs to one block. Name the fields "
+        "of 'buyer' one by one, or leave one of the two out.",
+    ),
+    Case(
+        'Layout({"one": "price", "other": "price"}, segmenter="json")',
+        laid_out({"one": "price", "other": "price"}, segmenter="json"),
+        "Blocks 'one' and 'other' overlap: 'price' is the same as 'price', ...",
+    ),
+    Case(
+        'Layout(["price."], segmenter="json")',
+        laid_out(["price."], segmenter="json"),
+        "'price.' is no path of JSON, which begins at a key of an object; write price, buyer.name, items[0], items[*].price or "
+        '["a.b"].',
+    ),
+    Case(
+        'Layout({"step[*]": []}), nothing to look for',
+        laid_out({"step[*]": []}),
+        "Nothing is looked for in the repeated block 'step[*]'; give it a mark, such as step[*]: [step].",
+    ),
+    Case(
+        'Layout(["items[*].parts[*]"], segmenter="json")',
+        laid_out(["items[*].parts[*]"], segmenter="json"),
+        "Block 'items[*].parts[*]' is repeated twice over; write one of the two as a number, such as items[0].parts[*].",
+    ),
+    Case(
+        'Layout(["items[*]"], segmenter="json", most=0)',
+        laid_out(["items[*]"], segmenter="json", most=0),
+        "most is 0; it is how many blocks a repeated one becomes, a whole number from 1 on.",
+    ),
+    Case(
+        "`most: 0` in a recipe",
+        resolved("most: 0\n"),
+        "Error: most is 0, and must be at least 1 (how many blocks a repeated one becomes, such as items[*])",
+    ),
+    Case(
+        'Layout({"plan": "plan", "code": "code"}, prefilled="code")',
+        laid_out({"plan": "plan", "code": "code"}, prefilled="code"),
+        "The prefilled tag 'code' must be the first tag of the first block, which is 'plan'.",
+    ),
+    Case(
+        'Objective("equals", each="item[*]") for fields called otherwise',
+        scheme(each="item[*]", layout=Layout(["items[*]", "price"], segmenter="json", most=2)),
+        "There is no block 'item[*]'. Did you mean 'items[1]'? Known: items[0], items[1], price.",
+    ),
+    Case(
+        'Objective("equals", each="*") for a block of two tags',
+        scheme(each="*", layout=Layout({"price": ["plan", "price"]})),
+        "Objective 'equals' is for each block, and block 'price' is made of plan, price; say which part it reads, as in options: "
+        "{tag: plan}.",
+    ),
+    Case(
+        'Objective("equals", pays="price", given="earlier", baseline="outcome") without `each`',
+        scheme(given="earlier", baseline="outcome"),
+        "Objective 'equals' is given 'earlier', which only objectives with 'each' know.",
+    ),
+    Case(
+        "A reward function with `each` that does not ask which block it is for",
+        scheme(one_number, each="*"),
+        "Objective 'one_number' is for each block, and its reward function would not hear which: every block would get the same "
+        "number. Give it a parameter 'block', the name of the block: def f(blocks, block).",
+    ),
+    Case(
+        "`format`, the price on malformed tags, for fields of JSON",
+        scheme("format"),
+        "Objective 'format': the reward 'format' judges what tags find, and block 'price' is found by json. Use a reward of its "
+        "content, such as json_schema, or a function of your own.",
+    ),
+    Case(
+        "`{reward: near, pays: [price], options: {rel: 1%}}`",
+        resolved(OF_FIELDS + "- {reward: near, pays: [price], options: {tag: price, rel: 1%}}\n"),
+        "The option 'rel' of reward 'near' is '1%'; write a number that is not negative.",
+    ),
+    Case(
+        "`runs`, which executes what the model wrote, without permission",
+        scheme("runs", options={"tag": "price"}),
+        "The reward 'runs' executes on this machine what a model wrote, and limits of time and memory are no sandbox: it can read, "
+        "send and delete whatever you can. Run it in a container that has nothing to lose and no network, and say so: options: "
+        "{allow: true}.",
+    ),
+    Case(
+        "`json_schema` with a schema that is none",
+        scheme("json_schema", options={"schema": {"properties": {"price": {"type": "nubmer"}}}}),
+        "The schema of reward 'json_schema' is none: 'nubmer' is not valid under any of the given schemas (at "
+        "properties/price/type).",
+    ),
+    Case(
+        "`json_schema` with a `$ref` to another machine",
+        scheme("json_schema", options={"schema": {"$ref": "https://example.com/order.json"}}),
+        "The schema of reward 'json_schema' is none: its $ref 'https://example.com/order.json' leads nowhere; nothing is fetched, "
+        "so put what it means under $defs.",
+    ),
+    Case(
+        "`json_schema` with a file that is not there",
+        scheme("json_schema", options={"schema": "order.json"}),
+        "The schema 'order.json' cannot be read: No such file or directory.",
+    ),
+]
+
+test = check(CASES)

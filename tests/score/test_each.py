@@ -1,0 +1,199 @@
+"""Objectives for each block: what they are written out as, what they are paid, and that nothing of it is lost on the way."""
+
+import pytest
+import torch
+import yaml
+
+from helpers import NAN, assert_close
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, advantages, credit, metrics, read
+from spanwise.errors import RecipeError
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.score import written_out
+
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+ITEMS = Layout(["name", "items[*]", "total"], segmenter="json", most=2)
+PAIR = Layout(["a", "b"], segmenter="json")
+
+
+def shown(layout, *objectives):
+    made = written_out([one if isinstance(one, Objective) else Objective("equals", **one) for one in objectives], layout)
+    return [(o.name, o.pays, o.options.get("tag")) for o in made]
+
+
+def batch(*written, gold='{"a": 1, "b": 2}', **columns):
+    """One group of completions, a byte a token."""
+    size = len(written)
+    return Batch.jagged([list(one.encode()) for one in written], [0] * size, columns={"answer": [gold] * size, **columns})
+
+
+def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
+    names = ["name", "items[0]", "items[1]", "total"]
+    assert shown(ITEMS, {"each": "*"}) == [(f"equals.{name}", (name,), name) for name in names]
+    assert shown(ITEMS, {"each": "items[*]", "name": "item"}) == [
+        ("item.items[0]", ("items[0]",), "items[0]"),
+        ("item.items[1]", ("items[1]",), "items[1]"),
+    ]
+    assert shown(ITEMS, {"each": "total", "options": {"tag": "name"}}) == [("equals.total", ("total",), "name")]
+    rest = Layout({"prose": [], "price": "json:price"})
+    assert shown(rest, {"each": "*"}) == [("equals.price", ("price",), "price")]  # the rest is no field
+    repeated = Layout({"step[*]": "tags:step"}, most=2)
+    assert shown(repeated, {"each": "*"}) == [(f"equals.step[{n}]", (f"step[{n}]",), f"step[{n}]") for n in (0, 1)]
+
+
+def test_pays_may_hold_patterns_with_each_and_without():
+    items = ("items[0]", "items[1]", "total")
+    found = shown(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
+    assert [(name, pays) for name, pays, _ in found] == [
+        ("equals.items[0]", items),
+        ("equals.items[1]", items),
+        ("equals", ("total", "items[0]", "items[1]")),
+    ]
+    everything = shown(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
+    assert everything == [("equals.a", ("a", "b"), "a"), ("equals.b", ("a", "b"), "b")]
+    assert Scheme("gdpo", PAIR, [Objective("equals", each="*", pays="*")]).names == ("equals.a", "equals.b")
+
+
+@pytest.mark.parametrize(
+    ("objective", "sentence"),
+    [
+        ({"each": "item[*]"}, r"no block 'item\[\*\]'\. Did you mean .*Known: items\[0\], items\[1\], name, total"),
+        ({"pays": "item[*]"}, r"no block 'item\[\*\]'"),
+        ({"each": "whole"}, "block 'whole' is made of plan, code; say which part it reads, as in options: {tag: plan}"),
+        ({"each": "prose"}, "block 'prose' is made of nothing; say which part it reads"),
+    ],
+)
+def test_what_cannot_be_written_out_says_what_there_is(objective, sentence):
+    layout = ITEMS if "item[*]" in objective.values() else Layout({"prose": [], "whole": ["plan", "code"]})
+    with pytest.raises(RecipeError, match=sentence):
+        written_out([Objective("equals", **objective)], layout)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
+    layout = Layout(list("abc")[:size], segmenter="json")
+    made = written_out([Objective("equals", each="*", given="earlier", baseline="outcome", back_off=True)], layout)
+    assert [(o.given, o.baseline, o.back_off) for o in made] == [
+        ((), "group", None),
+        (("equals.a",), "outcome", True),
+        (("equals.b", "equals.a"), "outcome", True),
+    ][:size]
+    both = written_out([Objective("equals", each="*", given=["complete", "earlier"], baseline="outcome")], layout)
+    assert [o.given for o in both] == [
+        ("complete", *(f"equals.{name}" for name in reversed("abc"[:n]))) for n in range(size)
+    ]
+    assert {o.baseline for o in both} == {"outcome"}
+
+
+def test_a_field_may_pay_its_own_block_and_the_form():
+    layout = Layout({"form": [], "a": "a", "b": "b"}, segmenter="json")
+    made = written_out([Objective("equals", each="*", pays=["own", "form"])], layout)
+    assert [o.pays for o in made] == [("a", "form"), ("b", "form")]
+
+
+def test_a_group_worked_out_by_hand():
+    r"""Four completions: a right, right, wrong, wrong; b right, wrong, right, and left out.
+
+    equals.a is 1 1 0 0 with mean 1/2. equals.b given a: of the two with a right 1 0, so \pm 1/2; of the two with a wrong there is
+    one reward, whose stratum is then of one and gets 0.
+    """
+    scheme = Scheme("bae", PAIR, [Objective("equals", each="*", given="earlier", baseline="outcome")])
+    group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
+    reading = read(group, scheme, BYTES)
+    assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
+    found = credit(reading, group, scheme)
+    assert_close(found.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
+    # {"a": 1,_ is 9 bytes and "b": 2} 7; in the third {"b": 2,_ is 9 and "a": 8} 7; a block's credit is its tokens' sum.
+    assert reading.length_nk.tolist() == [[9, 7], [9, 7], [7, 9], [8, 0]]
+    adv_nt = advantages(found, reading.spans, scheme)
+    assert_close(adv_nt[0], torch.tensor([0.5 / 9] * 9 + [0.5 / 7] * 7), 1e-7)
+    assert_close(adv_nt[2], torch.tensor([0.0] * 9 + [-0.5 / 7] * 7), 1e-7)
+    logged = metrics(found, reading, scheme)
+    assert logged["credit/equals.b/reward_absent"] == 0.25
+    assert {"credit/a/mean_abs", "credit/equals.a/singletons", "credit/equals.b/dead_strata"} <= set(logged)
+
+
+def why(blocks, block):
+    """A reward of one step: its length, -1 where it is empty; there is none where there is no step."""
+    return [None if text[block] is None else float(len(text[block][block]) or -1) for text in blocks]
+
+
+def loud(blocks):
+    return [1.0 for _ in blocks]
+
+
+STEPS = Layout({"step[*]": "step"}, most=3)
+
+
+def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
+    scheme = Scheme("bae", STEPS, [Objective(why, each="step[*]"), Objective("listed", each="step[*]")])
+    assert [o.options for o in scheme.objectives] == [{"block": f"step[{n}]"} for n in range(3)] * 2
+    text = "<step>abc</step><step></step>"
+    reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
+    expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
+    assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
+    with pytest.raises(RecipeError, match="'loud' is for each block, and its reward function would not hear which"):
+        Scheme("bae", STEPS, [Objective(loud, each="step[*]")])
+    for reward in (why, "listed"):
+        chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])
+        assert [dict(o.options) for o in chosen.objectives] == [{"block": "step[0]"}] * 3
+
+
+RECIPE = """
+layout: [name, 'items[*].price', total]
+segmenter: json
+most: 2
+objectives:
+- {reward: equals, each: '*', given: earlier, baseline: outcome}
+- {reward: 'steps:why', each: 'items[*].price', pays: ['items[*].price', total], name: why}
+"""
+
+
+def test_a_recipe_says_it_in_one_line_and_what_is_resolved_loads_as_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps.py").write_text("def why(blocks, block):\n    return [1.0 for _ in blocks]\n")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    recipe = load("recipe.yaml")
+    scheme = scheme_of(recipe, PAIR, 32)
+    prices = ("items[0].price", "items[1].price")
+    assert scheme.layout.names == ("name", *prices, "total")
+    assert scheme.names == (*(f"equals.{name}" for name in scheme.layout.names), *(f"why.{name}" for name in prices))
+    assert scheme.objectives[3].given == ("equals.items[1].price", "equals.items[0].price", "equals.name")
+    assert (scheme.objectives[5].pays, scheme.objectives[5].options) == ((*prices, "total"), {"block": prices[1]})
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(resolved(recipe, scheme), sort_keys=False))
+    again = scheme_of(load("again.yaml"), PAIR, 32)
+    assert again.plain() == scheme.plain()
+    assert (again.layout, again.layout.most, again.layout.keys) == (scheme.layout, 2, scheme.layout.keys)
+    assert [vars(o) for o in again.objectives] == [vars(o) for o in scheme.objectives]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        PAIR,
+        Layout(["a[*].b"], segmenter="json", most=3),
+        Layout({"prose": [], "price": "json:price", "why": "tags:why"}),
+        Layout({"price": ["json:price", "tags:price"], "rest": []}, most=5),
+        Layout({"step[*]": ["step"]}, prefilled="step", most=2),
+    ],
+)
+def test_a_layout_of_any_form_is_printed_as_what_it_is(layout):
+    scheme = Scheme("bae", layout, [Objective("json_schema", "*", options={"schema": {}})])
+    plain = yaml.safe_load(yaml.safe_dump(scheme.plain(), sort_keys=False))
+    fields = {key: value for key, value in plain.items() if value is not None}
+    again = scheme_of(load(None, fields), PAIR, 32)
+    assert again.layout == layout
+    assert (again.layout.parts and again.plain()) == scheme.plain()
+
+
+def test_sixteen_objectives_travel_as_one_table():
+    scheme = Scheme("bae", Layout(["n[*]"], segmenter="json"), [Objective("equals", each="*")])
+    rows = ['{"n": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}', '{"n": [0, 7]}', '{"n": ["x"']
+    reading = read(batch(*rows, gold='{"n": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14]}'), scheme, BYTES)
+    away = Reading.unpack(reading.pack(), scheme)
+    nothing = [NAN] * 14
+    expected = [[1.0] * 15 + [0.0], [1.0, 0.0, *nothing], [0.0, NAN, *nothing]]
+    for one in (reading, away):
+        assert_close(one.scores.reward_nm, expected, 0, equal_nan=True)
+        assert one.scores.status_nm.tolist() == [[0] * 16, [0, 0] + [1] * 14, [0] + [1] * 15]
+    assert away.scores.names == tuple(f"equals.n[{n}]" for n in range(16))
+    assert torch.equal(away.length_nk, reading.length_nk)

@@ -1,0 +1,319 @@
+"""Rewards of single fields, of steps, of JSON under a schema and of code that runs, with values worked out by hand."""
+
+import json
+import socket
+
+import pytest
+
+from helpers import NAN, assert_close
+from score_small import ABSENT, ERROR, OK
+from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.score import Reward, check_objectives, equals, score_one
+from spanwise.score.code_worker import run
+from spanwise.testing import check_reward
+
+
+def field(said, name="price", written=None):
+    """A completion of one field; None: it says nothing complete, False: it is not there."""
+    return {name: None if said is False else {name: said, "": written or f'"{name}": {said}, '}}
+
+
+def rewarded(reward, said, cells, *, column="answer", name="price", **options):
+    text = [one if isinstance(one, dict) else field(one, name) for one in said]
+    objective = Objective(reward, pays=(name,), options={"tag": name, **options})
+    found = score_one(objective, text, columns={column: cells}, scored={})
+    return found.value_n.tolist(), found.status_n.tolist()
+
+
+def same(found, values, status):
+    assert_close(Reward.of([None if v != v else v for v in values]).value_n, found[0], 1e-12, equal_nan=True)
+    assert found[1] == status
+
+
+# ------------------------------------------------------------------------------------------------------------ equals
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "right"),
+    [
+        ("tea", "tea", 1), (" tea\n", "tea", 1), ("Tea", "tea", 0), ("3", 3, 1), ("3.0", 3, 1), ("3", 3.5, 0), ("three", 3, 0),
+        ("true", True, 1), ("1", True, 0), ("true", 1, 0), ("null", None, 1), ('["a", 1]', ["a", 1], 1), ('["a"]', ["a", 1], 0),
+        ('{"b": 1, "a": 2}', {"a": 2, "b": 1}, 1), (None, "tea", 0), ("", "", 1), ("[" * 100_000, [1], 0),
+    ],
+)  # fmt: skip
+def test_a_field_equals_its_gold_value(said, gold, right):
+    same(rewarded("equals", [said], [{"price": gold}]), [right], [OK])
+    same(rewarded("equals", [said], [json.dumps({"price": gold})]), [right], [OK])
+
+
+def test_absent_missing_and_beyond_are_three_things():
+    cells = [{"price": 3}, {"cost": 3}, None, '{"price": 3']
+    same(rewarded("equals", ["3", "3", "3", "3"], cells), [1, NAN, NAN, 0], [OK, ERROR, ERROR, OK])
+    same(rewarded("equals", [False, False], [{"price": 3}, {"cost": 3}]), [NAN, NAN], [ABSENT, ABSENT])
+    path, golds = "items[1].price", [{"items": [{"price": 1}, {"price": 2}]}, {"items": [{"price": 1}]}, {"items": []}, {}]
+    same(rewarded("equals", ["2"] * 4, golds, name=path), [1, 0, 0, NAN], [OK, OK, OK, ERROR])
+    anywhere = [{"items": [{"price": 1}, {"price": 2}]}, {"items": []}]
+    same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0], [OK, OK])  # the last one says what it says
+
+
+def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
+    same(rewarded("equals", ['["a"]', "b"], [["a"], "b"], name="words"), [1, 1], [OK, OK])
+    same(rewarded("equals", ["4"] * 2, [{"a[b": 4}, {"c": 4}], name="a[b"), [1, NAN], [OK, ERROR])
+    same(rewarded("equals", ["2"], [{"buyer": {"name": {"last": 2}}}], name="buyer.name.last"), [1], [OK])
+    with pytest.raises(DataError, match="no column 'gold'; its columns are answer"):
+        equals([field("4")], pays=("price",), columns={"answer": [4]}, scored={}, column="gold")
+
+
+# ------------------------------------------------------------------------------------------------------- near, one_of
+
+
+def test_near_is_within_a_share_of_the_gold_value_or_a_number():
+    said = [
+        "101",
+        "99",
+        "101.1",
+        "98.9",
+        "-100",
+        "1e2",
+        "+100.",
+        '" 100 "',
+        "100 EUR",
+        "1_00",
+        "nan",
+        "inf",
+        "9" * 400,
+        None,
+    ]
+    right = [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]  # a share of 100 is 1; quotes are not part of what a field says
+    same(rewarded("near", said, [{"price": 100}] * len(said)), right, [OK] * len(said))
+    same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0], [OK, OK])
+    same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0], [OK, OK])  # the share is of its size
+    same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0], [OK, OK])  # whichever is wider
+    golds = ["cheap", True, None, {"cost": 1}, "1e999", 10**400, [100]]
+    same(rewarded("near", ["100"] * len(golds), golds), [NAN] * len(golds), [ERROR] * len(golds))
+    same(rewarded("near", [False], ["cheap"]), [NAN], [ABSENT])
+
+
+@pytest.mark.parametrize("options", [{"rel": -0.1}, {"abs": float("inf")}, {"rel": "1%"}, {"abs": True}])
+def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
+    with pytest.raises(RecipeError, match=f"option '{next(iter(options))}' of reward 'near' is"):
+        check_objectives([Objective("near", "price", options={"tag": "price", **options})], Layout({"price": "price"}))
+
+
+def test_one_of_the_values_that_are_allowed():
+    cells = [["Rome", "Roma"], '["Rome", 3]', {"price": ["Rome"]}, {"price": []}, {"price": "Rome"}, None, ["Rome"]]
+    found = rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells)
+    same(found, [1, 1, 0, NAN, NAN, NAN, 0], [OK, OK, OK, ERROR, ERROR, ERROR, OK])
+    same(rewarded("one_of", [False], [["Rome"]]), [NAN], [ABSENT])
+
+
+# -------------------------------------------------------------------------------------------------------------- listed
+
+
+def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
+    steps = {"step[0]": {"": "a"}, "step[1]": {"": "b"}, "step[2]": None}
+    cells = [[0.5, -1], "[0.5, 0]", [0.5, None, 0.9], [0.5], None, [0.1, float("nan")], [0.1, "0.2"], [0.1, True]]
+    cells += [{"step[1]": 0.3}, {"step[0]": 0.3}]
+    values = [-1, 0, NAN, NAN, NAN, NAN, NAN, NAN, 0.3, NAN]
+    status = [OK, OK, ABSENT, ERROR, ERROR, ABSENT, ERROR, ERROR, OK, ERROR]
+    found = score_one(Objective("listed", "step[1]"), [steps] * len(cells), columns={"listed": cells}, scored={})
+    same((found.value_n.tolist(), found.status_n.tolist()), values, status)
+    last = Objective(
+        "listed", "step[1]", options={"block": "step[2]"}
+    )  # the block that is judged is not the one that is paid
+    found = score_one(last, [steps, {**steps, "step[2]": {"": "c"}}], columns={"listed": [[1, 2, 3]] * 2}, scored={})
+    same((found.value_n.tolist(), found.status_n.tolist()), [NAN, 3], [ABSENT, OK])
+
+
+# --------------------------------------------------------------------------------------------------------- json_schema
+
+OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
+
+
+def valid(said, schema, *, tag="", columns=None, whole=True):
+    text = [one if isinstance(one, dict) or one is None else {"all": {"": one}} for one in said]
+    text = [{"all": None} if one is None else one for one in text]
+    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag})
+    found = score_one(objective, text, columns=columns or {}, scored={})
+    return found.value_n.tolist(), found.status_n.tolist()
+
+
+def test_a_whole_completion_under_a_schema(tmp_path):
+    said = [
+        '{"a": 2}',
+        'Sure:\n```json\n{"a": 3}\n``` Done {',
+        '{"a": 1}',
+        '{"b": 2}',
+        '{"a": 2',
+        "",
+        "[]",
+        "{" * 100_000,
+        None,
+    ]
+    values = [1, 1, 0, 0, 0, 0, 0, 0, NAN]
+    same(valid(said, OBJECT), values, [OK] * 8 + [ABSENT])
+    file = tmp_path / "object.json"
+    file.write_text(json.dumps(OBJECT))
+    same(valid(said, str(file)), values, [OK] * 8 + [ABSENT])
+    deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+    inner = {"$ref": "#/$defs/x"}
+    recursive = {**inner, "$defs": {"x": {"additionalProperties": inner, "items": inner}}}
+    same(valid(['{"a": {"a": []}}', deep], recursive), [1, 0], [OK, OK])
+
+
+def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
+    from spanwise import Vocabulary, read
+    from spanwise.batch import Batch
+    from spanwise.scheme import Scheme
+
+    written = '{"b": 1, "a": 2}'
+    layout = Layout({"a": "a", "b": "b", "prose": []}, segmenter="json")
+    scheme = Scheme("bae", layout, [Objective("json_schema", "*", options={"schema": OBJECT})])
+    batch = Batch.jagged([list(written.encode())] * 2, [0, 0], columns={})
+    reading = read(batch, scheme, Vocabulary(tuple(bytes([byte]) for byte in range(256))))
+    assert reading.scores.reward_nm.flatten().tolist() == [1.0, 1.0]
+
+
+def test_a_schema_of_the_dataset_and_rows_without_one():
+    cells = [OBJECT, json.dumps(OBJECT), {"type": "intger"}, "no schema", None, 3, OBJECT]
+    found = valid(['{"a": 2}', '{"a": 1}', *['{"a": 2}'] * 4, None], "shape", columns={"shape": cells})
+    same(found, [1, 0, NAN, NAN, NAN, NAN, NAN], [OK, OK, ERROR, ERROR, ERROR, ERROR, ABSENT])
+
+
+def test_a_field_in_quotes_is_a_string_and_one_without_is_what_it_says():
+    said = [
+        ("3", '"n": 3, '),
+        ("3", '"n": "3", '),
+        ("3", ' "3"'),
+        ("3", " 3"),
+        ("tea", '"n": "tea"'),
+        ("[1", '"n": "[1"'),
+        (None, '"n": [1'),
+    ]
+    text = [{"all": {"n": one, "": block}} for one, block in said]
+    same(valid(text, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0], [OK] * 7)
+    same(valid(text, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0], [OK] * 7)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "intger"}, "The schema of reward 'json_schema' is none: 'intger' is not valid .*at type"),
+        ({"$ref": "https://example.com/a.json"}, "'https://example.com/a.json' leads nowhere; nothing is fetched"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "'#/.defs/b' leads nowhere"),
+        ({"$defs": {"b": {"$id": "b.json", "items": {"$ref": "c.json"}}}}, "'c.json' leads nowhere"),
+        ({"$ref": "#"}, "leads back to itself"),
+        ({"const": {1, 2}}, "is no JSON"),
+        ([], r"it is \[\], and must be an object"),
+        ("nowhere.json", "The schema 'nowhere.json' cannot be read: No such file"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fetched(schema, why, monkeypatch):
+    monkeypatch.setattr(socket, "socket", None)
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    with pytest.raises(RecipeError, match=why):
+        check_objectives([Objective("json_schema", "a", options={"schema": schema})], Layout({"a": "a"}))
+    data = {
+        "const": {"$ref": "https://example.com/a.json"},
+        "$id": "https://example.com/b.json",
+        "$defs": {"c": {"$id": "c.json"}},
+    }
+    data["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
+    check_objectives([Objective("json_schema", "a", options={"schema": data})], Layout({"a": "a"}))
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+CODE = {
+    "def two():\n    return 2": 1.0,
+    "```python\ndef two():\n    return 3\n```\nBetter:\n```\ndef two():\n    return 2\n```": 1.0,
+    "def two():\n    return 3": 0.0,
+    "def two():": 0.0,
+    "exit(0)": 0.0,  # ends with 0 before its tests
+    "two = lambda: exit(0)": 0.0,
+    "import os\nos._exit(0)": 0.0,
+    "two = lambda: 2\nx = '''": 0.0,  # would swallow the tests
+    "while True: pass": 0.0,
+    "import mmap\nx = mmap.mmap(-1, 2**30)\ntwo = lambda: 2": 0.0,
+    "two = lambda: open('x', 'wb').write(b'0' * 2**27) and 2": 0.0,
+    "import os\nassert 'SPANWISE_SECRET' not in os.environ and os.listdir() == ['program.py']\ntwo = lambda: 2": 1.0,
+    "import sys\nassert sys.stdin.read() == ''\nprint('x' * 2**20)\ntwo = lambda: 2": 1.0,
+    "\ud800": 0.0,
+    " ": 0.0,
+}
+
+
+def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
+    monkeypatch.setenv("SPANWISE_SECRET", "1")
+    limits = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}
+    text = [{"fix": {"code": code, "": ""}} for code in CODE] + [{"fix": {"code": None, "": ""}}, {"fix": None}]
+    tests = ["assert two() == 2"] * len(text)
+    objective = Objective("runs", "fix", options={**limits, "tests": "tests"})
+    found = score_one(objective, text, columns={"tests": tests}, scored={})
+    same((found.value_n.tolist(), found.status_n.tolist()), [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
+    cells = [["x = two()", "assert x == 2"], "", None, 3]
+    found = score_one(objective, text[:1] * 4, columns={"tests": cells}, scored={})
+    same((found.value_n.tolist(), found.status_n.tolist()), [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
+    alone = Objective("runs", "fix", options=limits)
+    ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
+    assert score_one(alone, ends, columns={}, scored={}).value_n.tolist() == [1, 1, 0, 0]
+
+
+def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):
+    sign = tmp_path / "alive"
+    child = f"import time; time.sleep(0.3); open({str(sign)!r}, 'w')"
+    code = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    assert run(code, None, deadline=5.0, clock=30.0, memory=0)  # it ends by itself, and its child with it
+    assert not run(f"{code}time.sleep(60)", None, deadline=5.0, clock=0.2, memory=0)
+    assert run("import time\ntime.sleep(0.4)", None, deadline=5.0, clock=30.0, memory=0)
+    assert not sign.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"allow": False}, {"allow": "yes"}, {"allow": 1}])
+def test_code_does_not_run_unless_somebody_allows_it(options, tmp_path):
+    sign = tmp_path / "ran"
+    objective = Objective("runs", "fix", options={"tag": "", **options})
+    with pytest.raises(RecipeError, match=r"executes on this machine what a model wrote.*options: \{allow: true\}"):
+        check_objectives([objective], Layout({"fix": []}))
+    with pytest.raises(RecipeError, match="executes"):
+        score_one(objective, [{"fix": {"": f"open({str(sign)!r}, 'w')"}}], columns={}, scored={})
+    assert not sign.exists()
+
+
+# --------------------------------------------------------------------------------------------------------- conformance
+
+FIELDS = Layout({"price": "price", "step[0]": "step"})
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("reward", "options", "columns"),
+    [
+        ("equals", {"tag": "price"}, {"answer": ["4", {"price": 4}, '{"price": null}', None, [1]]}),
+        ("near", {"tag": "price"}, {"answer": ["4", {"price": 0.7}, "x", None]}),
+        ("one_of", {"tag": "price"}, {"answer": [["4", 0.7], {"price": ["", "x"]}, [], None]}),
+        ("listed", {}, {"listed": [[0.5], '{"price": 2}', {"price": None}, None, []]}),
+        ("json_schema", {"tag": "price", "schema": "shape"}, {"shape": [OBJECT, '{"type": "number"}', None, "x"]}),
+        ("json_schema", {"schema": OBJECT}, {}),
+    ],
+)
+def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
+    check_reward(reward, pays=["price"], layout=FIELDS, options=options, columns=columns, processes=False, examples=6)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_code_has_the_properties_of_a_reward():
+    layout = Layout({"price": "price"})
+    limits = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
+    check_reward(
+        "runs",
+        pays=["price"],
+        layout=layout,
+        options=limits,
+        columns={"tests": ["assert True", None]},
+        properties=["absent", "split"],
+        processes=False,
+        examples=3,
+    )
