@@ -21,6 +21,7 @@ from spanwise.measure.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, fid
 from spanwise.measure.fixed_point import fixed_point, gradient_shares
 from spanwise.measure.fixed_point_simulated import SimulatedFixedPoint, simulated_fixed_point
 from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
+from spanwise.measure.parts import own_advantage, to_go_advantage
 from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
 from spanwise.measure.token_fidelity import TokenFidelity, token_fidelity
@@ -30,6 +31,7 @@ from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
 from spanwise.measure.weighted import (
     weighted_auroc,
     weighted_brier,
+    weighted_correlation,
     weighted_ece,
     weighted_gaps,
     weighted_mean,
@@ -89,6 +91,7 @@ __all__ = [
     "mean_interval",
     "monte_carlo_advantage",
     "on_rows",
+    "own_advantage",
     "paired_bootstrap",
     "pass_at_k",
     "prompt_index",
@@ -99,10 +102,12 @@ __all__ = [
     "sharpness",
     "simulated_fixed_point",
     "t_power",
+    "to_go_advantage",
     "token_fidelity",
     "voting",
     "weighted_auroc",
     "weighted_brier",
+    "weighted_correlation",
     "weighted_ece",
     "weighted_gaps",
     "weighted_mean",
