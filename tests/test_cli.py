@@ -294,7 +294,7 @@ def test_the_process_itself_prints_the_sentence(cache):
 def test_import_loads_no_trainer():
     code = (
         "import time, torch; started = time.perf_counter(); import spanwise, sys; seconds = time.perf_counter() - started;"
-        "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'pydantic', 'rich', 'math_verify', 'ray', 'scipy'};"
+        "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'pydantic', 'rich', 'math_verify', 'ray', 'scipy', 're2'};"
         "print(sorted(heavy & set(sys.modules)), seconds)"
     )
     done = subprocess.run(

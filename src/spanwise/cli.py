@@ -34,7 +34,7 @@ def train(
     recipe: Path | None = None,
     /,
     *,
-    task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] | None = None,
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts"] | None = None,
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,
@@ -58,7 +58,7 @@ def train(
 
     Args:
         recipe: YAML file; options on the command line win over it.
-        task: digits, digits_twice or digits_long (embedded), confidence or two_attempts (with --model and --dataset).
+        task: digits, digits_twice, digits_long or fields (embedded), confidence or two_attempts (with --model and --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv).
@@ -341,6 +341,8 @@ def report(folder: Path, /) -> None:
 
 @app.command
 def demo(
+    task: Literal["digits", "fields"] = "digits",
+    /,
     *,
     output: str | None = None,
     seeds: str = "0",
@@ -348,20 +350,23 @@ def demo(
     overwrite: Flag = False,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> None:
-    """Show the point: one number for the whole completion against one per block, from the same hard warm start.
+    """Show the point: one number for the whole completion against one per block, from the same warm start.
 
     Args:
+        task: digits, a solution and a confidence in it; fields, a JSON object of eight small answers.
         output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.
         overwrite: replace the runs that the output holds.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    from spanwise.commands.demo.demo import demo as run
+    from spanwise.commands.demo.demo import demo as demo_digits
+    from spanwise.commands.demo.fields import demo_fields
     from spanwise.commands.shared.display import quiet
 
     quiet()
     choices = _assignments(set_ or []) | ({} if steps is None else {"steps": steps})
+    run = demo_digits if task == "digits" else demo_fields
     run(output=output, seeds=_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())
 
 

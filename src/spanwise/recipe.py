@@ -15,13 +15,13 @@ from spanwise.credit import METHODS, method
 from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.objective import Objective
+from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, seen_from_here
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
-EMBEDDED = ("digits", "digits_twice", "digits_long")
+EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
 #: What only an embedded task, and what only a model by name can use.
 _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),
@@ -46,10 +46,10 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
-    task: Literal["digits", "digits_twice", "digits_long", "confidence", "two_attempts"] = Field(
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts"] = Field(
         "digits",
         description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some "
-        "seventy tokens; "
+        "seventy tokens; fields: a JSON object of many small answers; "
         "confidence, two_attempts: a model and a dataset by name or folder",
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
@@ -57,6 +57,7 @@ class Recipe(BaseModel):
     start_steps: int | None = Field(
         None, ge=1, description="embedded task: shorten each phase of the warm start, for a quick look"
     )
+    fields: int = Field(8, ge=1, le=16, description="task fields: how many the object has")
     model: str | None = Field(None, description="hub name or folder of the model; not for the embedded task")
     dataset: str | None = Field(None, description="hub name, folder or file of the prompts; not for the embedded task")
     split: str = Field("train", description="split of the dataset")
@@ -195,6 +196,8 @@ class Recipe(BaseModel):
                 raise ValueError(
                     f"The task is '{self.task}', which has no use for {field} (got {getattr(self, field)!r}); leave it out."
                 )
+        if self.task != "fields" and self.fields != type(self).model_fields["fields"].default:
+            raise ValueError(f"The task is '{self.task}', which has no use for fields (got {self.fields}); leave it out.")
         if self.task in EMBEDDED[1:] and self.start != "easy":
             raise ValueError(f"Task '{self.task}' has one warm start; leave out start (got '{self.start}').")
         batch = self.prompts * self.group_size
@@ -333,7 +336,9 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
     scheme = Scheme.preset(
         recipe.method,
         _layout(recipe, task_layout),
-        objectives=None if objectives is None else [_objective(entry, n) for n, entry in enumerate(objectives)],
+        objectives=_of_task(recipe, task_layout)
+        if objectives is None
+        else [_objective(entry, n) for n, entry in enumerate(objectives)],
         calibration=recipe.calibration,
         baseline=recipe.baseline,
         per=recipe.per,
@@ -343,6 +348,21 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme
+
+
+def _of_task(recipe: Recipe, layout: Layout) -> list[Objective] | None:
+    """Where the task is fields a reward per field, for its value and the form, or for all where a method knows one number only.
+
+    Keys and punctuation are paid for every field: a wrong one loses a field, and nothing else would say so. None: the preset's own.
+    """
+    if recipe.task != "fields":
+        return None
+    chosen = method(recipe.method)
+    form = () if layout.rest is None else (layout.names[layout.rest],)
+    pays = (OWN, *form) if chosen.kind == "block" else layout.names
+    return [
+        Objective("equals", each="*", pays=pays, baseline="group" if "baseline" in chosen.inputs else None, if_missing=0.0)
+    ]
 
 
 def _limited(objectives: Sequence[Objective], limits: Mapping[str, Any]) -> list[Objective]:

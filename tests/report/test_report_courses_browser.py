@@ -32,7 +32,7 @@ def show(browser, monkeypatch):
     plain = TokenView
 
     def shown(*rows, segments=WORDS, **how):
-        monkeypatch.setattr("test_report_tokens_browser.TokenView", lambda *args: plain(*args, segments))
+        monkeypatch.setattr("test_report_tokens_browser.TokenView", lambda *args, **more: plain(*args, segments, **more))
         browser.show(page(*rows), **how)
         browser.wait("return document.querySelector('.token-app:not([hidden])')")
         return browser

@@ -21,7 +21,8 @@ from spanwise.tasks.agent import (
     held_out_chains,
     noisy_talk,
 )
-from spanwise.tasks.warm_start import _ALL_NOISE, shortened, trace_batch
+from spanwise.tasks.traces import ALL_NOISE, trace_batch
+from spanwise.tasks.warm_start import shortened
 
 torch.set_num_threads(1)
 
@@ -156,7 +157,7 @@ def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> 
     assert (folder / "model.safetensors").is_file()
     assert len(losses) == 2  # without slips, then with them
     tokenizer = build_tokenizer()
-    rng = np.random.default_rng([0, 0, list(_ALL_NOISE).index("agent_early")])
+    rng = np.random.default_rng([0, 0, list(ALL_NOISE).index("agent_early")])
     ids_nt, width = trace_batch(tokenizer, settings.batch, part="agent_early", rng=rng)
     with torch.no_grad():
         logits_ntv = build_model(tokenizer, 0)(ids_nt).logits

@@ -1,6 +1,7 @@
 """A model and a dataset by name: a small local folder and local files go the same road as hub names."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -272,10 +273,19 @@ def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, q
 
 
 def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch, recwarn) -> None:
-    monkeypatch.setitem(SEGMENTERS, "lines", SEGMENTERS["tags"])
+    monkeypatch.setitem(SEGMENTERS, "lines", replace(SEGMENTERS["tags"], asks=None))
     rows = [{"question": "2 + 2?", "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
     assert not [one for one in recwarn if one.category is UserWarning]
+
+
+def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
+    rows = [{"question": "total: 3, subtotals: 2", "answer": '{"total": 3, "items": []}'}] * 5
+    layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
+    with pytest.raises(RecipeError, match="The layout has items, subtotal, and no prompt asks for that"):
+        load_task(models["system"], file_of(tmp_path, rows), layout=layout)
+    with pytest.warns(UserWarning, match=r"holds subtotal of the layout\. A model that has not learnt these keys before"):
+        load_task(models["system"], file_of(tmp_path, rows), layout=layout, instruction="JSON with items.")
 
 
 def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(tmp_path, jsonl) -> None:

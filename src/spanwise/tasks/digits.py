@@ -33,11 +33,28 @@ _RISKY = "*~"
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
-AnyProblems = TypeVar("AnyProblems", bound="Problems")
+AnyProblems = TypeVar("AnyProblems", bound="Columns")
+
+
+class Columns:
+    """N problems of an embedded task: a dataclass whose fields are arrays of N rows each."""
+
+    def __len__(self) -> int:
+        """The number of problems."""
+        return len(next(iter(vars(self).values())))
+
+    def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
+        """The problems of some rows, in that order."""
+        return type(self)(*(column[rows] for column in vars(self).values()))
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt texts."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Problems:
+class Problems(Columns):
     """N problems as arrays; steps from `length_n` on are fillers.
 
     Attributes:
@@ -53,14 +70,6 @@ class Problems:
     operator_ns: Int[np.ndarray, "n s"]
     operand_ns: Int[np.ndarray, "n s"]
     plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]
-
-    def __len__(self) -> int:
-        """The number of problems."""
-        return len(self.start_n)
-
-    def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
-        """The problems of some rows, in that order."""
-        return type(self)(*(column[rows] for column in vars(self).values()))
 
     @property
     def items(self) -> list[list[str]]:
@@ -166,9 +175,7 @@ def held_out_problems(size: int = HELD_OUT) -> Problems:
 def first_of(held_out: AnyProblems, size: int) -> AnyProblems:
     """The first `size` of the evaluation problems; a DataError if there are not so many."""
     if not 1 <= size <= HELD_OUT:
-        raise DataError(
-            f"The digit chain holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}."
-        )
+        raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
     return held_out.take(np.arange(size))
 
 

@@ -75,7 +75,7 @@ def load_task(
             "two_attempts" (reasoning, answer, reasoning, answer).
         layout: the blocks of a completion; None: those of the prompt format.
         instruction: what goes before each question; None: that of the prompt format. An empty one says that the model knows
-            what to write: the question stands alone, and no prompt needs to hold the layout's tags.
+            what to write: the question stands alone, and no prompt needs to hold what the layout looks for.
         split: of the dataset, for training.
         eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
         question_column: column with the question.
@@ -95,7 +95,7 @@ def load_task(
         DataError: the model or the dataset cannot be read, a column is missing or has a cell that does not fit, there are too
             few rows, there is no such prompt format.
         RecipeError: an instruction for prompts that are used as they are; the prompt format's own instruction for a layout with
-            tags that it does not ask for.
+            tags or keys that it does not ask for.
     """
     if prompt_format not in LAYOUTS:
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
@@ -175,11 +175,12 @@ def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, who
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {tags}, and no prompt asks for that: the usual instruction of '{usual}' asks for {its}. Set "
-            "instruction to a text that asks for the tags of the layout, prompt_column to a column of whole prompts, or "
+            "instruction to a text that asks for what the layout looks for, prompt_column to a column of whole prompts, or "
             "instruction='' for a model that knows by itself what to write."
         )
+    what = "tags" if missing[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(seen)} prompts holds {tags} of the layout. A model that has not learnt these tags before will "
+        f"None of the first {len(seen)} prompts holds {tags} of the layout. A model that has not learnt these {what} before will "
         "not write them; ask for them in the prompts. instruction='' says that it knows them.",
         UserWarning,
         stacklevel=3,

@@ -1,12 +1,14 @@
-"""What a model is shown: an instruction and a question, or whole prompts as they are; and which tags that tells it of."""
+"""What a model is shown: an instruction and a question, or whole prompts as they are; and which tags and keys that tells it of."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS
 
 #: Where an instruction can go: no chat template, one without a system message, or one with it.
 PromptStyle = Literal["plain", "user", "system"]
@@ -53,16 +55,26 @@ def shown(prompt: Any, tokenizer: Any) -> str:
 
 
 def untold(layout: Layout, texts: Iterable[str]) -> list[str]:
-    """The opening tags of a layout that none of the texts holds, without the one that the prompt has opened already.
+    """What a layout looks for and none of the texts holds, opening tags and keys, without what the prompt has opened already.
 
-    Where no tags find the blocks there is nothing to be told of.
+    Segmenters that find what models write anyway ask for nothing (`Segmenter.asks`).
 
     >>> untold(Layout({"plan": "plan", "code": "code"}), ["Write <code>...</code>."])
     ['<plan>']
+    >>> untold(Layout(["items[*].price", "total"], segmenter="json"), ["JSON with items, each with a price, and the subtotal"])
+    ['total']
     """
-    if layout.segmenter != "tags":
-        return []
-    tags = [f"<{tag}>" for tag in dict.fromkeys(layout.tags) if tag != layout.prefilled]
+    words: dict[str, None] = {}
+    for part in layout.parts:
+        asks = SEGMENTERS.find(part.segmenter).asks
+        if asks is not None and part.mark != layout.prefilled:
+            words.update(dict.fromkeys(asks(part.mark)))
+    missing = list(words)
     for text in texts:
-        tags = [tag for tag in tags if tag not in text]
-    return tags
+        missing = [word for word in missing if not _holds(text, word)]
+    return missing
+
+
+def _holds(text: str, word: str) -> bool:
+    """Whether a text has a tag somewhere, or a word that is no part of another one."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text

@@ -1,4 +1,4 @@
-"""`Task`: everything a training run needs to know about what it trains on; `digits_task`: the embedded one."""
+"""`Task`: everything a training run needs to know about what it trains on; `digits_task`, `fields_task`: the embedded ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.tasks.digits import DIGITS_LAYOUT, HELD_OUT, Problems, draw_problems, held_out_problems, held_out_prompts
+from spanwise.tasks.digits import DIGITS_LAYOUT, HELD_OUT, draw_problems, held_out_problems, held_out_prompts
 from spanwise.tasks.digits_long import (
     LONG_LAYOUT,
     LONGEST,
@@ -20,6 +20,13 @@ from spanwise.tasks.digits_long import (
     held_out_long_prompts,
 )
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
+from spanwise.tasks.fields import (
+    Fields,
+    draw_field_problems,
+    field_answers,
+    held_out_field_problems,
+    held_out_field_prompts,
+)
 from spanwise.tasks.warm_start import Start, WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
@@ -95,14 +102,52 @@ def digits_task(
     return Task(
         name=f"digits-{start}",
         model=str(model),
-        train=_dataset(train),
-        evaluation=_dataset(evaluation),
+        train=_dataset(train.prompts, train.answers),
+        evaluation=_dataset(evaluation.prompts, evaluation.answers),
         layout=_LAYOUTS.get(start, DIGITS_LAYOUT),
         max_completion_length=LONGEST if start == "long" else 32,
     )
 
 
-def _dataset(problems: Problems) -> Dataset:
+def fields_task(
+    fields: Fields,
+    *,
+    seed: int = 0,
+    start_seed: int = 0,
+    train_size: int,
+    eval_size: int = HELD_OUT,
+    cache_folder: str | Path | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+    settings: WarmStartSettings | None = None,
+) -> Task:
+    """JSON objects of small answers with their warm-started model; the column `answer` holds the gold object as text.
+
+    The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
+
+    Args:
+        fields: kind and number.
+        seed, start_seed, train_size, eval_size, cache_folder, progress, settings: see `digits_task`.
+
+    Raises:
+        DataError: see `digits_task`.
+    """
+    if train_size < 1:
+        raise DataError(f"The fields need at least 1 training prompt; train_size is {train_size}.")
+    evaluation = held_out_field_problems(fields.kind, eval_size)
+    rng = np.random.default_rng([seed, 1])
+    train = draw_field_problems(train_size, fields.kind, rng=rng, exclude=held_out_field_prompts(fields.kind))
+    model = warm_start(fields, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
+    return Task(
+        name=f"fields-{fields.kind}-{fields.count}",
+        model=str(model),
+        train=_dataset(train.prompts, field_answers(train, fields)),
+        evaluation=_dataset(evaluation.prompts, field_answers(evaluation, fields)),
+        layout=fields.layout,
+        max_completion_length=fields.longest,
+    )
+
+
+def _dataset(prompts: list[str], answers: list[str]) -> Dataset:
     from datasets import Dataset
 
-    return Dataset.from_dict({"prompt": problems.prompts, "answer": problems.answers})
+    return Dataset.from_dict({"prompt": prompts, "answer": answers})

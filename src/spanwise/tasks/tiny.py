@@ -1,4 +1,4 @@
-"""A tokenizer of some sixty ids and a transformer of 0.4 or 0.6 million parameters, both real `transformers` classes."""
+"""Tokenizers of some forty or sixty ids and a transformer of at most 0.6 million parameters, all real `transformers` classes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spanwise.tasks.digits import DIGITS_LAYOUT, FILLER, OPERATORS
+from spanwise.tasks.fields import field_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -30,14 +31,32 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         >>> len(tokenizer), tokenizer.pad_token, tokenizer.eos_token
         (61, '<pad>', '<eos>')
     """
+    tags = [mark for tag in DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
+    steps = [f"{operator}{operand}" for operator in OPERATORS for operand in range(1, 10)]
+    words = [*tags, *"0123456789", FILLER, "=", ".", "?", *steps]
+    return _tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
+
+
+def build_fields_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of the fields: one token per key with its punctuation, per digit and per brace; for the rest as above.
+
+    Example:
+        >>> tokenizer = build_fields_tokenizer()
+        >>> tokenizer.tokenize('3_8_={"a": 1, "total": 6}')[4:]
+        ['=', '{"a": ', '1', ', "total": ', '6', '}']
+        >>> len(tokenizer)
+        33
+    """
+    return _tokenizer([*"0123456789", FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
+
+
+def _tokenizer(words: list[str], pattern: str) -> PreTrainedTokenizerFast:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tags = [mark for tag in DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
-    steps = [f"{operator}{operand}" for operator in OPERATORS for operand in range(1, 10)]
-    words = [PAD, END, UNKNOWN, *tags, *"0123456789", FILLER, "=", ".", "?", *steps]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|[-+*~][1-9]|."), behavior="isolated")
+    ids = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -49,8 +68,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 2, positions: int = 64) -> PreTrainedModel:
-    """A Llama of width 128 and four heads with random weights; the global random state stays as it was.
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4
+) -> PreTrainedModel:
+    """A Llama with random weights; the global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
 
@@ -59,6 +80,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 
         seed: of the weights.
         layers: two are enough for short chains.
         positions: room for prompt and completion.
+        width: of the residual stream, a multiple of 16.
+        heads: of attention; each has an even share of the width.
 
     Example:
         >>> model = build_model(build_tokenizer(), 0)
@@ -72,11 +95,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 
     ids = tokenizer.get_vocab()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=344,
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=positions,
         tie_word_embeddings=True,
         pad_token_id=ids[PAD],

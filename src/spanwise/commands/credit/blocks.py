@@ -17,8 +17,8 @@ from spanwise.recipe import Recipe, answer_layout
 from spanwise.rollouts import RolloutTable
 from spanwise.score import written_out
 from spanwise.segment import census
-from spanwise.segment.json_fields import paths
-from spanwise.tasks import TASK_LAYOUTS
+from spanwise.segment.json_paths import paths
+from spanwise.tasks import task_layout
 
 #: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
@@ -48,7 +48,7 @@ class Blocks:
 
 def base_layout(recipe: Recipe) -> Layout:
     """The blocks of the recipe, or of its task (`answer_layout`)."""
-    return answer_layout(recipe, TASK_LAYOUTS[recipe.task])
+    return answer_layout(recipe, task_layout(recipe))
 
 
 def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:

@@ -20,7 +20,7 @@ from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
-from spanwise.segment import Census, census, segment
+from spanwise.segment import Census, census, census_of, segment
 from spanwise.types import Spans, whole_text
 
 #: Places of a padded table that are worked on at a time.
@@ -179,16 +179,17 @@ def fitting(
         asked: the arms that must fit, by name.
 
     Returns:
-        The arms, and sentences: on those left out, and on tags of the layout that nobody writes.
+        The arms, and sentences: on those left out, and on parts of the layout that nobody writes.
 
     Raises:
         RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
-    layouts = [arm.scheme.layout for arm in arms]
-    seen = _worst(scored.texts, layouts)
+    found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, scored.texts)}
+    lacking = [one for one in found.values() if one.lacking]
+    seen = next(iter(lacking), census(scored.texts, []))
     lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, scored.taken, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
-    rest = [f"{seen.sentence} The layout asks for {'it' if len(seen.lacking) == 1 else 'them'}."] if seen.lacking else []
+    rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
     if not lost:
         return kept, rest
     needed = [mark for mark in seen.wanted if any(mark in marks for marks in lost.values())]
@@ -197,19 +198,6 @@ def fitting(
         return kept, [left_out(list(lost), lack), *rest]
     helps = remedy(table, scored.texts, arms[0].scheme.objectives[0].name)
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
-
-
-def _worst(texts: Sequence[str], layouts: Sequence[Layout]) -> Census:
-    """What the completions have of the parts that layouts ask for; of the first segmenter that misses something, else of tags."""
-    found = census(texts, [])
-    for segmenter in dict.fromkeys(name for layout in layouts for name in layout.segmenters):
-        parts = [part for layout in layouts for part in layout.parts if part.segmenter == segmenter]
-        prefilled = next((one.prefilled for one in layouts if one.prefilled in [part.mark for part in parts]), None)
-        seen = census(texts, [part.mark for part in parts], segmenter=segmenter, prefilled=prefilled)
-        if seen.lacking:
-            return seen
-        found = seen if segmenter == "tags" else found
-    return found
 
 
 def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:

@@ -65,7 +65,7 @@ def evaluate(
     columns = {
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
-    inside = dict(task.layout.blocks)
+    inside = task.layout.keys
     options = {"tag": names["answer"], **(verifier or {})}
     answering = [name for name in task.layout.names if names["answer"] in inside[name]] or [task.layout.names[0]]
     return Samples(
@@ -82,7 +82,7 @@ def _correct(
     block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, options: Mapping[str, Any]
 ) -> torch.Tensor:
     """Whether the answer of a block is right; a completion without the block solved nothing."""
-    if options["tag"] not in dict(layout.blocks)[block] or "answer" not in columns:
+    if options["tag"] not in layout.keys[block] or "answer" not in columns:
         return torch.full((len(text),), torch.nan, dtype=torch.float64)
     correct_n = score([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
@@ -91,7 +91,7 @@ def _correct(
 
 def confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Stated confidences; NaN where none is stated, or it cannot be read."""
-    there = tag in dict(layout.blocks)[block]
+    there = tag in layout.keys[block]
     read = []
     for entry in text:
         stated = (entry.get(block) or {}).get(tag) if there else None

@@ -23,7 +23,7 @@ from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_layout, calibration_of
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
-from spanwise.tasks import TASK_LAYOUTS, Task
+from spanwise.tasks import Task, task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
 PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95)
@@ -95,7 +95,7 @@ def collect(
 
 def states_confidence(layout: Layout) -> bool:
     """Whether the last block of a layout holds a confidence, which is what the baselines are compared on."""
-    return "confidence" in dict(layout.blocks)[layout.names[-1]]
+    return "confidence" in layout.keys[layout.names[-1]]
 
 
 def joined(
@@ -165,7 +165,7 @@ def show(
     console = console or Console()
     about = {"source": str(checkpoint), "recipe": recipe.model_dump(mode="json"), "tokens": tokens}
     options = {**sizes, **(options or {})}
-    if tokens and not states_confidence(answer_layout(recipe, TASK_LAYOUTS[recipe.task])):
+    if tokens and not states_confidence(answer_layout(recipe, task_layout(recipe))):
         console.print("The last block states no confidence, so there is nothing else to compare.", highlight=False)
         write_fidelity(output, **about, counts=counts, options=options)
         console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)

@@ -14,7 +14,17 @@ from spanwise.commands.shared.display import warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
-from spanwise.tasks import TASK_LAYOUTS, Start, Task, build_tokenizer, digits_task, load_task
+from spanwise.tasks import (
+    Fields,
+    Start,
+    Task,
+    build_fields_tokenizer,
+    build_tokenizer,
+    digits_task,
+    fields_task,
+    load_task,
+    task_layout,
+)
 from spanwise.tasks.warm_start import shortened
 
 #: The warm start of an embedded task that has only one.
@@ -36,15 +46,18 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
     """
     if recipe.task in EMBEDDED:
         _check_written(recipe)
-        task = digits_task(
-            _STARTS.get(recipe.task, recipe.start),
-            seed=recipe.seed,
-            start_seed=recipe.start_seed,
-            settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
-            train_size=recipe.steps * recipe.prompts,
-            eval_size=recipe.eval_prompts,
-            progress=warm_up_progress(console),
-        )
+        common: dict[str, Any] = {
+            "seed": recipe.seed,
+            "start_seed": recipe.start_seed,
+            "settings": None if recipe.start_steps is None else shortened(recipe.start_steps),
+            "train_size": recipe.steps * recipe.prompts,
+            "eval_size": recipe.eval_prompts,
+            "progress": warm_up_progress(console),
+        }
+        if recipe.task == "fields":
+            task = fields_task(Fields("independent", recipe.fields), **common)
+        else:
+            task = digits_task(_STARTS.get(recipe.task, recipe.start), **common)
     else:
         task = load_task(
             str(model or recipe.model),
@@ -58,7 +71,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             answer_column=recipe.answer_column,
             eval_limit=recipe.eval_prompts,
         )
-    return replace(task, layout=answer_layout(recipe, TASK_LAYOUTS[recipe.task]))
+    return replace(task, layout=answer_layout(recipe, task_layout(recipe)))
 
 
 def check_prompts(recipe: Recipe, task: Task) -> None:
@@ -78,7 +91,7 @@ def check_prompts(recipe: Recipe, task: Task) -> None:
 def _check_written(recipe: Recipe) -> None:
     """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
     own = own_layout(recipe)
-    known = TASK_LAYOUTS[recipe.task].tags
+    known = task_layout(recipe).tags
     strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
     if strange:
         raise RecipeError(
@@ -128,11 +141,11 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    known = build_tokenizer()
+    known = build_fields_tokenizer() if recipe.task == "fields" else build_tokenizer()
     if tokenizer.get_vocab() != known.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "
-            f"the {len(known)} of digits and tags. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
+            f"the {len(known)} of its own. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
         )
     return model, tokenizer, make_task(recipe, console)
 
