@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 
 FILE = Path(__file__).with_suffix(".json")
-PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab"]
+PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab",
+          '{"a":', '"n":[', ",", "]", "}"]  # fmt: skip
 LAYOUT = "layout: {solution: [answer], confidence: [confidence]}\n"
 RECIPES = {
     "blocks": LAYOUT + "method: bae\nobjectives:\n"
@@ -18,10 +19,19 @@ RECIPES = {
     "turns": LAYOUT + "method: bae\nobjectives:\n"
     "  - {reward: correct, pays: [solution], options: {verify: exact}}\n"
     "  - {reward: environment, pays: [confidence], scope: turn, options: {column: paid}}\n",
+    "fields": "layout: {rest: [], a: a, 'n[*]': 'n[*]'}\nsegmenter: json\nmost: 2\nmethod: bae\nobjectives:\n"
+    "  - {reward: equals, each: a, if_missing: 0.0}\n"
+    "  - {reward: equals, each: 'n[*]', given: earlier, baseline: outcome, name: n}\n",
     "gigpo": LAYOUT + "method: gigpo\nper: completion\nobjectives:\n"
     "  - {reward: environment, pays: [solution, confidence], options: {column: paid}}\n",
 }
 SOLUTION, CONFIDENCE, NOBODY = 0, 1, -1
+REST, A, FIRST, SECOND = 0, 1, 2, 3
+GOLD = '{"a":4,"n":[1,2]}'
+
+
+#: The rollouts of each recipe; those of turns have several rows each.
+ROWS = {"blocks": "flat", "fields": "fields", "turns": "turns", "gigpo": "turns"}
 
 
 def ids(pieces):
@@ -64,6 +74,19 @@ BRANCHED = [
     ("hb", "1+1=", "2", [("a", "1", 0.1, 0.5, "s"), ("b", "2", 0.9, 1.0, "t")]),
     ("hb", "1+1=", "2", [("aa", "2", 0.4, 0.0, "s")]),
 ]
+#: (group, a, the elements of n, more): JSON whose blocks lie between the pieces of the rest; a comma reads no further than it is.
+JSON = [
+    ("g4", "4", "12", {"tool": "77"}),
+    ("g4", "4", "13", {"before": "ab"}),
+    ("g4", "3", "12", {}),
+    ("g4", "4", "9", {}),
+    ("g3", None, "12", {}),
+    ("g3", "4", "32", {"tool": "1"}),
+    ("g3", "5", "31", {}),
+    ("g2", "4", "1", {"cut": True}),
+    ("g2", "4", "12", {"tool": "2"}),
+    ("g1", "4", "11", {}),
+]
 BETWEEN = ("<tool>", "+")  # what the environment says between two turns
 
 
@@ -76,6 +99,44 @@ def flat_rows():
                 "group": group, "question": question, "answer": answer, "prompt": ids(question), "ids": ids(pieces),
                 "sampled": [int(block >= 0) for block in blocks], "blocks": blocks, "right": float(answered == answer),
                 "confidence": confidence,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def field_rows():
+    rows = []
+    for group, a, elements, more in JSON:
+        pieces, blocks = list(more.get("before", "")), [REST] * len(more.get("before", ""))
+
+        def write(piece, block, pieces=pieces, blocks=blocks):
+            pieces.append(piece)
+            blocks.append(block)
+
+        if a is not None:
+            write('{"a":', REST)
+            for sign in more.get("tool", ""):
+                write(sign, NOBODY)
+            write(a, A)
+            write(",", REST)
+        else:
+            write("=", REST)
+            write('{"a":', REST)  # and no value: what follows is a key, so that this one says nothing
+        write('"n":[', REST)
+        for number, element in enumerate(elements):
+            if number:
+                write(",", REST)
+            write(element, FIRST + number)
+        for piece in () if more.get("cut") else ("]", "}", "<eos>"):
+            write(piece, REST)
+        known = zip("12", elements, strict=False)
+        right = [float(gold == element) for gold, element in known]
+        if more.get("cut"):
+            right[-1] = 0.0  # nobody knows where the element ends, so it says nothing
+        rows.append(
+            {
+                "group": group, "question": "?", "answer": GOLD, "prompt": ids("?"), "ids": ids(pieces),
+                "sampled": [int(block >= 0) for block in blocks], "blocks": blocks, "a": a and float(a == "4"), "n": right,
             }
         )  # fmt: skip
     return rows
@@ -101,7 +162,8 @@ def turn_rows(talks, *, edited=False):
 
 
 def rollouts():
-    return {"flat": flat_rows(), "turns": turn_rows(TALKS) + turn_rows(BRANCHED, edited=True)}
+    turns = turn_rows(TALKS) + turn_rows(BRANCHED, edited=True)
+    return {"flat": flat_rows(), "fields": field_rows(), "turns": turns}
 
 
 # --------------------------------------------------------------------------- the definitions, in loops
@@ -137,6 +199,27 @@ def blocks_advantages(rows):
         else:
             own = -((row["confidence"] - row["right"]) ** 2)
             found.append(shared(row, [solution, own - mean(there) if len(there) > 1 else 0.0], sizes))
+    return found
+
+
+def fields_advantages(rows):
+    found = []
+    for row in rows:
+        group = [one for one in rows if one["group"] == row["group"]]
+        there = [one["a"] for one in group if one["a"] is not None]
+        credit = [0.0, 0.0, 0.0, 0.0]
+        stop = 0.0
+        if row["a"] is None:
+            stop = 0.0 - mean(there)
+        elif len(there) > 1:
+            credit[A] = row["a"] - mean(there)
+        first = [one["n"][0] for one in group]
+        credit[FIRST] = row["n"][0] - mean(first) if len(first) > 1 else 0.0
+        like = [one["n"][1] for one in group if len(one["n"]) > 1 and one["n"][0] == row["n"][0]]
+        if len(row["n"]) > 1 and len(like) > 1:
+            credit[SECOND] = row["n"][1] - mean(like)
+        sizes = [max(row["blocks"].count(block), 1) for block in (REST, A, FIRST, SECOND)]
+        found.append(shared(row, credit, sizes, stop=stop))
     return found
 
 
@@ -179,8 +262,13 @@ def gigpo_advantages(rows, gamma=0.95):
 
 def written():
     made = rollouts()
-    functions = {"blocks": blocks_advantages, "turns": turns_advantages, "gigpo": gigpo_advantages}
-    advantages = {name: function(made["flat" if name == "blocks" else "turns"]) for name, function in functions.items()}
+    functions = {
+        "blocks": blocks_advantages,
+        "fields": fields_advantages,
+        "turns": turns_advantages,
+        "gigpo": gigpo_advantages,
+    }
+    advantages = {name: function(made[ROWS[name]]) for name, function in functions.items()}
     return {"pieces": PIECES, "recipes": RECIPES, "rollouts": made, "advantages": advantages}
 
 

@@ -20,12 +20,12 @@ def test_the_file_is_what_the_definitions_say():
 
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_the_pipeline_gives_the_numbers_of_the_file(name, tmp_path):
-    rows = SAVED["rollouts"]["flat" if name == "blocks" else "turns"]
+    rows = SAVED["rollouts"][conformance.ROWS[name]]
     rule = conformance.scheme(name, tmp_path)
     found = conformance.by_pipeline(rows, rule)
     for row, expected in zip(found, SAVED["advantages"][name], strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
-    assert sum(value != 0 for row in found for value in row) > 60
+    assert sum(value != 0 for row in found for value in row) > 20
     order = random.Random(0).sample(range(len(rows)), len(rows))
     shuffled = conformance.by_pipeline([rows[n] for n in order], rule)
     for n, row in zip(order, shuffled, strict=True):

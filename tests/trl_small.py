@@ -94,10 +94,10 @@ def tokenizer():
     )
 
 
-def policy(seed=0, dtype=torch.float64):
+def policy(seed=0, dtype=torch.float64, words=None):
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(PIECES),
+        vocab_size=words or len(PIECES),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

@@ -50,9 +50,9 @@ def generated(rows, uid):
 )  # a turn is paid for a confidence that it does not state
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("layout", ["stepwise", "merged"])
-@pytest.mark.parametrize("name", ["blocks", "turns", "gigpo"])
+@pytest.mark.parametrize("name", ["blocks", "fields", "turns", "gigpo"])
 def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtype):
-    rows = CASES["rollouts"]["flat" if name == "blocks" else "turns"]
+    rows = CASES["rollouts"][conformance.ROWS[name]]
     dataset = Prompts(rows)
     cfg = small.config(data, recipe=CASES["recipes"][name], layout=layout, prompts=len(dataset), samples=1)
     made = small.trainer(cfg)
@@ -65,7 +65,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
     made.compute_advantages_and_returns(batch)
     exact = conformance.by_pipeline([rows[n] for n in order], made.scheme) if dtype == torch.float64 else None
     place = made.last_rows.place_s
-    assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and name != "blocks")
+    assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and conformance.ROWS[name] == "turns")
     for n, (row, first) in zip(order, place, strict=True):
         width = made.last_advantages.shape[1]
         start = width - len(trained["response_ids"][row]) + first
@@ -104,10 +104,10 @@ def flat(data, name, rows, dtype):
 
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", ["blocks", "turns", "gigpo"])
+@pytest.mark.parametrize("name", ["blocks", "fields", "turns", "gigpo"])
 def test_whole_conversations(data, name, dtype):
-    rows, expected = CASES["rollouts"]["flat" if name == "blocks" else "turns"], CASES["advantages"][name]
-    if name != "blocks":
+    rows, expected = CASES["rollouts"][conformance.ROWS[name]], CASES["advantages"][name]
+    if conformance.ROWS[name] == "turns":
         rows, expected = conformance.sequences(rows), conformance.of_sequences(rows, expected)
     for group in dict.fromkeys(row["group"] for row in rows):
         pairs = [(row, values) for row, values in zip(rows, expected, strict=True) if row["group"] == group]

@@ -48,9 +48,10 @@ def check(found, expected, exact=None):
         assert found[torch.float64] == exact
 
 
-def test_blocks(tmp_path):
-    rows, found, rule = carried(tmp_path, "blocks", [[row] for row in SAVED["rollouts"]["flat"]])
-    check(found, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule))
+@pytest.mark.parametrize("name", ["blocks", "fields"])
+def test_blocks(tmp_path, name):
+    rows, found, rule = carried(tmp_path, name, [[row] for row in SAVED["rollouts"][conformance.ROWS[name]]])
+    check(found, SAVED["advantages"][name], conformance.by_pipeline(rows, rule))
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
