@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds demo-verl easy evidence turns critic test test-verl test-skyrl check bench fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain test test-verl test-skyrl check bench fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -37,6 +37,13 @@ turns: .venv/train.stamp         ## what credit by turns is worth on the agent t
 critic: .venv/train.stamp        ## PPO with GAE and SAE beside GRPO, five seeds: docs/critic.md; hours, and goes on where it stopped
 	$(BIN)/python benchmarks/critic.py --charts docs/images
 
+fields: .venv/train.stamp        ## credit by field against one number, K = 1 to 16, five seeds: docs/evidence.md; an hour, goes on where it stopped
+	$(BIN)/python benchmarks/fields.py
+	$(BIN)/python benchmarks/fields.py --study total --charts docs/images
+
+chain: .venv/train.stamp         ## credit in a chain of dependent parts, five seeds: docs/evidence.md, docs/fidelity.md; goes on where it stopped
+	$(BIN)/python benchmarks/chain.py --charts docs/images
+
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2
 
@@ -55,6 +62,7 @@ check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road,
 
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py
+	$(BIN)/python benchmarks/segmenters.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
 
