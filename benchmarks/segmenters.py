@@ -63,6 +63,20 @@ def fields(rng: np.random.Generator, words: int) -> str:
     return f'Sure.\n{{"name": "{prose(rng, 10).strip()!r}", "items": [{items}], "note": "{" ".join(WORDS[:10])}"}}'
 
 
+def coded(rng: np.random.Generator, words: int) -> str:
+    """A sentence, and a fence of functions of about thirty words each."""
+    functions = "".join(
+        f"def step{n}(price, item):\n    sum = price + item\n    for n in item:\n        sum = sum + n\n    return sum\n\n"
+        for n in range(max(words // 30, 1))
+    )
+    return f"{prose(rng, 12)}\n```python\n{functions}```\n{prose(rng, 12)}"
+
+
+def headed(rng: np.random.Generator, words: int) -> str:
+    """A section of about sixty words at a time."""
+    return "".join(f"## Step {n}\n{prose(rng, 60)}\n" for n in range(max(words // 60, 1)))
+
+
 def cases() -> dict[str, tuple[Layout, Writer]]:
     """Layouts with a realistic number of parts, and what writes their completions."""
     four = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
@@ -71,6 +85,9 @@ def cases() -> dict[str, tuple[Layout, Writer]]:
     return {
         "tags": (Layout(four), tagged),
         "json": (Layout(["name", "items[*].price", "note"], segmenter="json", most=16), fields),
+        "code": (Layout({"function[*]": "python.function", "rest": []}, segmenter="code", most=64), coded),
+        "fences": (Layout({"code": "fence", "rest": []}, segmenter="code"), coded),
+        "markdown": (Layout({"section[*]": "section"}, segmenter="markdown", most=64), headed),
         "delimiters": (Layout(pairs, most=4), chat),
         "channels": (Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=4), chat),
         "regex": (Layout(patterns, most=32), prose),
