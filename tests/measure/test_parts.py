@@ -50,8 +50,9 @@ def test_a_group_of_four_is_compared_by_what_went_before() -> None:
     reading = Reading(scores, torch.ones(4, 4).long(), torch.zeros(4).long())
     found = credit(reading, Batch(torch.zeros(4).long()), scheme)
     # a: all four, mean 3/4. b: the three behind a right a, mean 2/3; the fourth is alone and backs off to all four, mean 1/2.
-    # c: behind (1, 1) two, mean 1/2. (1, 0) is alone: with all behind a right a, mean 1/3. (0, 0): with all four, 1/2.
-    expected = [[1 / 4, 1 / 3, 1 / 2], [1 / 4, 1 / 3, -1 / 2], [1 / 4, -2 / 3, -1 / 3], [-3 / 4, -1 / 2, 1 / 2]]
+    # c: behind (1, 1) two, mean 1/2. (1, 0) and (0, 0) are alone: a, the furthest back, is dropped, and behind a wrong b they
+    # are two, mean 1/2.
+    expected = [[1 / 4, 1 / 3, 1 / 2], [1 / 4, 1 / 3, -1 / 2], [1 / 4, -2 / 3, -1 / 2], [-3 / 4, -1 / 2, 1 / 2]]
     assert found.block_nk[:, :3].tolist() == [pytest.approx(row) for row in expected]
     assert found.coarser_m is not None
     assert found.coarser_m.tolist() == [0, 1, 2]
