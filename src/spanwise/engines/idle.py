@@ -15,11 +15,13 @@ CREDIT = frozenset(
         "baseline",
         "layout",
         "segmenter",
+        "most",
         "prefilled",
         "objectives",
         "per",
         "options",
         "values",
+        "verifier",
         "critic",
     )
 )
