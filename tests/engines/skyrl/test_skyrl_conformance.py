@@ -45,6 +45,7 @@ def generated(rows, uid):
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
 @pytest.mark.filterwarnings(
     "ignore:Step 0. Objective 'environment'"
 )  # a turn is paid for a confidence that it does not state
@@ -102,6 +103,7 @@ def flat(data, name, rows, dtype):
     return [values[width - len(row["ids"]) :].tolist() for values, row in zip(made.last_advantages, rows, strict=True)]
 
 
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", ["blocks", "fields", "turns", "gigpo"])
