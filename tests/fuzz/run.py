@@ -62,11 +62,12 @@ def by_segmenters(count: int, seed: int) -> list[str]:
     """A line per segmenter: about `count` completions in all, on three families of tokenizers."""
     made = families()
     cells = [(name, layout, words) for name, (layouts, words) in segmenters.SOUPS.items() for layout in layouts]
-    each = -(-count // (len(cells) * 3))
+    each = -(-count // sum(len(segmenters.read_by(made, name)) for name, *_ in cells))
     failures: list[str] = []
     for name, layout, words in cells:
         start, tokens, faults = time.perf_counter(), 0, 0
-        for family in (made[0], made[2], made[3]):
+        chosen = segmenters.read_by(made, name)
+        for family in chosen:
             for first in range(0, each, 256):
                 place = f"{seed}/{name}/{family.name}/{first}"
                 try:
@@ -74,9 +75,9 @@ def by_segmenters(count: int, seed: int) -> list[str]:
                     tokens, faults = tokens + seen[0], faults + seen[1]
                 except Exception:
                     failures.append(f"segmenter {name}, batch '{place}', {layout.blocks}: {traceback.format_exc(limit=-2)}")
-        took = time.perf_counter() - start
+        took, size = time.perf_counter() - start, each * len(chosen)
         print(
-            f"{name:12} {each * 3:9,} completions {tokens:11,} tokens {faults / each / 3:7.1%} faults {took:7.1f} s",
+            f"{name:15} {size:9,} completions {tokens:11,} tokens {faults / size:7.1%} faults {took:7.1f} s",
             flush=True,
         )
     return failures
@@ -106,6 +107,7 @@ def main() -> int:
         f"{seen[0]:,} completions, {seen[1]:,} tokens, {seen[2] / 1e6:,.1f} MB, {seen[3]:,} malformed: {len(failures)} failures"
     )
     failures += by_segmenters(options.segmenters, options.seed)
+    print(f"{len(failures)} failures in all")
     print("\n".join(failures))
     if not options.no_linear:
         print()

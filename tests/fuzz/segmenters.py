@@ -1,17 +1,29 @@
 """Every other segmenter on hostile completions: soups of what it looks for, cut, masked and poisoned as `hostile.rows` does it."""
 
 import random
+from functools import cache
 
 import numpy as np
 import torch
-from hostile import BROKEN, NOISE, padded
+from hostile import BROKEN, NOISE, Family, padded
 
 from json_oracle import slow_json
 from oracles import owners_of_tokens
-from spanwise import Layout
+from segmenter_oracles import ORACLES, Case, claimed
+from spanwise import Layout, Vocabulary
 from spanwise.segment import SEGMENTERS, segment
 from spanwise.types import Fault, whole_text
+from tokenizers_small import byte_level
 
+#: The signs of all families of chat models, and what stands between them.
+CHAT = [
+    *["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"] * 2, "[THINK]", "[/THINK]", "[TOOL_CALLS]", "</s>",
+    "<minimax:tool_call>", "</minimax:tool_call>", "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁call▁begin\uff5c>",
+    "<\uff5ctool▁call▁end\uff5c>", "<\uff5ctool▁calls▁end\uff5c>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|python_tag|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "assistant", "<|start|>", "<|channel|>",
+    "<|message|>", "<|end|>", "<|return|>", "analysis", " to=f ", "final", "\n", " ", "4",
+    "<|start|>assistant<|channel|>analysis<|message|>", "<|channel|>final<|message|>",
+]  # fmt: skip
 #: Name -> layouts, and what its completions are made of beside noise.
 SOUPS = {
     "json": (
@@ -41,6 +53,14 @@ SOUPS = {
         ],
         ["<answer>", "</answer>", "Answer:", "[[", "]]", "[", "]"],
     ),
+    "channels": (
+        [
+            Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2),
+            Layout(["reasoning", "tool_call", "answer"], segmenter="channels", prefilled="reasoning"),
+            Layout({"r[*]": "channels:reasoning[*]", "a": "channels:answer", "rest": []}, most=2),
+        ],
+        CHAT,
+    ),
     "regex": (
         [
             Layout({"n": r"regex:[0-9]+", "w": r"regex:a=(?P<value>\w*)", "rest": []}),
@@ -51,19 +71,37 @@ SOUPS = {
     **{
         name: ([Layout({"u[*]": f"{name}:"}, most=3), Layout({"u[*]": f"{name}:", "rest": []}, most=2)], words)
         for name, words in {
-            "lines": ["\n", "\r\n", " \n", "x"],
-            "paragraphs": ["\n\n", "\n \n", "\n", "x"],
-            "sentences": [". ", "Dr. ", "! A", "? \"", "…", "。", "\n\n", "1. x"],
-            "steps": ["\n1. ", "\nStep 2 ", "\n**Step 3**", "\n2) ", "\n## Step 4", "    1. "],
+            "lines": ["\n", "\r\n", " \n", "x", "\n  x", "\x0c"],
+            "paragraphs": ["\n\n", "\n \n", "\n", "x", "\n  x", "\x0c"],
+            "sentences": [". ", "Dr. ", "! A", "? \"", "…", "。", "\n\n", "1. x", "\n", ".", "No", "\n     12", "     "],
+            "steps": ["\n1.", "**", "#", " ", "9", "STEP 1", "\nStep 2 ", "\n**Step 3**", "\n2) ", "\n## Step 4", "    1. "],
         }.items()
     },
     "fixed": ([Layout({"u[*]": "fixed:3"}, most=3), Layout({"u[*]": "fixed:2", "rest": []}, most=2)], ["x"]),
-    "cuts": ([Layout({"u[*]": "cuts:2"}, most=3)], ["x"]),
+    "cuts": ([Layout({"u[*]": "cuts:2"}, most=3), Layout({"u[*]": "cuts:3@0.3", "rest": []}, most=2)], ["x"]),
+    "low_probability": (
+        [Layout({"u[*]": "low_probability:0.2"}, most=3), Layout({"u[*]": "low_probability:0.6", "rest": []}, most=2)],
+        ["x"],
+    ),
+    "turns": ([Layout({"u[*]": "turns:"}, most=3), Layout({"u[*]": "turns:", "rest": []}, most=2)], ["x"]),
     "mixed": (
         [Layout({"t": "answer", "a": "json:a", "s[*]": "markdown:section", "rest": []}, most=2)],
         ["<answer>", "</answer>", '{"a": 1}', '{"a":', "\n# A\n", "# B"],
     ),
 }  # fmt: skip
+
+
+def read_by(families, name):
+    """The families of tokenizers for a segmenter: three, and for what looks for signs one that has tokens of its own for them."""
+    chosen = [families[0], families[2], families[3]]
+    return [*chosen, _with_signs()] if name in ("channels", "delimiters") else chosen
+
+
+@cache
+def _with_signs():
+    signs = [word for word in dict.fromkeys([*CHAT, "<answer>", "]]"]) if word[:1] in "<[]" and word.count(">") < 2]
+    tokenizer = byte_level(special=tuple(signs[::2]), tokens=tuple(signs[1::2]))
+    return Family("byte-level BPE, signs added", tokenizer, Vocabulary.from_tokenizer(tokenizer, size=len(tokenizer) + 1))
 
 
 def rows(seed, count, family, words):
@@ -114,33 +152,39 @@ def check(layout, family, made, *, sample=4):
             wanted = data.decode(errors="replace")
             if "\ufffd" not in whole + wanted:  # a block in pieces may join halves of characters
                 assert sorted(whole) == sorted(wanted), data
-        if n < sample:
+        if n < sample and layout.segmenters != ("turns",):  # to which masked tokens are not as if deleted
             alone = torch.from_numpy(ids[mask][None])
             there, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
             assert there.block_nt[0].tolist() == [owner for owner in own if owner >= 0], data
             assert text[0] == texts[n], data
             assert int(there.fault_n) == int(fault), data
-        if layout.segmenters == ("json",) and data:
-            by_oracle(layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], data, own, texts[n], fault)
+        if data and (layout.segmenters[0] in ORACLES or layout.segmenters == ("json",)):
+            case = Case(
+                layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], [i in vocabulary.added for i in ids[mask].tolist()],
+                vocabulary.added_pieces, (-(ids[mask] % 7) / 3).tolist(), np.flatnonzero(mask).tolist(),
+            )  # fmt: skip
+            by_oracle(case, own, texts[n], fault)
     return int(mask_nt.sum()), int((spans.fault_n != 0).sum())
 
 
-def by_oracle(layout, tokens, data, own, text, fault):
-    """The fields of JSON byte by byte: the innermost claim has a byte; without a rest, the last one that has begun."""
-    claims, wrong = slow_json(data, layout)
+def by_oracle(case, own, text, fault):
+    """Byte by byte: the innermost claim has a byte; without a rest, the last one that has begun, and the first what is before."""
+    layout, data = case.layout, case.data
+    name = layout.segmenters[0]
+    claims, wrong = slow_json(data, layout) if name == "json" else claimed(case, name)
     first = claims[0][0].block if claims else 0
     owner = [first if layout.rest is None else layout.rest] * len(data)
     for part, start, stop, _ in claims:
         for at in range(start, len(data) if layout.rest is None else stop):
             owner[at] = part.block
-    owners = owners_of_tokens(tokens, owner)
-    assert [k for k in own if k >= 0] == owners, (data, owners)
+    owners = owners_of_tokens(case.tokens, owner)
+    assert [k for k in own if k >= 0] == owners, (case.tokens, owners)
     there = {part for part, *_ in claims}
     wrong |= Fault.MISSING if any(part not in there for part in layout.parts if not part.index) else 0
     wrong |= Fault.STRADDLED if set(owner) - set(owners) else 0
-    assert fault == Fault(wrong), (data, Fault(wrong))
+    assert fault == Fault(wrong), (case.tokens, fault, Fault(wrong))
     for part in layout.parts:
         said = [held for claimed, _, _, held in claims if claimed is part and held is not None]
         if text[layout.names[part.block]] is not None:
             expected = said[-1].decode(errors="replace") if said else None
-            assert text[layout.names[part.block]][part.key] == expected, data
+            assert text[layout.names[part.block]][part.key] == expected, (case.tokens, expected)

@@ -96,6 +96,25 @@ CASES = {
                 ("[TOOL_CALLS]", D), ("g[ARGS]{}", D), ("</s>", D)],
         ["2", "f[ARGS]{}", "g[ARGS]{}", "ok"], 0,
     ),
+    "Llama: the header of an empty message opens nothing in the next one": (
+        PLAIN, [("4", A), ("<|eot_id|>", A), ("<|start_header_id|>", A), ("assistant", A), ("<|end_header_id|>", A),
+                ("<|eot_id|>", A), ("<|python_tag|>", C), ("f", C)],
+        [None, "f", None, "4"], LACKS,
+    ),
+    "a header of harmony inside a pair": (
+        PLAIN, [("<think>", R), ("<|channel|>", R), ("final", R), ("</think>", R), ("4", A)],
+        ["<|channel|>final", None, None, "4"], LACKS | Fault.NESTED,
+    ),
+    "prefilled, and the turn opens what wraps calls at once": (
+        OPENED, [("<\uff5ctool▁calls▁begin\uff5c>", C), ("<\uff5ctool▁call▁begin\uff5c>", C), ("f", C),
+                 ("<\uff5ctool▁call▁end\uff5c>", C)],
+        [None, "f", None, None], LACKS,
+    ),
+    "prefilled, and a header of Llama comes first": (
+        OPENED, [("<|start_header_id|>", C), ("assistant", C), ("<|end_header_id|>", C), ("<tool_call>", C), ("{}", C),
+                 ("</tool_call>", C)],
+        [None, "{}", None, None], LACKS | Fault.TRUNCATED,
+    ),
     "nothing but the end": (PLAIN, [("<|im_end|>", R)], [None, None, None, None], LACKS),
 }  # fmt: skip
 

@@ -69,6 +69,15 @@ def test_without_a_closing_sign_a_part_runs_on_to_the_next_opening():
     assert (said(text, "plan"), said(text, "answer")) == (" add\n", " 4<eos>")
 
 
+def test_what_closes_nothing_is_out_of_order_inside_a_part_that_has_not_closed():
+    layout = Layout(
+        {"plan": "delimiters:Plan:...", "thinking": "delimiters:<think>...</think>", "code": "delimiters:<<...>>"}
+    )
+    owners, text, fault = made(layout, ["Plan:", "a", "</think>", "<think>", "b", ">>", "<<", "c", ">>"])
+    assert owners == ["plan"] * 3 + ["thinking"] * 3 + ["code"] * 3
+    assert (said(text, "plan"), said(text, "thinking"), fault) == ("a</think>", None, Fault.ORDER | Fault.TRUNCATED)
+
+
 def test_a_sign_that_opens_and_closes():
     owners, text, fault = made({"math": "delimiters:$$...$$", "rest": []}, ["So ", "$$", "x", "$$", " is", "$$", "y"])
     assert (owners, said(text, "math")) == (["rest", *["math"] * 3, "rest", *["math"] * 2], "x")

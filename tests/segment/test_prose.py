@@ -25,6 +25,10 @@ from spanwise.types import Fault
         (sentences, "She said “Go.” He went.) **Done.** End", ["She said “Go.”", "He went.)", "**Done.**", "End"]),
         (sentences, "是。不是\uff01“真\uff1f”好", ["是。", "不是\uff01", "“真\uff1f”", "好"]),
         (sentences, "No end\n\nnew", ["No end", "new"]),
+        (paragraphs, "a\n\x0c\nb", ["a", "b"]),
+        (sentences, "See Fig.\n\nNew", ["See Fig.", "New"]),
+        (sentences, "a\n\x0c\nb", ["a", "b"]),
+        (sentences, "So\n            1. Add", ["So\n            1. Add"]),
         (sentences, "Wait… What", ["Wait…", "What"]),
         (steps, "1. a\n2) b\nStep 3: c\n**Step 4** d", ["1. a", "2) b", "Step 3: c", "**Step 4** d"]),
         (steps, "### Step 5\n**6.** e", ["### Step 5", "**6.** e"]),
@@ -42,6 +46,21 @@ def test_units_follow_each_other_without_a_gap_whatever_the_text_is():
         claims = sentences(layout.parts, layout=layout)(Sample.of(text)).claims
         assert [claim.stop for claim in claims[:-1]] == [claim.start for claim in claims[1:]], text
         assert claims[-1].stop == len(text)
+
+
+@pytest.mark.parametrize(
+    ("segmenter", "pieces", "found"),
+    [
+        ("lines", ["a\n", " \n", "  ", "b"], [0, 0, 1, 1]),
+        ("lines", ["a\n", "  "], [0, 0]),
+        ("paragraphs", ["a\n", " \n", "  ", "b"], [0, 0, 1, 1]),
+        ("paragraphs", [" \n", "a"], [None, 0]),
+        ("sentences", ["\n", "a"], [None, 0]),
+    ],
+)
+def test_the_white_space_before_the_text_of_a_line_is_that_line(segmenter, pieces, found):
+    owners, _, fault = made({"u[*]": f"{segmenter}:", "rest": []}, pieces, most=2)
+    assert (owners, fault) == (["rest" if n is None else f"u[{n}]" for n in found], 0)
 
 
 def test_tokens_of_steps_and_what_stands_before_the_first():

@@ -6,12 +6,14 @@ Marks are `reasoning`, `tool_call` and `answer`. One table has the signs of Qwen
 by a model's name; credit needs the place of every byte in whatever was sampled, cut off or malformed, from the ids alone, so the
 table is ours.
 
-Rules. What is in no other channel is the answer; a gap of white space, headers and ends of turns is none and belongs to what
-stands before it, so the end of the turn belongs to the last block present. Inside a channel that closes all is text (NESTED if it
-opens another one); one that does not close before its turn ends, ends at the next opening, and says nothing (TRUNCATED). What only
-the end of the turn closes (an answer, a call of Llama, Mistral or gpt-oss) says what it holds even if that token is not there:
-some engines leave it out. A closing sign of nothing is text of the answer (ORDER). A channel says its last complete stretch,
-without its signs. `prefilled="reasoning"`: every turn starts inside it.
+Rules. What is in no other channel is the answer; white space and ends of turns are none and belong to what stands before them, so
+the end of the turn belongs to the last block present. A header and what wraps calls belong to what they open in their turn. Inside
+a channel that closes all is text (NESTED if it opens another one), closing signs of others too; one that does not close before its
+turn ends, ends at the next opening, and says nothing (TRUNCATED). A message of harmony ends at the next header, whatever it holds.
+What only the end of the turn closes (an answer, a call of Llama, Mistral or gpt-oss) says what it holds even if that token is not
+there: some engines leave it out. A closing sign outside of channels is text of the answer (ORDER). A channel says its last complete
+stretch, without its signs. `prefilled="reasoning"`: every turn starts inside it that is not empty and opens no channel at
+once; one whose first byte is a header of Llama and that does not close the reasoning has none (TRUNCATED).
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
 #: Where a channel that never closes ends.
 _NEXT = (*_OPENS, *_LEADS, *_HEADER)
+#: What opens another channel inside one.
+_ANOTHER = {*_OPENS, *_HEADER}
+#: What a turn begins with that opens a channel at once.
+_AT_ONCE = {*_NEXT} - {_ROLE}
 _TURN_ENDS = {
     b"<|im_end|>",
     b"<|endoftext|>",
@@ -177,7 +183,7 @@ class _Reader:
         ends = [place for place, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         at = 0
         for end in (*ends, len(self.signs)):
-            self.end, self.stop = end, self._start(end)
+            self.end, self.stop, self.lead = end, self._start(end), None
             if self.prefilled and self._starts_inside(at):
                 at = self._prefilled(at)
             while at < self.end:
@@ -192,7 +198,7 @@ class _Reader:
 
     def _starts_inside(self, at: int) -> bool:
         """Whether this turn goes on with what its prompt opened; one that opens a channel at once is taken at its word."""
-        opens = at < self.end and (self.signs[at].written in _OPENS or self.signs[at].written in _HEADER)
+        opens = at < self.end and self.signs[at].written in _AT_ONCE
         return not (self._blank(self._start(at)) and (opens or at == self.end))
 
     def _blank(self, stop: int) -> bool:
@@ -247,8 +253,9 @@ class _Reader:
             place = self.places.after(at, *_NEXT)
         place = min(place, self.end)
         stop = self._start(place)
-        self._add(channel, start, (inner, stop) if closed or whole else None)
-        self.fault |= Fault.NESTED if any(sign.written in _OPENS for sign in self.signs[at + 1 : place]) else 0
+        if closed or whole or stop > start:  # a prefilled one may end where it starts, and is none then
+            self._add(channel, start, (inner, stop) if closed or whole else None)
+        self.fault |= Fault.NESTED if any(sign.written in _ANOTHER for sign in self.signs[at + 1 : place]) else 0
         closes = closed and self.signs[place].written in _CLOSES
         self.loose = self.signs[place].end if closes else stop
         return place + closes

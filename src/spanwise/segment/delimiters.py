@@ -5,8 +5,9 @@ on to the next opening sign of the layout. A sign that the tokenizer added besid
 any other sign is its bytes, however they are cut into tokens.
 
 Rules. What stands between an opening and its closing sign is text, whatever it holds (NESTED if it opens another part). A part
-that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER). A part
-says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the block is repeated.
+that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER), in a part
+that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the
+block is repeated.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ def _read(sample: Sample, signs: list[Sign], opens: dict[bytes, _Pair], prefille
             fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
             at = end + 1
         else:
-            at = places.after(at, *opens)
+            after = places.after(at, *opens)
+            fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
+            at = after
             stop = signs[at].start if at < len(signs) else size
             inner = None if pair.closing else (sign.end, stop)
             fault |= Fault.TRUNCATED if pair.closing else 0

@@ -2,7 +2,7 @@
 
 They are for repeated blocks, `Layout({"chunk[*]": "fixed:32"})`. Runs follow each other without a gap and say their text. More
 of them than `most`: the fault MORE, and the others belong to the last one, or to the rest. A token without bytes at a cut belongs
-to the run before it.
+to the run before it; a run without bytes is none.
 """
 
 from __future__ import annotations
