@@ -44,7 +44,7 @@ def test_modules_of_methods_do_not_shadow_their_functions():
 
 def test_every_method_says_where_its_formula_comes_from():
     contrib = {name for name, known in METHODS.items() if ".contrib." in known.estimator.__module__}
-    assert contrib == {"san", "ha_dw", "grpo_verif", "gagpo"}
+    assert contrib == {"san", "ha_dw", "grpo_verif", "gagpo", "group_nce"}
     for name, known in METHODS.items():
         if known.estimator.__module__.startswith("spanwise."):
             assert known.source, name

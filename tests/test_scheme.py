@@ -222,6 +222,7 @@ def test_options_of_functions_are_used(name):
         "importance_nt": some(N, T),
         "stratum_n": torch.arange(N) % 3,
         "metric_n": torch.arange(N) % 5,
+        "score_n": some(N),
         **RAGGED,
     }
     facts = {"logp_nt": RAGGED["logp_nt"]} if "logp_nt" in known.settings else {}

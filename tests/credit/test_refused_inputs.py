@@ -44,6 +44,7 @@ DATA = {
     "anchor_s": ["door", "key", "door", "key"],
     "length_n": torch.tensor([3, 1, 2, 2]),
     "stratum_n": torch.tensor([0, 0, 1, 1]),
+    "score_n": torch.tensor([0.5, -1.0, 0.25, 2.0]),
     "metric_n": torch.tensor([3.0, 1.0, 2.0, 2.0]),
     "value_nt": torch.full((4, 3), 0.5),
     "value_nk": torch.full((4, 2), 0.5),

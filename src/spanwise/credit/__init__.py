@@ -5,6 +5,7 @@ from spanwise.credit.baselines import Advantage, Compared, advantage, compared
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.compat import COMPAT, compat_table, compatible
 from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.contrib._group_nce import group_nce
 from spanwise.credit.contrib._grpo_verif import grpo_verif
 from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
 from spanwise.credit.contrib._san import san
@@ -86,6 +87,7 @@ __all__ = [
     "gdpo",
     "gigpo",
     "group_index",
+    "group_nce",
     "grpo",
     "grpo_verif",
     "ha_dw",
