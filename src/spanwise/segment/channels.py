@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample, numbered
+from spanwise.segment.claims import Claim, Finder, Found, Sample, by_mark, numbered
 from spanwise.segment.registry import register
 from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
@@ -132,12 +132,10 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         >>> [(claim.part.key, text[slice(*claim.inner)]) for claim in claims]
         [('reasoning', b'2+2'), ('answer', b'\n\nIt is 4.')]
     """
-    by_channel: dict[str, list[Part]] = {}
-    for part in parts:
-        channel = part.mark.removesuffix(EACH)
+    by_channel = by_mark(parts)
+    for channel, own in by_channel.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
-            raise LayoutError(unknown("channel", part.mark, (_REASONING, _CALL, _ANSWER)))
-        by_channel.setdefault(channel, []).append(part)
+            raise LayoutError(unknown("channel", own[0].mark, (_REASONING, _CALL, _ANSWER)))
     prefilled = layout.prefilled in {part.mark for part in parts}
     if prefilled and layout.prefilled != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}'; of the channels a prompt can open 'reasoning' only.")

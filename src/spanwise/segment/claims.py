@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spanwise.layout import Layout, Part
+from spanwise.layout import EACH, Layout, Part
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
@@ -160,6 +160,29 @@ def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
     known = list(parts)
     surplus = known[-1] if known[-1].index is None else None
     return lambda index: known[index] if index < len(known) else surplus
+
+
+class Matches:
+    """The parts of one mark, which take its matches in turn; a further match is a fault."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._take, last = numbered(parts), parts[-1]
+        self._once = len(parts) if last.index is None and EACH not in last.mark else None
+
+    def part(self, number: int) -> tuple[Part | None, int]:
+        """The part that takes match `number`, and what is wrong if none does."""
+        if self._once is not None and number >= self._once:
+            return None, int(Fault.DUPLICATE)
+        part = self._take(number)
+        return part, int(Fault.NONE if part else Fault.MORE)
+
+
+def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """The parts of each mark, which is written without `[*]`."""
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.mark.removesuffix(EACH), []).append(part)
+    return found
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:

@@ -23,9 +23,8 @@ from typing import Any
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample
+from spanwise.segment.claims import Claim, Finder, Found, Matches, Sample, by_mark
 from spanwise.segment.fences import Fence, fences
-from spanwise.segment.markdown import Matches, by_mark
 from spanwise.segment.registry import register
 from spanwise.types import Fault
 

@@ -15,36 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spanwise.errors import LayoutError
-from spanwise.layout import EACH, Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, numbered
+from spanwise.layout import Layout, Part
+from spanwise.segment.claims import Claim, Finder, Found, Matches, by_mark
 from spanwise.segment.fences import fences, headings
 from spanwise.segment.registry import register
-from spanwise.types import Fault
 
 _ANY = "section"
-
-
-class Matches:
-    """The parts of one mark, which take its matches in turn; a further match is a fault."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._take, last = numbered(parts), parts[-1]
-        self._once = len(parts) if last.index is None and EACH not in last.mark else None
-
-    def part(self, number: int) -> tuple[Part | None, int]:
-        """The part that takes match `number`, and what is wrong if none does."""
-        if self._once is not None and number >= self._once:
-            return None, int(Fault.DUPLICATE)
-        part = self._take(number)
-        return part, int(Fault.NONE if part else Fault.MORE)
-
-
-def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
-    """The parts of each mark, which is written without `[*]`."""
-    found: dict[str, list[Part]] = {}
-    for part in parts:
-        found.setdefault(part.mark.removesuffix(EACH), []).append(part)
-    return found
 
 
 def _titles(text: str) -> list[str]:
