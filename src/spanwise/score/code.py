@@ -10,7 +10,7 @@ from typing import Any
 
 from spanwise.errors import RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of
+from spanwise.score.reward import Reward, column_of, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Workers, shared
 from spanwise.types import BlockText, Status
 
@@ -82,10 +82,9 @@ def runs(
     status = [Status.ABSENT] * len(text)
     asked: dict[int, tuple[str, str | None]] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
-        there = [block for name in pays if (block := blocks.get(name)) is not None]
-        said = next((block[tag] for block in there if tag in block), None)
+        here, said = read_tag(blocks, pays, tag)
         judge = cell if isinstance(cell, str) or not isinstance(cell, list | tuple) else "\n".join(map(str, cell))
-        if not there:
+        if not here:
             continue
         if tests is not None and not (isinstance(judge, str) and judge.strip()):
             status[n] = Status.ERROR

@@ -10,7 +10,7 @@ from typing import Any
 
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of
+from spanwise.score.reward import Reward, column_of, read_tag
 from spanwise.score.rewards import NUMBER
 from spanwise.segment.json_paths import steps
 from spanwise.types import BlockText, Status
@@ -209,12 +209,11 @@ def _judged(
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
-        there = [block for name in pays if (block := blocks.get(name)) is not None]
-        said = next((block[tag] for block in there if tag in block), None)
+        here, said = read_tag(blocks, pays, tag)
         gold = _gold(_parsed(cell), tag)
         right = False if gold is _BEYOND else None if gold is _MISSING else rule(said, gold)
-        values.append(None if not there or right is None else float(right))
-        status.append(Status.ABSENT if not there else Status.ERROR)
+        values.append(None if not here or right is None else float(right))
+        status.append(Status.ABSENT if not here else Status.ERROR)
     return Reward.of(values, status=status)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RewardError
 from spanwise.registry import Registry
-from spanwise.types import Status
+from spanwise.types import BlockText, Status
 
 NAN = float("nan")
 
@@ -141,6 +141,27 @@ def column_of(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
     return columns[name]
+
+
+def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
+    """The first paid block that has a tag; nothing is in it if none has. None if no paid block is there.
+
+    >>> text = {"solution": {"": "4"}, "confidence": {"": "", "confidence": "0.7"}, "more": None}
+    >>> [block_with(text, pays, "confidence") for pays in (("solution", "confidence"), ("solution",), ("more",))]
+    [{'': '', 'confidence': '0.7'}, {}, None]
+    """
+    there = [block for name in pays if (block := blocks.get(name)) is not None]
+    return next((block for block in there if tag in block), {}) if there else None
+
+
+def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
+    """Whether a paid block is there, and what `tag` holds in the first one that has it.
+
+    >>> read_tag({"solution": {"": "4", "answer": None}}, ("solution",), "answer")
+    (True, None)
+    """
+    block = block_with(blocks, pays, tag)
+    return block is not None, None if block is None else block.get(tag)
 
 
 def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:

@@ -16,7 +16,7 @@ from spanwise.errors import RecipeError, RewardError, unknown
 from spanwise.registry import register
 from spanwise.score.answers import judge
 from spanwise.score.maths import MathVerifier, shared_verifier
-from spanwise.score.reward import Reward, column_of
+from spanwise.score.reward import Reward, column_of, read_tag
 from spanwise.score.workers import DEADLINE
 from spanwise.types import BlockText, Status
 
@@ -60,7 +60,7 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     golds = column_of(columns, column, len(text))
-    found = [_read(blocks, pays, tag) for blocks in text]
+    found = [read_tag(blocks, pays, tag) for blocks in text]
     there = [n for n, (present, _) in enumerate(found) if present]
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
     verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=judges)
@@ -241,7 +241,7 @@ def second_attempt(
     )
     values: list[float | None] = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
     pairs = {
-        n: (_read(text[n], (first,), tag)[1], _read(text[n], pays[:1], tag)[1])
+        n: (read_tag(text[n], (first,), tag)[1], read_tag(text[n], pays[:1], tag)[1])
         for n, value in enumerate(values)
         if value == 0.0
     }
@@ -274,7 +274,7 @@ def _report(
                 f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]. "
                 f"Let it be 'given' an objective that says right or wrong, or leave the score of the confidence out."
             )
-        said = _read(blocks, pays, tag)[1]
+        said = read_tag(blocks, pays, tag)[1]
         q = None if said is None else parse_confidence(said)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
         if q is None:
@@ -312,18 +312,6 @@ def environment(
     """
     values = [None if value is None or value != value else float(value) for value in column_of(columns, column, len(text))]
     return Reward.of(values)
-
-
-def _read(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
-    """Whether a paid block is there, and what `tag` holds in the first one that has it."""
-    here = False
-    for name in pays:
-        block = blocks.get(name)
-        if block is not None:
-            here = True
-            if tag in block:
-                return True, block[tag]
-    return here, None
 
 
 @lru_cache

@@ -12,7 +12,7 @@ from typing import Any
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of
+from spanwise.score.reward import Reward, block_with, column_of
 from spanwise.types import BlockText, Status, whole_text
 
 _DECODER = json.JSONDecoder()
@@ -59,14 +59,14 @@ def json_schema(
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, cells, strict=True):
-        there = [block for name in pays if (block := blocks.get(name)) is not None]
-        validator = fixed if fixed is not None or not there else _of_cell(cell)
-        if not there or validator is None:
+        block = block_with(blocks, pays, tag)
+        validator = fixed if fixed is not None or block is None else _of_cell(cell)
+        if block is None or validator is None:
             values.append(None)
         else:
-            found = _whole(whole_text(blocks)) if not tag else _field(there, tag)
+            found = _whole(whole_text(blocks)) if not tag else _field(block, tag)
             values.append(float(found is not None and _is_valid(validator, found[0])))
-        status.append(Status.ABSENT if not there else Status.ERROR)
+        status.append(Status.ABSENT if block is None else Status.ERROR)
     return Reward.of(values, status=status)
 
 
@@ -82,9 +82,8 @@ def _whole(said: str) -> tuple[Any] | None:
         return None
 
 
-def _field(there: Sequence[Mapping[str, str | None]], tag: str) -> tuple[Any] | None:
+def _field(block: Mapping[str, str | None], tag: str) -> tuple[Any] | None:
     """What a field says as JSON; what stood in quotes is a string."""
-    block = next((block for block in there if tag in block), {})
     said = block.get(tag)
     if said is None:
         return None
