@@ -125,11 +125,19 @@ class Layout:
         """All marks as they are written, each once."""
         return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
 
+    def parts_of(self, segmenter: str) -> list[Part]:
+        """The parts that one segmenter finds, in the order of the layout.
+
+        >>> [part.mark for part in Layout({"why": "why", "price": "json:price"}).parts_of("json")]
+        ['price']
+        """
+        return [part for part in self.parts if part.segmenter == segmenter]
+
     def matching(self, pattern: str) -> tuple[str, ...]:
         """The blocks that a name or pattern stands for: `*` is every block, `[*]` any index.
 
         Raises:
-            RecipeError: none.
+            RecipeError: it stands for no block.
 
         >>> Layout(["a", "b[*]"], segmenter="json", most=2).matching("b[*]")
         ('b[0]', 'b[1]')
@@ -145,7 +153,7 @@ class Layout:
     @property
     def tags(self) -> tuple[str, ...]:
         """All tags in the order a well-formed completion has them; a tag used by two blocks appears twice."""
-        return tuple(part.mark for part in self.parts if part.segmenter == "tags")
+        return tuple(part.mark for part in self.parts_of("tags"))
 
     @cached_property
     def segmenters(self) -> tuple[str, ...]:
@@ -190,7 +198,7 @@ class Layout:
             )
         for segmenter in self.segmenters:
             # Making a finder checks the marks, so that what cannot work is refused where it is written.
-            entry_of(segmenter, kind="segmenter").function([p for p in self.parts if p.segmenter == segmenter], layout=self)
+            entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:

@@ -101,7 +101,7 @@ def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
     """
     found = []
     for segmenter in layout.segmenters:
-        marks = [part.mark for part in layout.parts if part.segmenter == segmenter]
+        marks = [part.mark for part in layout.parts_of(segmenter)]
         prefilled = layout.prefilled if layout.prefilled in marks else None
         found.append(census(texts, marks, segmenter=segmenter, prefilled=prefilled))
     return found

@@ -94,8 +94,7 @@ def _cutter(layout: Layout) -> Callable[[Sample], Cut]:
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # it knows more of its own order than claims can say
         return lambda sample: parser.parse(sample.text)
-    parts = {name: [part for part in layout.parts if part.segmenter == name] for name in layout.segmenters}
-    finders = [SEGMENTERS.find(name).function(own, layout=layout) for name, own in parts.items()]
+    finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
 
 

@@ -203,7 +203,7 @@ def fitting(
 def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
     """The marks that an arm needs and no completion has."""
     layout, objectives = arm.scheme.layout, arm.scheme.objectives
-    own = [part for part in layout.parts if part.segmenter == seen.segmenter]
+    own = layout.parts_of(seen.segmenter)
     wanted = {key for o in objectives if o.name not in taken for key in _reads(o)}
     needed = [part for part in own if part.key in wanted]
     if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
