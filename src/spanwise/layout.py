@@ -13,6 +13,7 @@ from spanwise.registry import check_registered, entry_of, is_registered
 
 #: What stands for every index, in the name of a block and in a mark.
 EACH = "[*]"
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,7 @@ class Layout:
         """
         if pattern == "*":
             return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
-        wanted = re.compile(re.escape(pattern).replace(re.escape(EACH), r"\[\d+\]"))
+        wanted = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
         found = tuple(name for name in self.names if wanted.fullmatch(name))
         if not found:
             raise RecipeError(unknown("block", pattern, self.names))
@@ -199,6 +200,15 @@ class Layout:
         for segmenter in self.segmenters:
             # Making a finder checks the marks, so that what cannot work is refused where it is written.
             entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
+
+
+def any_index(name: str) -> str:
+    """A name or mark with `[*]` for every index.
+
+    >>> any_index("equals.items[3].price")
+    'equals.items[*].price'
+    """
+    return _INDEX.sub(EACH, name)
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:

@@ -8,9 +8,10 @@ from math import fsum, nan
 
 from torch import Tensor
 
+from spanwise.layout import any_index
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, any_index, grouped, merged
+from spanwise.report.rows import Row, grouped, merged
 from spanwise.report.sections import credit_section, tokens_section
 from spanwise.report.tokens import TokenView
 from spanwise.rollouts.schema import RECORDED

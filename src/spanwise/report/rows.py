@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spanwise.layout import any_index
 from spanwise.measure import Curve, reliability
 
-_INDEX = re.compile(r"\[\d+\]")
 #: A row of a chart or a table.
 Row = dict[str, Any]
 #: seed -> points, each with its `step`.
@@ -60,15 +59,6 @@ def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, column_n in columns.items():
         found.setdefault(any_index(name), []).append(column_n)
     return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
-
-
-def any_index(name: str) -> str:
-    """The name of a block or objective with `[*]` for every index.
-
-    >>> any_index("equals.items[3].price")
-    'equals.items[*].price'
-    """
-    return _INDEX.sub("[*]", name)
 
 
 def figure_name(name: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spanwise.layout import EACH, Layout
+from spanwise.layout import Layout, any_index
 from spanwise.segment.registry import SEGMENTERS
-
-_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     """
     entry = SEGMENTERS.find(segmenter)
     says, holds = entry.says, entry.holds
-    plain = dict.fromkeys(mark if segmenter == "tags" else _INDEX.sub(EACH, mark) for mark in marks)
+    plain = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
     size, seen = 0, Counter[str]()
     for text in texts:
         size += 1
