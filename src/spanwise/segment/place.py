@@ -71,7 +71,7 @@ def segment(
     logp = _logp(layout, logp_nt, valid_nt)
     count, (n, t) = len(layout.names), ids.shape
     found = _Found(
-        start=np.full((n, count), t, dtype=np.int64),
+        start=np.zeros((n, count), dtype=np.int64),
         end=np.zeros((n, count), dtype=np.int64),
         block=np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16),
         fault=np.zeros(n, dtype=np.int64),
@@ -82,7 +82,6 @@ def segment(
     rows = max(1, _TOKENS_AT_A_TIME // max(t, 1))
     for first in range(0, n, rows):
         texts += _segment_rows(slice(first, min(first + rows, n)), ids, valid_nt, logp, layout, cutter, vocabulary, found)
-    found.start[found.length == 0] = 0
     *columns, length_nk = (torch.from_numpy(column).to(ids_nt.device) for column in found)
     spans = Spans(layout.names, *columns)
     vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
@@ -123,24 +122,32 @@ def _segment_rows(
     data, ends = _join(vocabulary, own, row_of + rows.start)
     chunk = Chunk(data, own, ends, column_of, None if logp is None else logp[rows][valid], vocabulary)
     token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
-    byte_edge = np.concatenate(([0], ends))[token_edge].tolist()
-    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge), strict=True))
+    byte_edge = np.concatenate(([0], ends))[token_edge]
+    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
     made = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
-    length = _write(found, rows, made, valid, column_of, ends)
+    length = _write(found, rows, made, valid, column_of, ends, token_edge, byte_edge)
     plan = [(name, [(key, (k, key)) for key in keys]) for k, (name, keys) in enumerate(layout.keys.items())]
     spoken = zip(edges, made, (length > 0).tolist(), strict=True)
     return [_text(data[held[0] : held[1]], one, present, plan) for (_, held), one, present in spoken]
 
 
 def _write(
-    found: _Found, rows: slice, made: list[Cut], valid: np.ndarray, column_of: np.ndarray, ends: np.ndarray
+    found: _Found,
+    rows: slice,
+    made: list[Cut],
+    valid: np.ndarray,
+    column_of: np.ndarray,
+    ends: np.ndarray,
+    token_edge: np.ndarray,
+    byte_edge: np.ndarray,
 ) -> np.ndarray:
-    """Write the pieces of some completions, all at once; how many tokens each of their blocks has."""
+    """Write the pieces of some completions, all at once; how many tokens each of their blocks has.
+
+    The tokens and bytes of completion i lie between the edges i and i + 1.
+    """
     n, count = len(made), found.start.shape[1]
     row = np.repeat(np.arange(n), [len(one.starts) for one in made])
     block = np.array([k for one in made for k in one.blocks], dtype=np.int64)
-    token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
-    byte_edge = np.concatenate(([0], ends))[token_edge]
     byte = np.array([byte for one in made for byte in one.starts], dtype=np.int64) + byte_edge[row]
     begin = np.minimum(_first_tokens(byte, ends), token_edge[row + 1])
     first = np.flatnonzero(np.diff(row, prepend=-1))
