@@ -12,7 +12,7 @@ import torch
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 
-from spanwise import Objective  # noqa: E402
+from spanwise import Laser, Objective  # noqa: E402
 from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, step, trainer  # noqa: E402
 
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
@@ -24,6 +24,9 @@ CASES = {
 }
 #: The length that a share is counted in is that of all ranks' completions.
 SHARES = {"batch": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}}}
+#: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
+SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
+SCORES = {"laser": {"extra": {"credit": {"laser": SCORE}}}}
 #: A method per token compares tokens of all ranks, so their masks are gathered too.
 TOKENS = {
     "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}}
@@ -32,7 +35,7 @@ TOKENS = {
 
 def main():
     folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for name, options in {**CASES, **SHARES, **TOKENS}.items():
+    for name, options in {**CASES, **SHARES, **SCORES, **TOKENS}.items():
         run = trainer(
             f"{folder}/{name}",
             said=SAID_WITH_TOOLS if options.get("tools") else SAID,

@@ -9,6 +9,7 @@ from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
 from spanwise.critic import CriticConfig
 from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
+from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
@@ -30,6 +31,7 @@ __all__ = [
     "DataError",
     "DivergedError",
     "Fault",
+    "Laser",
     "Layout",
     "LayoutError",
     "Objective",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from spanwise.credit import METHODS, method
 from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError, unknown
+from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, seen_from_here
@@ -109,6 +110,11 @@ class Recipe(BaseModel):
         description="the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ...",
     )
 
+    laser: dict[str, Any] | None = Field(
+        None,
+        description="a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ...",
+    )
+
     # How long and how fast.
     steps: int = Field(120, ge=1, description="generation batches")
     prompts: int = Field(16, ge=1, description="prompts per step")
@@ -162,6 +168,13 @@ class Recipe(BaseModel):
             CriticConfig.of(written)
         return written
 
+    @field_validator("laser")
+    @classmethod
+    def _known_laser(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
+        if written is not None:
+            Laser.of(written)
+        return written
+
     @field_validator("verifier")
     @classmethod
     def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +220,31 @@ class Recipe(BaseModel):
                 f"mini-batches of whole micro-batches of {self.micro_batch or batch // self.mini_batches}."
             )
         return self
+
+
+def check_begins(recipe: Recipe) -> None:
+    """Refuse warm-ups of a score after which the recipe's own steps leave nothing to train.
+
+    Raises:
+        RecipeError: what would never begin, and what to set.
+
+    Example:
+        >>> check_begins(load(None, {"laser": {"token": "<unk>"}}))
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: laser: the mixing begins after 200 generation batches and the run has 120, ... or mix: 0.
+    """
+    laser = None if recipe.laser is None else Laser.of(recipe.laser)
+    if laser is None:
+        return
+    for begins, what, mend in (
+        (laser.first_loss, "loss", "set reasoning_warmup down"),
+        (laser.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
+    ):
+        if begins is not None and begins >= recipe.steps:
+            raise RecipeError(
+                f"laser: the {what} begins after {begins} generation batches and the run has {recipe.steps}, so it does nothing; "
+                f"{mend}."
+            )
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -345,6 +383,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         longest=longest,
         recorded=recorded,
         values=recipe.values,
+        laser=None if recipe.laser is None else Laser.of(recipe.laser),
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme

@@ -23,6 +23,7 @@ CREDIT = frozenset(
         "values",
         "verifier",
         "critic",
+        "laser",
     )
 )
 

@@ -73,6 +73,12 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     return [ids.tolist() for ids in encoded]
 
 
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The token ids that end a completion."""
+    ends = model.generation_config.eos_token_id
+    return list(ends) if isinstance(ends, list) else [int(tokenizer.eos_token_id if ends is None else ends)]
+
+
 def _generate(
     model: Any,
     tokenizer: Any,
@@ -83,8 +89,7 @@ def _generate(
     seed: int,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
     training, side = model.training, tokenizer.padding_side
-    ends = model.generation_config.eos_token_id
-    end_ids = torch.tensor(ends if isinstance(ends, list) else [tokenizer.eos_token_id if ends is None else ends])
+    ends = torch.tensor(end_ids(model, tokenizer))
     chunks = []
     devices = [model.device] if model.device.type == "cuda" else []
     try:
@@ -110,10 +115,8 @@ def _generate(
         model.train(training)
         tokenizer.padding_side = side
     width = max(chunk.shape[1] for chunk in chunks)
-    ids_nt = torch.cat(
-        [torch.nn.functional.pad(chunk, (0, width - chunk.shape[1]), value=int(end_ids[0])) for chunk in chunks]
-    )
-    ended_nt = torch.isin(ids_nt, end_ids).cumsum(dim=1)
+    ids_nt = torch.cat([torch.nn.functional.pad(chunk, (0, width - chunk.shape[1]), value=int(ends[0])) for chunk in chunks])
+    ended_nt = torch.isin(ids_nt, ends).cumsum(dim=1)
     # A token counts until, and with, the first end; what generate pads with comes after it.
     mask_nt = torch.cat([torch.ones_like(ended_nt[:, :1]), (ended_nt[:, :-1] == 0).long()], dim=1).bool()
     return ids_nt, mask_nt

@@ -3,7 +3,8 @@
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
 They return loss_nt, exactly 0 at masked tokens; `aggregate` reduces it. Gradients flow through the first argument only. A ratio is
 clipped to [1 - clip_low, 1 + clip_high] wherever these two are an option, as in verl and SkyRL; `dppo` has no such range, it bounds
-a divergence. `critic_error` says how far off a critic is.
+a divergence. `critic_error` says how far off a critic is; `verification_loss` teaches a score of the
+policy's own what the verifier says.
 """
 
 from spanwise.losses.aggregate import Mode, aggregate
@@ -14,6 +15,7 @@ from spanwise.losses.dppo import dppo
 from spanwise.losses.gspo import gspo
 from spanwise.losses.ppo_clip import ppo_clip
 from spanwise.losses.value import categorical_value, categorical_value_loss, hl_gauss, value_loss
+from spanwise.losses.verification import class_weights, verification_loss
 
 __all__ = [
     "CriticError",
@@ -23,6 +25,7 @@ __all__ = [
     "categorical_value",
     "categorical_value_loss",
     "cispo",
+    "class_weights",
     "critic_error",
     "dppo",
     "explained_variance",
@@ -30,4 +33,5 @@ __all__ = [
     "hl_gauss",
     "ppo_clip",
     "value_loss",
+    "verification_loss",
 ]

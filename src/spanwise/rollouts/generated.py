@@ -41,6 +41,7 @@ class Rollouts:
         value_nt: what a critic expected before each token, or (N, T, S) by `value_names`; NaN where there is none. None: no critic.
         logp_nt: log-probability of each token under the policy and at the temperature that sampled it.
         value_names: of the S values, `Scheme.value_names`.
+        self_reward_n: the self-rewarding score of each completion (`Laser`), NaN where it did not end; None: there is none.
     """
 
     mode: str
@@ -60,6 +61,7 @@ class Rollouts:
     value_nt: Float[Tensor, "n t *s"] | None = None
     logp_nt: Float[Tensor, "n t"] | None = None
     value_names: tuple[str, ...] = ()
+    self_reward_n: Float[Tensor, " n"] | None = None
 
     def recorded(self, *, step: int) -> Completions:
         """What a rollout file keeps of them: no padding, no dataset columns.
@@ -90,6 +92,7 @@ class Rollouts:
             scores=self.scores,
             credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
             text=[whole_text(blocks) for blocks in self.text],
+            self_reward_n=None if self.self_reward_n is None else self.self_reward_n.double(),
             block=self.spans.block_nt[filled_nt].numpy() if self.spans.interleaved else None,
             token_values={
                 name: known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float().numpy()

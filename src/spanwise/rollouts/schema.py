@@ -23,6 +23,7 @@ under the name of the method that made it. A run has one method, an export has t
 | `values` | list<float> | what a critic expected before each token; null where it is not known |
 | `values/<stream>` | list<float> | the same of a critic with several values, by their names (`Scheme.value_names`) |
 | `logprobs` | list<float> | log-probability of each token under the policy that sampled it; null where it is not known |
+| `self_reward` | double | the score r_s of the completion's reserved token (`Laser`); null where it did not end |
 | `credit/<method>/<block>` | double | null where the completion does not have the block |
 | `credit/<method>/stop` | double | credit of the decision to stop, which the last trainable token carries |
 | `advantages/<method>` | list<float> | what each token trains with; null where the completion was left out of the loss |
@@ -40,7 +41,7 @@ import pyarrow as pa
 from spanwise.errors import DataError, SpanwiseError
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
-TRAINABLE, TEXT, FAULT, STOP, BLOCK = "trainable", "text", "fault", "stop", "block"
+TRAINABLE, TEXT, FAULT, STOP, BLOCK, SELF_REWARD = "trainable", "text", "fault", "stop", "block", "self_reward"
 #: What may be known of each token, and its column; one value of several is `value/<stream>`.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
 
@@ -55,6 +56,7 @@ _TYPES = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()),
     TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()),
+    SELF_REWARD: pa.float64(),
     **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
 _FAMILIES = {

@@ -143,6 +143,7 @@ class RolloutTable:
         folder: the run folder the file lies in, if it is one of spanwise's own.
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
         rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
+        self_reward_n: the self-rewarding score of each completion (`Laser`), NaN where it did not end; None: the file has none.
     """
 
     source: str
@@ -163,6 +164,7 @@ class RolloutTable:
     folder: Path | None = None
     as_recorded: AsRecorded | None = None
     rollout_n: Int[Tensor, " n"] | None = None
+    self_reward_n: Float[Tensor, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

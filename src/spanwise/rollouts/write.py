@@ -53,6 +53,7 @@ class Completions:
         token_values: "value" (one of several: "value/<stream>"), "logp" of each token, flat; NaN where it is not known.
         rollout_n: see `RolloutTable`.
         block: the block of each token, flat, -1 for none; None where each block is one piece, so that its span says it.
+        self_reward_n: the self-rewarding score of each completion, NaN where it did not end; None: there is none.
 
     Raises:
         AlignmentError: something flat that does not have one entry per token.
@@ -73,6 +74,7 @@ class Completions:
     token_values: Mapping[str, Shaped[np.ndarray, " v"]] = field(default_factory=dict)
     rollout_n: Int[Tensor, " n"] | None = None
     block: Int[np.ndarray, " v"] | None = None
+    self_reward_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         flat = {"trainable flags": self.trainable, **self.token_values}
@@ -145,6 +147,11 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
         **({} if part.text is None else {schema.TEXT: _array(schema.TEXT, part.text)}),
         schema.FAULT: _array(schema.FAULT, part.fault_n.numpy()),
         **_blocks(part),
+        **(
+            {}
+            if part.self_reward_n is None
+            else {schema.SELF_REWARD: _array(schema.SELF_REWARD, part.self_reward_n.numpy())}
+        ),
         **_rewards(part.scores),
         **_lists(
             part.tokens, {schema.IDS: ids} if pieces is None else {schema.TOKENS: _spelled(pieces, part.tokens.values)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launch_two_ranks import CASES, SHARES, TOKENS
+from launch_two_ranks import CASES, SCORES, SHARES, TOKENS
 from trl_small import (
     SAID,
     SAID_WITH_TOOLS,
@@ -39,6 +39,14 @@ def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     assert "credit/malformed" in two["log"]
     mine = two["advantages_nt"]
     assert mine.shape[0] == 4
+    assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
+
+
+def test_a_score_is_one_whatever_ranks_its_group_spans(two_ranks, tmp_path):
+    two = torch.load(two_ranks / "laser.pt")
+    one = trainer(tmp_path, num_generations=8, **SCORES["laser"])
+    assert largest_difference(two["gradient"], step(one)) < 2e-6
+    mine = two["advantages_nt"]
     assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
 
 

@@ -39,7 +39,7 @@ from spanwise.disk import whole_folder
 from spanwise.engines.critic import megabytes
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Recipe, answer_tags, resolved, scheme_of
+from spanwise.recipe import EMBEDDED, Recipe, answer_tags, check_begins, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.scheme import Scheme
 from spanwise.tasks import Task
@@ -71,6 +71,7 @@ def train(
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
     _check_names(recipe)
+    check_begins(recipe)
     place, checkpoint = _place(recipe, resume, overwrite, console)
     in_place = checkpoint is not None and place.resolve() == _run_of(checkpoint).resolve()
     recipe = recipe.model_copy(update={"output": str(place)})
@@ -110,7 +111,7 @@ def train(
                 trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            absent = unmeasured(task.layout.keys, answer_tags(recipe))
+            absent = unmeasured(task.layout.keys, answer_tags(recipe), scored=recipe.laser is not None)
             _show(summary, console, title=f"{title}: {recipe.output}", absent=absent)
         if recipe.report and main:
             from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs

@@ -14,6 +14,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.critic import Critic
+from spanwise.engines.trl.laser import SelfRewarding
 from spanwise.errors import DataError
 from spanwise.scheme import Scheme
 
@@ -27,10 +28,12 @@ class Saving(GRPOTrainer):
     Attributes:
         scheme: the rule of credit, whose method may remember earlier batches.
         critic: the `Critic`, None without one.
+        self_rewarding: the reserved token and its reference, None without `Scheme.laser`.
     """
 
     scheme: Scheme
     critic: Critic | None
+    self_rewarding: SelfRewarding | None
     # TRL's annotation allows a None that a trainer never has.
     args: Any
     processing_class: Any
@@ -80,6 +83,8 @@ class Saving(GRPOTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.critic is not None and self.args.should_save:
             self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
+        if self.self_rewarding is not None and self.args.should_save:
+            self.self_rewarding.save(Path(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -87,6 +92,8 @@ class Saving(GRPOTrainer):
             return
         if self.critic is not None:
             self.critic.restore(Path(checkpoint) / CRITIC)
+        if self.self_rewarding is not None:
+            self.self_rewarding.restore(Path(checkpoint))
         if self._estimator is not None:
             restore_estimator(self._estimator, Path(checkpoint), self.scheme.method)
 

@@ -28,7 +28,7 @@ from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
-from spanwise.engines.trl.saving import Saving
+from spanwise.engines.trl.scoring import Scoring
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
 from spanwise.engines.trl.values import cut_off, sequences
 from spanwise.engines.turns import has_turns, turn_rows
@@ -43,13 +43,13 @@ from spanwise.types import Credit, Spans
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "self_reward_n")
 #: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 WITH_CRITIC = ("value_nt", "bootstrap_n")
 
 
-class SpanGRPOTrainer(Saving):
+class SpanGRPOTrainer(Scoring):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
@@ -70,6 +70,7 @@ class SpanGRPOTrainer(Saving):
         last_rollouts: the `Rollouts` of the last generation batch of this process, None before the first.
         zero_batches: how many training batches had no credit other than 0.
         critic: the `Critic`, None without one.
+        self_rewarding: the reserved token and its reference, None without `Scheme.laser`.
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -146,6 +147,7 @@ class SpanGRPOTrainer(Saving):
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
         self.critic = None if critic is None else self._critic(critic)
+        self.self_rewarding = None if scheme.laser is None else self._self_rewarding(scheme.laser)
         self._critic_seconds = self._step_seconds = 0.0
         self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
 
@@ -220,6 +222,7 @@ class SpanGRPOTrainer(Saving):
         started = time.perf_counter()
         mask_nt = loss_mask(output).bool().cpu()
         everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
+        score_n, whole = self._with_scores(batch, everyone, whole, here, output)
         with self._unmoved() if mode == "eval" else nullcontext():
             found = credit(everyone, whole, self.scheme)
         log_credit(self._logs, *self._by_completion(found, everyone, whole, len(mask_nt)), self.scheme)
@@ -230,7 +233,7 @@ class SpanGRPOTrainer(Saving):
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
         if int(output["num_items_in_batch"]) == 0:
             self._all_cut_off(len(mask_nt) * self.accelerator.num_processes)
-        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
+        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt, score_n)
         shown = metrics(found, everyone, self.scheme, group_n=whole.group_n)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
@@ -302,14 +305,12 @@ class SpanGRPOTrainer(Saving):
         wide: Any = self.accelerator.pad_across_processes(value_nt.to(self.accelerator.device), dim=1)
         return self._gather(wide)
 
-    def _gather(self, table_nc: Tensor) -> Tensor:
-        gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
-        return gathered.cpu()
-
-    def _keep(self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, advantages_nt: Tensor) -> None:
+    def _keep(
+        self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, adv_nt: Tensor, score_n: Tensor | None
+    ) -> None:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-        spare = (0, advantages_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
+        spare = (0, adv_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
         told = ("prompts", "completions", "completion_ids")
         self.last_rollouts = Rollouts(
             mode=mode,
@@ -325,10 +326,11 @@ class SpanGRPOTrainer(Saving):
             spans=spans,
             scores=reading.scores,
             credit=own,
-            advantages_nt=advantages_nt,
+            advantages_nt=adv_nt,
             value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
+            self_reward_n=score_n,
         )
 
     def _all_cut_off(self, completions: int) -> None:
@@ -407,7 +409,9 @@ class SpanGRPOTrainer(Saving):
                 height_bt=self._slope(logps_bt.detach(), inputs),
             )
             self._canary_due = False
-        return loss if beta == 0.0 else loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
+        if beta != 0.0:
+            loss = loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
+        return loss + self._verification(inputs) / accumulation
 
     def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
         """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""

@@ -43,3 +43,15 @@ def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
     tensor([False,  True])
     """
     return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)
+
+
+def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
+    """The completions that end with an end-of-sequence token of their own: not cut off, and no tool's.
+
+    >>> columns = {"completion_ids": [[5, 2], [5], [5, 2]]}
+    >>> sampled_end(Batch.jagged([[5, 2], [5], [5, 2]], [0, 0, 0], sampled=[[1, 1], [1], [1, 0]], columns=columns), [2])
+    tensor([ True, False, False])
+    """
+    assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+    last_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
+    return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_n[:, None])[:, 0]

@@ -14,6 +14,7 @@ from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.parquet import flat, joined, offsets, steps_of
+from spanwise.rollouts.recorded import numbers
 from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, finite
 from spanwise.rollouts.text import cut_text, load_tokenizer
 from spanwise.score import Reward
@@ -81,6 +82,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         if same and (name := next(iter(trained), None))
         else None,
         rollout_n=None if (rollouts := _whole(path, table, schema.ROLLOUT)) is None else group_index(rollouts),
+        self_reward_n=numbers(table, schema.SELF_REWARD) if schema.SELF_REWARD in table.column_names else None,
     )
 
 

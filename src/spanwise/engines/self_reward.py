@@ -1,0 +1,188 @@
+"""Reading a self-rewarding score off a model: the reserved token, and its log-probability after the end of a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.errors import DataError, RecipeError
+from spanwise.laser import Laser
+
+#: A policy that never had this score starts at 0, one that was trained with it between 0 and 1; further off is another reference.
+_FAR, _NEAR = 0.5, 0.1
+
+
+def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
+    """The id of the reserved token, which the policy must never write.
+
+    Args:
+        laser: names it.
+        tokenizer: of the policy.
+        size: rows of its embedding; a row behind the tokenizer's last token is free to use.
+        ends: the ids that end a completion.
+
+    Raises:
+        RecipeError: the vocabulary lacks it, or it is one that is written: ordinary text, an end or the padding.
+
+    Example:
+        >>> from spanwise.tasks.tiny import build_tokenizer
+        >>> reserved_id(Laser("<unk>"), build_tokenizer(), size=61, ends=[1])
+        2
+        >>> reserved_id(Laser("7"), build_tokenizer(), size=61, ends=[1])
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: laser.token '7' is text that the policy writes, ... such as <unk>.
+    """
+    known, called = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
+    taken = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
+    free = {token: known[token] for token in tokenizer.all_special_tokens if token in known}
+    free |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    free = {token: number for token, number in free.items() if number not in taken}
+    such = (
+        f"such as {', '.join(list(free)[:3])}" if free else f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    )
+    token = known.get(laser.token) if isinstance(laser.token, str) else laser.token
+    if token is None or not 0 <= token < size:
+        raise RecipeError(f"{called} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {such}.")
+    if token in taken:
+        raise RecipeError(f"{called} begins, ends or pads a completion; name one that has no use, {such}.")
+    if token in set(known.values()) - set(free.values()):
+        raise RecipeError(f"{called} is text that the policy writes, so it can be sampled; name a special one, {such}.")
+    return token
+
+
+def ended(ids_nt: Int[Tensor, "n t"], there_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
+    """The completions whose last token is one that ends them; all others were cut off.
+
+    >>> ended(torch.tensor([[5, 1, 0], [5, 6, 7]]), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), [1])
+    tensor([ True, False])
+    """
+    last_n = there_nt.long().cumsum(dim=1).argmax(dim=1)
+    last_id_n = ids_nt.gather(1, last_n[:, None])[:, 0]
+    return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & there_nt.any(dim=1)
+
+
+@torch.no_grad()
+def end_logp(
+    model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
+) -> Float[Tensor, " n"]:
+    r"""The log-probability of one token after each row: one forward pass, one position of the vocabulary.
+
+    Equation
+        T log softmax(logits / T)[token], T the temperature: at any T about the logit, counted from the others'
+
+    Args:
+        model: a causal language model.
+        rows: prompt and completion with its end, ids of any lengths.
+        token: whose log-probability.
+        pad: id to pad with on the left; what stands there is masked.
+        temperature: of sampling.
+        batch_size: rows per pass.
+
+    Returns:
+        (N,) float32, without dropout; the training mode is restored.
+    """
+    found, training = [], model.training
+    try:
+        model.eval()
+        for first in range(0, len(rows), batch_size):
+            last_nv = _last_logits(model, rows[first : first + batch_size], pad).float()
+            found.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
+    finally:
+        model.train(training)
+    return torch.cat(found) if found else torch.zeros(0)
+
+
+def _last_logits(model: Any, rows: Sequence[Sequence[int]], pad: int) -> Float[Tensor, "n v"]:
+    """What the model expects after each row; a token's position counts from the first of its row, as when it was sampled."""
+    width = max(map(len, rows))
+    ids_nt = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
+    mask_nt = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    where = {}
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters hide what the model takes
+    if "position_ids" in signature(bare.forward).parameters:
+        where["position_ids"] = (mask_nt.cumsum(dim=1) - 1).clamp(min=0)
+    return model(input_ids=ids_nt, attention_mask=mask_nt, use_cache=False, logits_to_keep=1, **where).logits[:, -1]
+
+
+def end_logps(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    ids_nt: Int[Tensor, "n t"],
+    there_nt: Bool[Tensor, "n t"],
+    *,
+    token: int,
+    ends: Collection[int],
+    pad: int,
+    temperature: float = 1.0,
+) -> Float[Tensor, " n"]:
+    """The log-probability of one token after each completion, NaN for those that did not end.
+
+    Args:
+        model, token, pad, temperature: see `end_logp`.
+        prompts: ids before each completion.
+        ids_nt, there_nt: completions and the tokens that are theirs, tool output included.
+        ends: ids that end a completion.
+    """
+    ended_n = ended(ids_nt, there_nt, ends)
+    rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
+    logp_n = torch.full((len(ids_nt),), torch.nan)
+    logp_n[ended_n.cpu()] = end_logp(model, rows, token, pad=pad, temperature=temperature)
+    return logp_n
+
+
+def measured(
+    laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
+) -> tuple[Laser, dict[str, Any], str | None]:
+    """The reference of the starting policy: the mean of what it says of the reserved token; a given one is held against that.
+
+    Args:
+        laser, token: names the token, and its id.
+        logp_n: of completions of the starting policy, NaN where one did not end.
+        temperature: that they were sampled at.
+
+    Returns:
+        The laser with its reference, what `laser.json` of a run holds, and a warning if there is something to say.
+
+    Raises:
+        DataError: none of the completions ended.
+        RecipeError: the reference is of another model, or too near to 0 for a score to reach 1.
+
+    Example:
+        >>> found, about, warning = measured(Laser("<unk>"), 2, torch.tensor([-18., -20., float("nan")]), temperature=1.0)
+        >>> found.reference, about["completions"], warning
+        (-19.0, 2, None)
+    """
+    known_n = logp_n[~logp_n.isnan()].double()
+    if not len(known_n):
+        raise DataError(
+            f"laser: none of the {len(logp_n)} completions of the first batch ended, so there is no end after which to read "
+            f"'{laser.token}'. Set max_completion_length up."
+        )
+    mean, std = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0
+    if laser.reference is None:
+        laser.check_reach(mean)
+        found, warning = replace(laser, reference=mean), None
+    else:
+        found, warning = laser, _held(laser, laser.reference, mean, std)
+    about = {"token": laser.token, "id": token, "reference": found.reference, "mean": mean, "std": std}
+    return found, {**about, "completions": len(known_n), "temperature": temperature}, warning
+
+
+def _held(laser: Laser, reference: float, mean: float, std: float) -> str | None:
+    """What to say of a reference that is given, where the starting policy's own mean is another."""
+    start = laser.beta * (mean - reference)
+    said = (
+        f"laser.reference is {reference:g}, and the starting policy gives '{laser.token}' {mean:.4g} nats (+- {std:.2g}), so its "
+        f"answers start at a score of {start:.2g}"
+    )
+    if not -_FAR <= start <= 1 + _FAR:
+        raise RecipeError(f"{said}: the reference is of another model, or token. Leave it out, and it is measured.")
+    if abs(start) > _NEAR:
+        return f"{said}. That is as it should be only for a policy that was trained with this score before."
+    return None

@@ -1,0 +1,154 @@
+"""A self-rewarding score mixed into the credit of a verdict: worked numbers, a slow oracle, what is left as it was."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from helpers import NAN, assert_close, double
+from spanwise import Batch, Laser, Layout, Objective, Scheme, Vocabulary, credit, read
+from spanwise.credit import centred, mixed_advantage, self_reward
+from spanwise.errors import AlignmentError
+
+ONE = torch.zeros(4).long()
+
+
+def slow_mix(adv, score, group, *, mix, threshold, scale):
+    """Loops over the definition."""
+    found = []
+    for i, own in enumerate(adv):
+        peers = [min(max(score[j], 0.0), 1.0) for j in range(len(adv)) if group[j] == group[i] and score[j] == score[j]]
+        spread = statistics.stdev(peers) if len(peers) > 1 else 0.0
+        if score[i] != score[i] or spread == 0 or spread < threshold:
+            found.append(own)
+            continue
+        z = (min(max(score[i], 0.0), 1.0) - statistics.mean(peers)) / (spread if scale == "std" else 1.0)
+        found.append((1 - mix) * own + mix * z)
+    return found
+
+
+def test_worked_numbers():
+    logp_n = double([-14, -16, -20, -22])
+    score_n = self_reward(logp_n, beta=0.1, reference=-23.0)
+    assert_close(score_n, [0.9, 0.7, 0.3, 0.1], 1e-12)
+    verdict_n = centred(double([1, 0, 0, 0]), ONE, scale="std", ddof=1)
+    assert_close(verdict_n, [1.5, -0.5, -0.5, -0.5], 1e-12)
+    found = mixed_advantage(verdict_n, score_n, ONE, mix=0.1, threshold=0.1)
+    assert_close(found, [1.4595445, -0.3952277, -0.5047723, -0.5595445], 1e-7)
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.4])
+def test_random_batches_against_loops(scale, threshold):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(40):
+        adv_n = torch.randn(10, generator=generator).double()
+        score_n = torch.rand(10, generator=generator).double() * 2 - 0.5
+        score_n[torch.rand(10, generator=generator) < 0.25] = NAN
+        group_n = torch.randint(-2, 2, (10,), generator=generator)
+        found = mixed_advantage(adv_n, score_n, group_n, mix=0.3, threshold=threshold, scale=scale)
+        rule = {"mix": 0.3, "threshold": threshold, "scale": scale}
+        assert_close(found, slow_mix(adv_n.tolist(), score_n.tolist(), group_n.tolist(), **rule), 1e-12)
+        order = torch.randperm(10, generator=generator)
+        shuffled = mixed_advantage(adv_n[order], score_n[order], 1000 - group_n[order], **rule)
+        assert_close(shuffled, found[order], 1e-12)
+
+
+def test_what_did_not_end_keeps_its_advantage_and_is_in_nobodys_mean():
+    adv_n, score_n = double([1, -1, 0.5, -0.5]), double([0.9, 0.1, NAN, 0.4])
+    found = mixed_advantage(adv_n, score_n, ONE, mix=0.5)
+    assert float(found[2]) == 0.5
+    known = torch.tensor([0, 1, 3])
+    assert_close(found[known], mixed_advantage(adv_n[known], score_n[known], ONE[:3], mix=0.5), 1e-12)
+
+
+def test_groups_whose_scores_agree_are_not_mixed():
+    adv_n = double([1, -1, 0.5, -0.5])
+    assert torch.equal(mixed_advantage(adv_n, double([0.5, 0.55, 0.6, 0.5]), ONE, mix=0.5), adv_n)
+    assert torch.equal(mixed_advantage(adv_n, double([0.5] * 4), ONE, mix=0.5, threshold=0.0), adv_n)
+    assert torch.equal(mixed_advantage(adv_n, double([-3, -2, -1, -0.1]), ONE, mix=0.5, threshold=0.0), adv_n)  # all 0
+    assert torch.equal(mixed_advantage(adv_n, double([0.9, 0.1, 0.5, 0.3]), torch.arange(4), mix=0.5), adv_n)
+
+
+# ------------------------------------------------------------------------------------------------ credit of blocks
+
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"1", b"0", b"</confidence>"))
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+SAID = [[0, 1, 3, 4, 5, 7], [0, 2, 3, 4, 5, 7], [0, 2, 3, 4, 6, 7], [0, 1, 3]]
+SCORES = double([0.9, 0.7, 0.1, 0.3])
+
+
+def found_by(method, *, scale="std", score_n=SCORES, objectives=None, layout=LAYOUT, said=SAID, **fields):
+    laser = Laser("<unk>", mix=0.25, scale=scale)
+    scheme = Scheme.preset(method, layout, laser=laser, objectives=objectives)
+    batch = Batch.jagged(said, [7] * len(said), columns={"answer": ["4"] * len(said)}, self_reward_n=score_n, **fields)
+    reading = read(batch, scheme, VOCABULARY)
+    return credit(reading, batch, scheme)
+
+
+def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
+    objectives = [
+        Objective("correct", pays="solution", weight=2.0),
+        Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
+        Objective("format", pays="solution", weight=0.25),
+    ]
+    plain, mixed = (found_by("bae", objectives=objectives, score_n=score_n) for score_n in (None, SCORES))
+    mean = 0.5
+    z = [(s - mean) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
+    correct = [0.5, -0.5, -0.5, 0.5]
+    change = [2.0 * 0.25 * (z[i] - correct[i]) for i in range(4)]
+    assert_close(mixed.block_nk[:, 0] - plain.block_nk[:, 0], change, 1e-12)
+    assert torch.equal(mixed.block_nk[:, 1], plain.block_nk[:, 1])
+    assert torch.equal(mixed.stop_n, plain.stop_n)
+
+
+def test_a_block_that_is_not_there_gets_nothing():
+    objectives = [Objective("correct", pays=("solution", "confidence"))]
+    mixed = found_by("bae", objectives=objectives)
+    assert mixed.block_nk[3, 1] == 0
+    assert mixed.block_nk[3, 0] != 0
+
+
+def test_the_paper_itself_is_grpo_with_its_standard_deviations():
+    whole = Layout({"all": ["answer", "confidence"]})
+    mixed = found_by("grpo", layout=whole)
+    verdict = [1, 0, 0, 1]
+    z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
+    z_s = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
+    assert_close(mixed.block_nk[:, 0], [0.75 * v + 0.25 * s for v, s in zip(z_v, z_s, strict=True)], 1e-5)
+
+
+def test_without_a_scale_the_score_is_one_more_reward():
+    whole = Layout({"all": ["answer", "confidence"]})
+    plain = [Objective("correct", pays="all", baseline="group")]
+    mixed = found_by("bae", layout=whole, scale="none", objectives=plain)
+    reward = [0.75 * v + 0.25 * s for v, s in zip([1, 0, 0, 1], SCORES.tolist(), strict=True)]
+    assert_close(mixed.block_nk[:, 0], [r - 0.5 for r in reward], 1e-12)
+
+
+def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
+    objectives = [Objective("correct", pays="solution"), Objective("brier", pays="confidence", given="correct")]
+    value_nt = torch.linspace(0.1, 0.7, 24).reshape(4, 6).double()
+    plain, mixed = (
+        found_by("gae", objectives=objectives, score_n=score_n, value_nt=value_nt.unsqueeze(2).repeat(1, 1, 2))
+        for score_n in (None, SCORES)
+    )
+    z = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
+    for i, said in enumerate(SAID):
+        for t in range(len(said)):
+            before, after = float(plain.token_nt[i, t]), float(mixed.token_nt[i, t])
+            want = 0.75 * before + 0.25 * z[i] if t < 3 else before
+            assert math.isclose(after, want, abs_tol=1e-12), (i, t)
+
+
+def test_no_scores_means_not_yet():
+    assert torch.equal(found_by("bae", score_n=None).block_nk, found_by("bae", score_n=double([NAN] * 4)).block_nk)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_sizes_that_differ_are_named():
+    with pytest.raises(AlignmentError, match="4 advantages, 3 scores and 4 groups"):
+        mixed_advantage(double([1, -1, 0, 0]), double([1, 2, 3]), ONE)
+    with pytest.raises(AlignmentError, match=r"self_reward_n is \(3,\) for 4 group ids"):
+        found_by("bae", score_n=double([1, 0, 1]))

@@ -1,0 +1,338 @@
+"""A self-rewarding score in the real trainer: the whole loss against loops, what is mixed, what is never read, bad input."""
+
+import json
+import math
+import statistics
+import warnings
+
+import pytest
+import torch
+
+from spanwise import DataError, Laser, RecipeError
+from spanwise.credit import mixed_advantage
+from spanwise.engines.trl.overheard import Overheard
+from spanwise.objective import Objective
+from trl_small import (
+    GROUP,
+    PIECES,
+    SAID,
+    SAID_WITH_TOOLS,
+    THIRD_PARTY,
+    Said,
+    largest_difference,
+    log_probs,
+    policy,
+    prompts,
+    questions,
+    scheme,
+    step,
+    trainer,
+)
+
+pytestmark = THIRD_PARTY
+EXACT = 2e-6
+TOKEN = "?"  # the unknown token, which no script says
+BETA, ALPHA, MIX = 1.0, 0.3, 0.25
+
+#: A random policy writes every token, unless it is kept from it; the score is read from its own logits.
+UNWRITTEN = {"suppress_tokens": [PIECES.index(TOKEN)]}
+#: The last of the first group and the first of the second were cut off: no end, so no score.
+CUT = [
+    Said(one.pieces[:-1], one.blocks[:-1], one.right, one.confidence) if i in (3, 4) else one for i, one in enumerate(SAID)
+]
+CORRECT = (Objective("correct", pays=("solution",), options={"verify": "exact"}, baseline="group"),)
+
+
+def laser(**changes):
+    usual = {"beta": BETA, "alpha": ALPHA, "mix": 0.0, "self_rewarding_warmup": 0, "threshold": 0.0, "scale": "none"}
+    return Laser(TOKEN, **{**usual, **changes})
+
+
+def run_with(folder, mine, *, said=SAID, objectives=CORRECT, tools=False, **options):
+    rule = scheme(objectives=objectives, credit={"laser": mine})
+    return trainer(folder, said=said, tools=tools, extra={"scheme": rule, **options.pop("extra", {})}, **options)
+
+
+def end_logps(model, said, token=TOKEN, size=GROUP):
+    """log pi(token | prompt, completion, end) of each completion on its own, None where it did not end."""
+    vocabulary, found = {piece: index for index, piece in enumerate(PIECES)}, []
+    for one, question in zip(said, questions(said, size), strict=True):
+        ids = [vocabulary[sign] for sign in (*question, *one.pieces)]
+        logits = model(torch.tensor([ids])).logits[0, -1]
+        found.append(logits.log_softmax(dim=-1)[vocabulary[token]] if one.pieces[-1] == "<eos>" else None)
+    return found
+
+
+def solution_advantages(said, scores=None):
+    """Right minus the mean of the group, mixed with the score minus its mean where there is one."""
+    found = []
+    for i, one in enumerate(said):
+        peers = range(i // GROUP * GROUP, i // GROUP * GROUP + GROUP)
+        own = one.right - statistics.mean(said[j].right for j in peers)
+        if scores is not None and scores[i] is not None:
+            clipped = {j: min(max(scores[j], 0.0), 1.0) for j in peers if scores[j] is not None}
+            if len(clipped) > 1 and statistics.stdev(clipped.values()) > 0:
+                own = (1 - MIX) * own + MIX * (clipped[i] - statistics.mean(clipped.values()))
+        found.append(own)
+    return found
+
+
+def whole_gradient(model, said, *, reference, mixed=False, alpha=ALPHA):
+    """-(1/N) sum of advantage over tokens of the solution, plus alpha times the weighted squared error; loops, no padding."""
+    at_end = end_logps(model, said)
+    scores = [None if logp is None else BETA * (logp - reference) for logp in at_end]
+    adv = solution_advantages(said, [None if s is None else float(s.detach()) for s in scores] if mixed else None)
+    total = 0.0
+    for i, (one, row) in enumerate(zip(said, log_probs(model, said, questions(said)), strict=True)):
+        for t, block in enumerate(one.blocks):
+            if block == 0:
+                ratio = (row[t] - row[t].detach()).exp()
+                total = total - adv[i] * ratio / one.blocks.count(0) / len(said)
+    ends = [i for i, score in enumerate(scores) if score is not None]
+    right = sum(said[i].right == 1 for i in ends)
+    for i in ends:
+        weight = len(ends) / (2 * (right if said[i].right == 1 else len(ends) - right))
+        total = total + alpha * weight * (scores[i] - said[i].right) ** 2 / len(ends)
+    model.zero_grad()
+    total.backward()
+    return {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def reference_of(said):
+    return statistics.mean(float(logp.detach()) for logp in end_logps(policy(), said) if logp is not None)
+
+
+# ------------------------------------------------------------------------------------------------ the loss
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])
+@pytest.mark.parametrize("said", [SAID, CUT], ids=["all_ended", "two_cut_off"])
+def test_the_gradient_of_the_whole_loss(tmp_path, loss_type, said):
+    run = run_with(
+        tmp_path, laser(), said=said, loss_type=loss_type, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
+    assert largest_difference(step(run), whole_gradient(policy(), said, reference=reference_of(said))) < EXACT
+    assert run.self_rewarding.measured["completions"] == sum(one.pieces[-1] == "<eos>" for one in said)
+    assert run.self_rewarding.laser.reference == pytest.approx(reference_of(said), abs=1e-5)
+
+
+def test_with_the_score_mixed_into_the_advantages(tmp_path):
+    run = run_with(tmp_path, laser(mix=MIX), said=CUT)
+    want = whole_gradient(policy(), CUT, reference=reference_of(CUT), mixed=True)
+    assert largest_difference(step(run), want) < EXACT
+    plain = whole_gradient(policy(), CUT, reference=reference_of(CUT))
+    assert largest_difference(plain, want) > 100 * EXACT  # the mixing is seen at all
+
+
+def test_what_is_mixed_is_the_reserved_token_s_and_not_another_s(tmp_path):
+    """The released code mixes the log-probability of the last token that was sampled; that gives other advantages."""
+    run = run_with(tmp_path, laser(mix=MIX))
+    run.train()
+    kept = run.last_rollouts
+    reference = reference_of(SAID)
+    score_n = torch.tensor([BETA * (float(logp.detach()) - reference) for logp in end_logps(policy(), SAID)]).double()
+    torch.testing.assert_close(kept.self_reward_n, score_n, atol=1e-5, rtol=0, check_dtype=False)
+    right_n = torch.tensor([one.right for one in SAID]).double()
+    group_n = torch.arange(8) // GROUP
+    adv_n = right_n - right_n.reshape(2, GROUP).mean(dim=1).repeat_interleave(GROUP)
+    rule = {"mix": MIX, "threshold": 0.0, "scale": "none"}
+    want_n = mixed_advantage(adv_n, score_n, group_n, **rule)
+    torch.testing.assert_close(kept.credit.block_nk[:, 0], want_n, atol=1e-5, rtol=0)
+    last = [float(row[-1].detach()) for row in log_probs(policy(), SAID, questions(SAID))]
+    quirk_n = mixed_advantage(adv_n, BETA * (torch.tensor(last).double() - reference), group_n, **rule)
+    assert float((quirk_n - want_n).abs().max()) > 0.01
+
+
+def test_the_kl_s_reference_policy_is_not_taken_for_the_one_that_sampled(tmp_path):
+    """With several updates and a KL term TRL scores both; the score is the policy's own."""
+    policy(seed=1).save_pretrained(tmp_path / "reference")
+    model = policy()
+    model.config._name_or_path = str(tmp_path / "reference")
+    options = {"beta": 0.1, "num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3}
+    run = run_with(tmp_path / "run", laser(mix=MIX), extra={"model": model}, **options)
+    run.train()
+    want = [BETA * (float(logp.detach()) - reference_of(SAID)) for logp in end_logps(policy(), SAID)]
+    torch.testing.assert_close(run.last_rollouts.self_reward_n, torch.tensor(want), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
+def test_one_more_position_changes_nothing_of_the_other_terms(tmp_path, tools):
+    """With a loss of no weight the gradient is that of a run without a score, KL and entropy bonus included."""
+    said = SAID_WITH_TOOLS if tools else SAID
+    found = []
+    for mine in (None, laser(alpha=1e-12)):
+        policy(seed=1).save_pretrained(tmp_path / "reference")
+        model = policy()
+        model.config._name_or_path = str(tmp_path / "reference")
+        options = {"beta": 0.2, "entropy_coef": 0.1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+        rule = scheme(credit={} if mine is None else {"laser": mine})
+        run = trainer(
+            tmp_path / f"{mine is None}", said=said, tools=tools, extra={"scheme": rule, "model": model}, **options
+        )
+        found.append(step(run))
+    assert largest_difference(found[1], found[0]) < 1e-7
+
+
+def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own_pass(tmp_path):
+    run = run_with(tmp_path, laser(reference=-5.0), said=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    run.self_rewarding.measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
+    passes = []
+    pass_ = run.self_rewarding.taken
+    run.self_rewarding.taken = lambda *args: passes.append(1) or pass_(*args)
+    run.train()
+    assert len(passes) == 4  # the micro-batches of the training and nothing else
+    want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(policy(), CUT)]
+    torch.testing.assert_close(run.last_rollouts.self_reward_n, torch.tensor(want), atol=1e-5, rtol=0, equal_nan=True)
+
+
+def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
+    run = run_with(tmp_path, laser(mix=MIX, reasoning_warmup=1, self_rewarding_warmup=1), max_steps=3, learning_rate=1e-3)
+    run.train()
+    losses = [line.get("laser/loss") for line in run.state.log_history if "loss" in line]
+    assert [loss is not None for loss in losses] == [False, True, True]
+
+
+# ------------------------------------------------------------------------------------------------ generation
+
+
+def sampling_run(folder, mine, **options):
+    rule = scheme(credit={"laser": mine})
+    return trainer(
+        folder,
+        extra={"scheme": rule, "rollout_func": None, "train_dataset": prompts(8)},
+        generation_kwargs=UNWRITTEN,
+        **options,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Step 0:UserWarning", "ignore:Every advantage:UserWarning")
+def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
+    run = sampling_run(tmp_path, laser(mix=MIX), per_device_train_batch_size=32)
+    seen = {}
+    read, heard = run._read_ends, run.self_rewarding.heard
+
+    def listen(ended_n):
+        seen["heard"] = heard(ended_n)
+        seen["ended"] = ended_n
+        return seen["heard"]
+
+    def whole(batch, output, wanted_n):
+        seen["passed"] = read(batch, output, seen["ended"])
+        seen["wanted"] = wanted_n
+        return read(batch, output, wanted_n)
+
+    run.self_rewarding.heard, run._read_ends = listen, whole
+    run.train()
+    both_n = ~seen["heard"].isnan()
+    assert 0 < int(both_n.sum()) < int(seen["ended"].sum()) or "passed" not in seen
+    torch.testing.assert_close(seen["heard"][both_n], seen["passed"][both_n].to(seen["heard"]), atol=1e-6, rtol=0)
+    assert torch.equal(seen["wanted"], seen["ended"] & seen["heard"].isnan())
+    kept = run.last_rollouts.self_reward_n
+    assert torch.equal(kept.isnan(), ~seen["ended"])
+
+
+def test_an_ear_hears_one_call_and_rows_once():
+    model, ear = policy(), Overheard(7, [1], temperature=2.0)
+    ids = torch.tensor([[3, 4], [5, 6]])
+    with ear.listening(model), torch.no_grad():
+        model(input_ids=ids)
+        for fed in ([1, 5], [1, 1], [0, 0]):
+            model(input_ids=torch.tensor(fed)[:, None])
+    first = model(input_ids=torch.tensor([[1]])).logits[0, -1] / 2
+    want = 2 * float(first.log_softmax(dim=-1)[7].detach())
+    assert ear.logp_n.tolist() == pytest.approx([want, want], abs=1e-5)
+    assert ear.calls == 1
+    assert not model._forward_hooks
+
+
+# ------------------------------------------------------------------------------------------------ resume, bad input
+
+
+def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
+    options = {"learning_rate": 0.05, "save_strategy": "steps", "save_steps": 1}
+    first = run_with(tmp_path, laser(mix=MIX), max_steps=1, **options)
+    first.train()
+    held = json.loads((tmp_path / "checkpoint-1" / "laser.json").read_text())
+    assert held["reference"] == pytest.approx(reference_of(SAID), abs=1e-5)
+    again = run_with(tmp_path, laser(mix=MIX), max_steps=2, **options)
+    again.train(resume_from_checkpoint=True)
+    assert again.self_rewarding.laser.reference == held["reference"]
+
+
+def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
+    run = run_with(tmp_path, laser())
+    with pytest.raises(DataError, match="holds no reference of laser"):
+        run.self_rewarding.restore(tmp_path)
+    (tmp_path / "laser.json").write_text(json.dumps({"id": 3, "reference": -4.0}))
+    with pytest.raises(DataError, match=r"reserved token 3 and laser.token is 20; "):
+        run.self_rewarding.restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("<|vision_start|>", r"is not in the vocabulary of 2\d tokens; name one that is, such as"),
+        (400, "is not in the vocabulary"),
+        ("4", "is text that the policy writes, so it can be sampled"),
+        ("<eos>", "begins, ends or pads a completion"),
+        (0, "begins, ends or pads a completion"),
+    ],
+)
+def test_a_token_that_cannot_be_reserved_is_refused_before_anything_runs(tmp_path, token, said):
+    with pytest.raises(RecipeError, match=said):
+        run_with(tmp_path, Laser(token, beta=BETA))
+
+
+def test_a_token_that_is_sampled_all_the_same_is_refused_in_the_first_batch(tmp_path):
+    writes = [
+        Said([TOKEN, *one.pieces], [0, *one.blocks], one.right, one.confidence) if i == 2 else one
+        for i, one in enumerate(SAID)
+    ]
+    with pytest.raises(RecipeError, match=r"'\?' \(id 20\) was sampled in 1 of 8 completions of the first batch"):
+        run_with(tmp_path, laser(), said=writes).train()
+
+
+def test_a_reference_of_another_model_is_refused_and_a_trained_policy_is_pointed_out(tmp_path):
+    mean = reference_of(SAID)
+    with pytest.raises(
+        RecipeError, match=r"laser.reference is -23, and the starting policy gives '\?' -.* of another model"
+    ):
+        run_with(tmp_path / "far", laser(reference=-23.0)).train()
+    with pytest.warns(UserWarning, match=r"start at a score of 0\.4\. That is as it should be only for a policy"):
+        run_with(tmp_path / "near", laser(reference=mean - 0.4)).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run_with(tmp_path / "own", laser(reference=mean + 0.01)).train()
+
+
+def test_a_score_that_cannot_reach_1_is_refused_with_what_it_measured(tmp_path):
+    with pytest.raises(RecipeError, match=r"with beta 0\.1 and the reference -\d.* no score can exceed 0\.1"):
+        run_with(tmp_path, laser(beta=0.1)).train()
+
+
+def test_a_first_batch_in_which_nothing_ended_is_refused(tmp_path):
+    cut = [Said(one.pieces[:-1], one.blocks[:-1], one.right, one.confidence) for one in SAID]
+    with pytest.raises(DataError, match="none of the 8 completions of the first batch ended"):
+        run_with(tmp_path, laser(), said=cut).train()
+
+
+def test_a_verdict_between_right_and_wrong_is_refused(tmp_path):
+    graded = (Objective("brier", pays=("confidence",), baseline="group", if_missing=-1.0),)
+    rule = (*CORRECT, *graded)
+    with pytest.raises(ValueError, match="must say one of them"):
+        run_with(tmp_path, laser(verdict="brier"), objectives=rule).train()
+
+
+def test_a_temperature_of_0_is_one_sentence(tmp_path):
+    with pytest.raises(RecipeError, match="temperature"):
+        run_with(tmp_path, laser(), temperature=0.0)
+
+
+def test_an_evaluation_reads_no_score_and_changes_nothing(tmp_path):
+    run = run_with(
+        tmp_path, laser(mix=MIX), extra={"eval_dataset": trainer(tmp_path).train_dataset}, per_device_eval_batch_size=8
+    )
+    found = run.evaluate()
+    assert run.last_rollouts.self_reward_n is None
+    assert run.self_rewarding.measured is None
+    assert math.isfinite(found["eval_loss"])

@@ -1,0 +1,91 @@
+"""The loss of a self-rewarding score: the worked numbers of the paper's code, and what takes no part."""
+
+import pytest
+import torch
+
+from helpers import NAN, assert_close, double
+from spanwise.errors import AlignmentError, RewardError
+from spanwise.losses import class_weights, verification_loss
+
+SCORE, VERDICT = [0.9, 0.7, 0.3, 0.1], [1, 0, 0, 0]
+
+
+def slow_loss(score, verdict):
+    """Loops over the definition, for those that have both."""
+    rows = [(s, v) for s, v in zip(score, verdict, strict=True) if s == s and v == v]
+    right, wrong = sum(v == 1 for _, v in rows), sum(v == 0 for _, v in rows)
+    total = 0.0
+    for s, v in rows:
+        total += (right + wrong) / (2 * (right if v == 1 else wrong)) * (s - v) ** 2
+    return total / (right + wrong) if rows else 0.0
+
+
+def test_worked_numbers():
+    assert_close(class_weights(double(VERDICT)), [2, 2 / 3, 2 / 3, 2 / 3], 1e-12)
+    # [2 (.01) + .666667 (.49 + .09 + .01)] / 4; without weights it would be .15
+    assert float(verification_loss(double(SCORE), double(VERDICT))) == pytest.approx(0.1033333, abs=1e-7)
+    even = verification_loss(double(SCORE), double(VERDICT), weight_n=torch.ones(4))
+    assert float(even) == pytest.approx(0.15, abs=1e-12)
+
+
+def test_balanced_weights_teach_the_probability_if_half_were_right():
+    """Of 8 alike answers 6 are right: the best constant is 1/2 with the paper's weights and 6/8 without."""
+    verdict_n = double([1, 1, 1, 1, 1, 1, 0, 0])
+    for balanced, best in ((True, 0.5), (False, 0.75)):
+        weight_n = class_weights(verdict_n, balanced=balanced)
+        losses = {
+            q: float(verification_loss(double([q] * 8), verdict_n, weight_n=weight_n)) for q in (0.4, 0.5, 0.6, 0.75, 0.9)
+        }
+        assert min(losses, key=losses.get) == best
+    assert class_weights(double([1, 0, 0, NAN]), balanced=False).tolist() == [1, 1, 1, 0]
+
+
+def test_a_class_of_nobody_has_no_weight():
+    assert class_weights(double([1, 1, 1])).tolist() == [0.5, 0.5, 0.5]
+    assert float(verification_loss(double([0.5, 1.0]), double([0, 0]))) == pytest.approx((0.25 + 1) / 2 / 2)
+    assert float(verification_loss(double([NAN, 0.3]), double([1, NAN]))) == 0.0
+
+
+def test_random_batches_against_loops_whatever_is_absent():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        score_n = torch.rand(9, generator=generator).double() * 3 - 1
+        verdict_n = torch.randint(0, 2, (9,), generator=generator).double()
+        score_n[torch.rand(9, generator=generator) < 0.3] = NAN
+        verdict_n[torch.rand(9, generator=generator) < 0.3] = NAN
+        found = float(verification_loss(score_n, verdict_n))
+        assert found == pytest.approx(slow_loss(score_n.tolist(), verdict_n.tolist()), abs=1e-12)
+
+
+def test_who_takes_no_part_is_not_counted_and_has_no_gradient():
+    score_n = double([*SCORE, 7.0, NAN]).requires_grad_()
+    loss = verification_loss(score_n, double([*VERDICT, NAN, 1]))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.1033333, abs=1e-7)  # a mean over all six would be .0688889
+    gradient = score_n.grad
+    assert gradient[4:].tolist() == [0.0, 0.0]
+    # 2 w (r_s - r_v) / 4
+    assert_close(gradient[:4], [-0.1, 2 * 2 / 3 * 0.7 / 4, 2 * 2 / 3 * 0.3 / 4, 2 * 2 / 3 * 0.1 / 4], 1e-12)
+
+
+def test_parts_of_a_batch_with_its_weights_add_up():
+    score_n, verdict_n = double([0.9, 0.7, 0.3, 0.1, NAN, 0.4]), double([1, 0, 0, 0, 1, 1])
+    known_n = torch.where(score_n.isnan(), torch.nan, verdict_n)
+    weight_n = class_weights(known_n)
+    parts = [
+        verification_loss(score_n[rows], verdict_n[rows], weight_n=weight_n[rows], count=5.0)
+        for rows in (slice(0, 2), slice(2, 5), slice(5, 6))
+    ]
+    assert float(sum(parts)) == pytest.approx(float(verification_loss(score_n, verdict_n)), abs=1e-12)
+
+
+def test_the_score_is_not_clipped_in_the_loss():
+    assert float(verification_loss(double([1.7, -0.4]), double([1, 0]))) == pytest.approx((0.49 + 0.16) / 2, abs=1e-12)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_verdict_is_right_or_wrong_and_sizes_fit():
+    with pytest.raises(RewardError, match=r"completion 1 of 2 is 0\.5; .* 1 \(right\) or 0 \(wrong\)"):
+        class_weights(double([1, 0.5]))
+    with pytest.raises(AlignmentError, match="2 scores and 3 verdicts"):
+        verification_loss(double([1, 0]), double([1, 0, 1]))

@@ -1,0 +1,101 @@
+"""The rule of a self-rewarding score: what is refused, each in one sentence, and where it stands in schemes and recipes."""
+
+import pytest
+import yaml
+
+from spanwise import Laser, Layout, Objective, RecipeError, Scheme
+from spanwise.recipe import check_begins, load, resolved, scheme_of
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({}, "laser has no token; name one"),
+        ({"token": ""}, "laser.token is ''"),
+        ({"token": True}, "laser.token is True"),
+        ({"token": "<unk>", "beta": 0}, "laser.beta is 0; it must be a number above 0"),
+        ({"token": "<unk>", "alpha": 0.0}, "laser.alpha is 0.0; it must be a number above 0"),
+        ({"token": "<unk>", "alpha": float("nan")}, "laser.alpha is nan"),
+        ({"token": "<unk>", "mix": 1.5}, "laser.mix is 1.5; it is a share"),
+        ({"token": "<unk>", "mix": -0.1}, "laser.mix is -0.1"),
+        ({"token": "<unk>", "threshold": "low"}, "laser.threshold is 'low'"),
+        ({"token": "<unk>", "balanced": 1}, "laser.balanced is 1; write true or false"),
+        ({"token": "<unk>", "scale": "mean"}, "There is no laser.scale 'mean'"),
+        ({"token": "<unk>", "reasoning_warmup": 1.5}, "laser.reasoning_warmup is 1.5"),
+        ({"token": "<unk>", "tau": 0.1}, "There is no field of laser 'tau'"),
+        ({"token": "<unk>", "reference": -9.99}, "no score can exceed 1, so no answer .* set beta to 0.11 or more"),
+        ({"token": "<unk>", "reference": 1.0}, "a log-probability is below 0"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(written, said):
+    with pytest.raises(RecipeError, match=said):
+        Laser.of(written)
+
+
+def test_the_highest_score_is_that_of_a_token_that_is_sure():
+    assert Laser("<unk>", beta=0.5, reference=-4.0).highest == 2.0
+    Laser("<unk>", beta=0.25, reference=-4.0)  # exactly 1
+    with pytest.raises(RecipeError, match="not known yet"):
+        _ = Laser("<unk>").highest
+
+
+def test_the_schedule_counts_the_mixing_from_the_loss():
+    laser = Laser("<unk>", reasoning_warmup=30, self_rewarding_warmup=20)
+    assert (laser.first_loss, laser.first_mix) == (30, 50)
+    assert Laser("<unk>", mix=0.0).first_mix is None
+
+
+def test_a_scheme_refuses_a_verdict_that_it_does_not_have_and_rows_that_are_turns():
+    with pytest.raises(RecipeError, match="no objective 'right'"):
+        Scheme.preset("bae", LAYOUT, laser=Laser("<unk>", verdict="right"))
+    whole = Layout({"all": ["answer"]})
+    with pytest.raises(RecipeError, match="'gigpo' credits turns"):
+        Scheme.preset("gigpo", whole, laser=Laser("<unk>"))
+    turn = [Objective("correct", pays="all"), Objective("format", pays="all", scope="turn", baseline="group")]
+    with pytest.raises(RecipeError, match="credits turns"):
+        Scheme("bae", whole, turn, laser=Laser("<unk>"))
+    with pytest.raises(RecipeError, match="laser is 'laser'"):
+        Scheme.preset("bae", LAYOUT, laser="laser")
+
+
+def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
+    scheme = Scheme.preset("bae", LAYOUT, laser=Laser("<unk>"))
+    with pytest.raises(RecipeError, match="'<unk>' after the end of each completion, and nothing here gives it"):
+        scheme.check(["ids_nt"])
+    scheme.check(["ids_nt", "self_reward_n"])
+
+
+@pytest.mark.parametrize(
+    ("laser", "said"),
+    [
+        ({"reasoning_warmup": 10, "mix": 0.0}, "the loss begins after 10 generation batches and the run has 10"),
+        ({"self_rewarding_warmup": 10}, "the mixing begins after 10 generation batches and the run has 10"),
+        ({"reasoning_warmup": 5, "self_rewarding_warmup": 5}, "set self_rewarding_warmup down, or mix: 0"),
+    ],
+)
+def test_a_recipe_refuses_what_would_do_nothing(laser, said):
+    recipe = load(None, {"steps": 10, "laser": {"token": "<unk>", **laser}})
+    with pytest.raises(RecipeError, match=said):
+        check_begins(recipe)
+    check_begins(load(None, {"steps": 11, "laser": {"token": "<unk>", **laser}}))
+
+
+def test_a_recipe_checks_the_fields_of_the_score():
+    with pytest.raises(RecipeError, match=r"laser\.beta is 'x'"):
+        load(None, {"laser": {"token": "<unk>", "beta": "x"}})
+    check_begins(load(None, {}))
+
+
+def test_a_recipe_written_out_is_the_same_scheme():
+    laser = {"token": "<unk>", "mix": 0.2, "self_rewarding_warmup": 3, "scale": "none"}
+    recipe = load(None, {"steps": 10, "laser": laser, "layout": {"solution": ["answer"], "confidence": ["confidence"]}})
+    scheme = scheme_of(recipe, LAYOUT, 32)
+    assert scheme.laser == Laser(**laser)
+    plain = yaml.safe_load(yaml.safe_dump(resolved(recipe, scheme)))
+    again = load(None, plain)
+    again_scheme = scheme_of(again, LAYOUT, 32)
+    assert (again_scheme.laser, again_scheme.plain()) == (scheme.laser, scheme.plain())
