@@ -1,4 +1,4 @@
-"""The command line: `spanwise train | eval | compare | fidelity | credit | why | report | demo | methods | doctor`."""
+"""The command line: `spanwise train | eval | reference | compare | fidelity | credit | why | report | demo | methods | doctor`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def evaluate(
     from spanwise.commands.shared.folder import sole_writer
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
-    from spanwise.report import unmeasured_sentences
+    from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
 
     quiet()
     _check_sizes(prompts=prompts, samples=samples)
@@ -134,11 +134,51 @@ def evaluate(
     for sentence in unmeasured_sentences(absent):
         console.print(sentence, highlight=False, soft_wrap=True)
     votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
+    if votes and found.self_reward_n is not None and not found.stated:
+        console.print(VOTES_BY_SCORE, highlight=False)
     for block, curves in votes.items():
         console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
     for block in list(votes)[1:]:
         gain = curve_difference(votes[block]["majority"], votes[found.first]["majority"])
         console.print(gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))
+
+
+@app.command
+def reference(
+    recipe: Path | None = None,
+    /,
+    *,
+    model: str | None = None,
+    dataset: str | None = None,
+    prompts: int = 16,
+    samples: int = 16,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+) -> None:
+    """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
+
+    Args:
+        recipe: YAML file with laser; a model and a dataset stand in it or are given here.
+        model: hub name or folder.
+        dataset: hub name, folder or file (json, jsonl, parquet, csv).
+        prompts: training prompts.
+        samples: completions per prompt.
+        set_: any recipe field, as field=value; may be repeated.
+    """
+    from spanwise.commands.reference.reference import reference as measure
+    from spanwise.commands.shared.display import quiet
+    from spanwise.recipe import load
+
+    quiet()
+    _check_sizes(prompts=prompts, samples=samples)
+    given = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
+    console = Console()
+    found = measure(load(recipe, {**_assignments(set_ or []), **given}), prompts=prompts, samples=samples, console=console)
+    console.print(
+        f"Over {found['completions']} of {prompts * samples} completions, those that ended, log pi('{found['token']}') is "
+        f"{found['mean']:.4g} +- {found['std']:.2g} at temperature {found['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{found['token']}', reference: {found['mean']:.4g}, ...}}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip
 
 
 @app.command

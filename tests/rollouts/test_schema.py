@@ -52,8 +52,9 @@ def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     assert {one.name: plain(one.type) for one in found} == {one.name: table_type(one.name) for one in found}
     families = {name.partition("/")[0] for name in found.names}
     other = "tokens" if pieces is None else "completion_ids"
-    # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces.
-    assert families == {name.partition("/")[0] for name in TABLE} - {other, "rollout", "block"}
+    # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
+    # scores of their own where a recipe has laser: test_credit_score.
+    assert families == {name.partition("/")[0] for name in TABLE} - {other, "rollout", "block", "self_reward"}
 
 
 def test_tokens_that_cut_characters_are_bytes(tmp_path):

@@ -11,7 +11,17 @@ except ModuleNotFoundError as error:  # the core installs without it
     ) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
-from spanwise.measure.alarms import CALIBRATION, CAUSES, SHOWN_BY, alarms, batch_alarms, critic_alarms, critic_streams
+from spanwise.measure.alarms import (
+    CALIBRATION,
+    CAUSES,
+    LASER,
+    LASER_FIGURES,
+    SHOWN_BY,
+    alarms,
+    batch_alarms,
+    critic_alarms,
+    critic_streams,
+)
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -43,6 +53,8 @@ __all__ = [
     "CALIBRATION",
     "CAUSES",
     "FIGURES",
+    "LASER",
+    "LASER_FIGURES",
     "SHOWN_BY",
     "TOKEN_ESTIMATORS",
     "BinScheme",

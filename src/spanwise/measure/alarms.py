@@ -9,14 +9,26 @@ from spanwise.remarks import habits
 
 #: What looks good, or like anything, of a policy that is never right, never answers or says one number.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
+#: What the figures of a self-rewarding score begin with, beside those of a stated confidence.
+LASER = "laser_"
+#: Its figures: `coverage` and those of `CALIBRATION`.
+LASER_FIGURES = tuple(f"{LASER}{name}" for name in ("coverage", *CALIBRATION))
+_SCORED = LASER_FIGURES[1:]
 #: The figure that shows it, when, what it means, and the figures that mean nothing then. The first that holds speaks for a figure.
 _RULES: tuple[tuple[str, Callable[[float], bool], str, tuple[str, ...]], ...] = (
-    ("refusal_rate", lambda value: value > 0.5, "most completions refuse to answer", ("accuracy", *CALIBRATION)),
-    ("accuracy", lambda value: value < 0.05, "hardly any answer is right", CALIBRATION),
-    ("verdict_rate", lambda value: value < 0.5, "most answers could not be judged", ("accuracy", *CALIBRATION)),
+    ("refusal_rate", lambda value: value > 0.5, "most completions refuse to answer", ("accuracy", *CALIBRATION, *_SCORED)),
+    ("accuracy", lambda value: value < 0.05, "hardly any answer is right", (*CALIBRATION, *_SCORED)),
+    ("verdict_rate", lambda value: value < 0.5, "most answers could not be judged", ("accuracy", *CALIBRATION, *_SCORED)),
     ("coverage", lambda value: value < 0.5, "few completions state a confidence", CALIBRATION),
     ("sharpness", lambda value: value < 1e-4, "every completion states the same confidence", CALIBRATION),
     ("format_rate", lambda value: value < 0.9, "many completions are malformed", ()),
+    ("laser_coverage", lambda value: value < 0.5, "few completions have a score, the others were cut off", _SCORED),
+    ("laser_mean_confidence", lambda value: value <= 0, "every score is 0, after clipping", _SCORED),
+    ("laser_mean_confidence", lambda value: value >= 1, "every score is 1, after clipping", _SCORED),
+    ("laser_sharpness", lambda value: value < 1e-4, "every completion has the same score", _SCORED),
+)
+_OUT_OF_REACH = (
+    "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference is of another model or token."
 )
 
 #: What is wrong -> the figure that shows it, and what usually causes it.
@@ -39,6 +51,10 @@ CAUSES: Mapping[str, str] = {
     "many completions are malformed": (
         "Usually nothing pays for the tags (format), or completions are cut off at their longest length."
     ),
+    "few completions have a score, the others were cut off": "Usually the longest completion is too short for this policy.",
+    "every score is 0, after clipping": _OUT_OF_REACH,
+    "every score is 1, after clipping": _OUT_OF_REACH,
+    "every completion has the same score": _OUT_OF_REACH,
 }
 
 _EXPLAINED = "/explained_variance"
@@ -48,7 +64,8 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     """Which figures of an evaluation must not be read calmly, and why.
 
     A refusal rate above .5, an accuracy below .05, verdicts or confidences on less than half of the completions, a variance of the
-    confidences below 1e-4, a format rate below .9; and with each but the last the figures that a policy gets for nothing then.
+    confidences below 1e-4, a format rate below .9; and with each but the last the figures that a policy gets for nothing then. Of a
+    self-rewarding score (`laser_...`) the same of its coverage and variance, and a mean of 0 or 1: it is always the same number.
 
     Args:
         figures: as `measure.figures` gives them; None and NaN are not there.

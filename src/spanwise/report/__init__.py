@@ -5,10 +5,12 @@ from spanwise.report.credit import credit_report
 from spanwise.report.fidelity import difference_rows, fidelity_report, fidelity_rows
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import with_stop
+from spanwise.report.sections import VOTES_BY_SCORE
 from spanwise.report.tokens import Paid, TokenRow, TokenView, token_view
 from spanwise.report.train import train_report, unmeasured_sentences
 
 __all__ = [
-    "Headline", "Paid", "Panel", "Section", "TokenRow", "TokenView", "compare_report", "credit_report", "difference_rows",
-    "fidelity_report", "fidelity_rows", "render", "token_view", "train_report", "unmeasured_sentences", "with_stop",
+    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Section", "TokenRow", "TokenView", "compare_report", "credit_report",
+    "difference_rows", "fidelity_report", "fidelity_rows", "render", "token_view", "train_report", "unmeasured_sentences",
+    "with_stop",
 ]  # fmt: skip

@@ -73,12 +73,13 @@ def curves(
     return _wide(_layers(*layers), height)
 
 
-def reliability_diagram(rows: Rows, *, height: int = 250) -> tuple[Drawn, Drawn]:
+def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
     """Accuracy against confidence with its interval, the diagonal, and below it how many completions are in each bin.
 
     Args:
         rows: a bin each: `low`, `high`, `count`, `confidence`, `accuracy`, `accuracy_low`, `accuracy_high`, as in
             `spanwise.measure.Reliability`; empty bins are not drawn.
+        by: what the confidence is called.
         height: of the upper chart, in pixels.
     """
     full = [row for row in rows if row["count"]]
@@ -87,7 +88,7 @@ def reliability_diagram(rows: Rows, *, height: int = 250) -> tuple[Drawn, Drawn]
     axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     x = alt.X("confidence:Q", scale=x_scale, axis=axis)
     y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(minExtent=_AXIS))
-    named = {"confidence": "mean confidence", "accuracy": "accuracy", "accuracy_low": "from", "accuracy_high": "to"}
+    named = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "from", "accuracy_high": "to"}
     tips = _tips(full, **named, count="completions")
     base = _chart(full)
     diagonal = _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(
@@ -99,7 +100,7 @@ def reliability_diagram(rows: Rows, *, height: int = 250) -> tuple[Drawn, Drawn]
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, tooltip=tips)
     drawn = [{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full]
     bars = _chart(drawn).mark_bar(binSpacing=1).encode(
-        x=alt.X("low:Q", title="confidence", scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)),
+        x=alt.X("low:Q", title=by, scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)),
         x2="high:Q",
         y=alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s")),
         y2=alt.datum(0),

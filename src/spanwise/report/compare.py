@@ -11,7 +11,7 @@ from spanwise.measure import Comparison, Curve, Difference
 from spanwise.report.charts import curves, forest
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, is_share, seed_curves, wide
-from spanwise.report.sections import calibration_section, voting_section
+from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, scores_alone, voting_section
 
 VERDICTS = ("clear", "borderline", "noise")
 
@@ -33,7 +33,7 @@ def compare_report(
         recipe: the fields that all arms share.
         comparison: of the final figures.
         curves: arm -> seed -> evaluations, each with its `step`.
-        samples: arm -> `confidence` and `correct` (and `prompt`) of the final evaluations, all seeds together.
+        samples: arm -> `confidence` and `correct` (and `prompt`, `score`) of the final evaluations, all seeds together.
         votes: arm -> voting curves, whose intervals are over seeds.
         command: how to run it again.
 
@@ -76,7 +76,7 @@ def compare_report(
             samples or {},
             note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
         ),
-        voting_section(votes or {}, over="seeds"),
+        voting_section(votes or {}, over="seeds", note=_votes_by_score(samples or {})),
     ]
     return render(
         title=title,
@@ -97,6 +97,12 @@ def compare_report(
         sections=sections,
         recipe=recipe,
     )
+
+
+def _votes_by_score(samples: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Which arms vote by their score, as none of their completions states a confidence."""
+    arms = [arm for arm, columns in samples.items() if scores_alone(columns)]
+    return f"{', '.join(arms)}: {VOTES_BY_SCORE[0].lower()}{VOTES_BY_SCORE[1:]}" if arms else ""
 
 
 def _best(comparison: Comparison) -> list[Headline]:

@@ -12,7 +12,7 @@ from spanwise.layout import any_index
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, grouped, merged
-from spanwise.report.sections import credit_section, tokens_section
+from spanwise.report.sections import calibration_section, credit_section, tokens_section
 from spanwise.report.tokens import TokenView
 from spanwise.rollouts.schema import RECORDED
 
@@ -27,6 +27,7 @@ def credit_report(
     statuses: Mapping[str, Mapping[str, int]],
     dead: Mapping[str, Mapping[str, float]],
     view: TokenView,
+    samples: Mapping[str, Tensor] | None = None,
     command: str = "",
 ) -> str:
     """Write what several methods credit in the same rollouts as one HTML file, beside what the rollouts record themselves.
@@ -40,6 +41,7 @@ def credit_report(
         statuses: objective -> status -> completions.
         dead: method -> objective -> share of the strata without any signal.
         view: completions for the token view.
+        samples: `score` and `correct` (and `prompt`) of each completion, where they have a self-rewarding score.
         command: how to make the page again.
 
     Example:
@@ -68,6 +70,7 @@ def credit_report(
             panels=_dead(methods, dead),
         ),
         _status_section(statuses, rewards),
+        calibration_section({"": samples} if samples else {}),
     ]
     return render(
         title=f"Credit in {source}",

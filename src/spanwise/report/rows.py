@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.layout import any_index
-from spanwise.measure import Curve, reliability
+from spanwise.measure import LASER, LASER_FIGURES, Curve, reliability
 
 #: A row of a chart or a table.
 Row = dict[str, Any]
@@ -41,12 +41,14 @@ STOP = "stop"
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The figures that evaluations can have: the usual ones, and `<block>_accuracy` of later attempts.
+    """The figures that evaluations can have: the usual ones, `<block>_accuracy` of later attempts, those of a score.
 
     >>> [name for name in figures_of([{"step": 0, "second_accuracy": .5}]) if name not in FIGURES]
     ['second_accuracy']
     """
-    return list(dict.fromkeys([*FIGURES, *(name for point in points for name in point if name.endswith("_accuracy"))]))
+    there = dict.fromkeys(name for point in points for name in point)
+    scored = (name for name in LASER_FIGURES if name in there)
+    return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,15 +66,19 @@ def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def figure_name(name: str) -> str:
     """How a figure is called.
 
-    >>> figure_name("ece"), figure_name("second_accuracy")
-    ('ECE', 'second accuracy')
+    >>> figure_name("ece"), figure_name("second_accuracy"), figure_name("laser_ece"), figure_name("laser_coverage")
+    ('ECE', 'second accuracy', 'ECE of its score', 'has a score')
     """
+    if name in LASER_FIGURES:
+        return {"coverage": "has a score", "mean_confidence": "mean score"}.get(
+            bare := name.removeprefix(LASER), f"{figure_name(bare)} of its score"
+        )
     return FIGURES.get(name, name.replace("_", " "))
 
 
 def is_share(name: str) -> bool:
     """Whether a figure is a share of completions."""
-    return name in SHARES or name.endswith("_accuracy")
+    return name.removeprefix(LASER) in SHARES or name.endswith("_accuracy")
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
@@ -155,7 +161,7 @@ def reliability_rows(
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
-    """How often each confidence was stated by right and by wrong answers, in steps of 0.1.
+    """How often right and wrong answers have each confidence, in steps of 0.1.
 
     >>> rows = confidence_rows(torch.tensor([.75, .75, .2]), torch.tensor([1., 0., 0.]))
     >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
@@ -192,7 +198,13 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
     ]
 
 
-WAYS = {"weighted": "confidence-weighted majority", "maxconf": "MaxConf", "best_of": "best of n"}
+WAYS = {
+    "weighted": "confidence-weighted majority",
+    "maxconf": "MaxConf",
+    "laser_weighted": "majority weighted by its score",
+    "laser_maxconf": "highest score",
+    "best_of": "best of n",
+}
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:

@@ -22,39 +22,65 @@ from spanwise.report.rows import (
 )
 from spanwise.report.tokens import TokenView, token_view
 
+#: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
+_KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
+SCORE_IS = (
+    "The score is what the model says of its own answer without words: how likely one reserved token (laser) is after its end, "
+    "clipped to between 0 and 1; a completion that was cut off has none."
+)
+
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
     """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it.
 
     Args:
-        samples: arm -> `confidence`, `correct` and, for intervals by prompt, `prompt` of each completion.
+        samples: arm -> `correct` of each completion, what it says of itself, `confidence` or `score` or both, and, for intervals
+            by prompt, `prompt`.
         note: what else is to know about them, for under each diagram.
     """
-    panels, names = [], ("right answers", "wrong answers")
+    panels = []
     for name, columns in samples.items():
-        rows = reliability_rows(columns["confidence"], columns["correct"], columns.get("prompt"))
-        if rows:
-            count = sum(row["count"] for row in rows)
-            known = f"{count:,} of {len(columns['correct']):,} completions state a confidence and could be judged."
-            said = f"{known} {note}".strip()
-            panels.append(Panel(name or "Accuracy by confidence", reliability_diagram(rows), _bins(rows), said))
-    if panels and "" in samples:
-        rows = confidence_rows(samples[""]["confidence"], samples[""]["correct"])
-        chart = histograms(rows, names=names, x="confidence (the last step: exactly 1)", zero=False, height=330)
-        table = [{"confidence": row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
-        panels.append(
-            Panel("Confidence of right and wrong answers", (chart,), merged(table, key="confidence"), legend=names)
-        )
+        for kind, have in _KINDS:
+            if kind in columns:
+                panels += _calibration(name, kind, have, columns, note)
+    scored = any("score" in columns for columns in samples.values())
     return Section(
         "Reliability",
-        "Accuracy of the completions that say the same confidence. On the dashed line a policy knows what it knows; below it, "
-        "it claims too much. Whiskers are 95 % intervals; the bars count completions.",
+        f"Accuracy of the completions that say the same {'confidence or have the same score' if scored else 'confidence'}. On the "
+        "dashed line a policy knows what it knows; below it, it claims too much. Whiskers are 95 % intervals; the bars count "
+        f"completions.{f' {SCORE_IS}' if scored else ''}",
         panels=panels,
     )
 
 
-def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts") -> Section:
-    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
+def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
+    """The diagram of one kind of confidence; of the only arm with its histograms."""
+    rows = reliability_rows(columns[kind], columns["correct"], columns.get("prompt"))
+    if not rows:
+        return []
+    count = sum(row["count"] for row in rows)
+    known = f"{count:,} of {len(columns['correct']):,} completions {have} and could be judged."
+    title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
+    diagram = Panel(title, reliability_diagram(rows, by=kind), _bins(rows, kind), f"{known} {note}".strip())
+    if name:
+        return [diagram]
+    names = ("right answers", "wrong answers")
+    rows = confidence_rows(columns[kind], columns["correct"])
+    chart = histograms(rows, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
+    table = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
+    return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(table, key=kind), legend=names)]
+
+
+VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
+
+
+def scores_alone(columns: Mapping[str, Tensor]) -> bool:
+    """Completions have a score, and none of them states a confidence."""
+    return "score" in columns and bool(columns["confidence"].isnan().all())
+
+
+def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts", note: str = "") -> Section:
+    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over, `note` says more."""
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
     ways = list(dict.fromkeys(row["series"] for found in rows.values() for row in found))
     panels = []
@@ -64,8 +90,8 @@ def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "pro
             panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(found, key="x", label="n")))
     text = (
         f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
-        "pass@k: at least one is right."
-    )
+        f"pass@k: at least one is right. {note}"
+    ).strip()
     return Section("Voting", text, legend=ways, panels=panels)
 
 
@@ -135,11 +161,11 @@ def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor
     return panels
 
 
-def _bins(rows: Sequence[Row]) -> list[Row]:
+def _bins(rows: Sequence[Row], kind: str) -> list[Row]:
     return [
         {
-            "confidence": "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
-            "completions": row["count"], "mean confidence": row["confidence"], "accuracy": row["accuracy"],
+            kind: "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
+            "completions": row["count"], f"mean {kind}": row["confidence"], "accuracy": row["accuracy"],
             "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
         }
         for row in rows

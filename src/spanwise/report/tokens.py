@@ -48,6 +48,8 @@ class TokenRow:
         stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
         opens: stream -> the tokens that open a segment in it, ascending.
         credit: method -> block -> what the block is credited with; None where it is absent.
+        score: the self-rewarding score, NaN where it did not end; None: nobody has read one.
+        own: method -> the share of the score in the credit of blocks where it is mixed in, and the score as its group compares it.
     """
 
     prompt: str
@@ -63,6 +65,8 @@ class TokenRow:
     stop: Mapping[str, float] = field(default_factory=dict)
     opens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    score: float | None = None
+    own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,12 @@ class Paid:
     Attributes:
         objectives: by name.
         plain: its credit is the reward of the only one, minus a baseline.
+        mixed: but for the share of the completion's own score, which is mixed into it (`TokenRow.own`).
     """
 
     objectives: Sequence[str]
     plain: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "outcome": objectives.index(judged[0]) if judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
+        "scores": [_own_score(row.score) for row in rows],
         "faults": _coded([[row.fault] for row in rows]),
         "spans": [
             [[name, *span] for name, spans in row.spans.items() for span in spans if span[1] > span[0]] for row in rows
@@ -180,8 +187,23 @@ def payload(view: TokenView) -> dict[str, Any]:
     }
 
 
+def _own_score(score: float | None) -> str | None:
+    """What a completion says of itself, in words.
+
+    >>> _own_score(0.834), _own_score(-0.1), _own_score(math.nan)
+    ('says of itself 0.83', 'says of itself 0.00 (-0.1, clipped)', 'no score of its own: it was cut off')
+    """
+    if score is None or math.isnan(score):
+        return None if score is None else "no score of its own: it was cut off"
+    clipped = min(max(score, 0.0), 1.0)
+    return f"says of itself {clipped:.2f}" + (f" ({score:.2g}, clipped)" if clipped != score else "")
+
+
 def _sums(row: TokenRow, method: str, paid: Mapping[str, Paid]) -> dict[str, str]:
-    """What pays each block that is there: "near 1, baseline 0.25, credit +0.75"."""
+    """What pays each block that is there: "near 1, baseline 0.25, credit +0.75".
+
+    With a share of the score: "near 1, baseline 0.25, credit 0.9 · +0.75 and 0.1 · +1.1 of its own score = +0.785".
+    """
     found = {}
     for block, entry in paid.items():
         credit = row.credit.get(method, {}).get(block)
@@ -193,9 +215,16 @@ def _sums(row: TokenRow, method: str, paid: Mapping[str, Paid]) -> dict[str, str
             for name, reward in zip(entry.objectives, rewards, strict=True)
         ]
         said = ", ".join(named) if len(named) < 3 else f"{len(named)} objectives"
-        if entry.plain and rewards[0] is not None:
-            said += f", baseline {rewards[0] - credit:.{DIGITS}g}"
-        found[block] = f"{said}, credit {credit:+.{DIGITS}g}".replace("-", "\u2212")
+        share, own = row.own.get(method, (0.0, 0.0)) if entry.mixed else (0.0, 0.0)
+        mixed = f"{share:.{DIGITS}g} · {own:+.{DIGITS}g} of its own score"
+        summed = "credit "
+        if entry.plain and rewards[0] is not None and share < 1:
+            apart = (credit - share * own) / (1 - share)
+            said += f", baseline {rewards[0] - apart:.{DIGITS}g}"
+            summed += f"{1 - share:.{DIGITS}g} · {apart:+.{DIGITS}g} and {mixed} = " if share else ""
+        elif share:
+            summed = f"with {mixed} in it, credit "
+        found[block] = f"{said}, {summed}{credit:+.{DIGITS}g}".replace("-", "\u2212")
     return found
 
 

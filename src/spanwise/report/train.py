@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.measure import CAUSES, Curve, alarms, batch_alarms, critic_alarms, figure_intervals
+from spanwise.measure import CAUSES, LASER, Curve, Interval, alarms, batch_alarms, critic_alarms, figure_intervals
 from spanwise.report.charts import curves
 from spanwise.report.critic import critic_headlines, critic_section
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
-    FIGURES,
     Row,
     batch_curve,
     figure,
@@ -24,7 +23,15 @@ from spanwise.report.rows import (
     seed_curves,
     wide,
 )
-from spanwise.report.sections import attempts_section, calibration_section, credit_section, tokens_section, voting_section
+from spanwise.report.sections import (
+    VOTES_BY_SCORE,
+    attempts_section,
+    calibration_section,
+    credit_section,
+    scores_alone,
+    tokens_section,
+    voting_section,
+)
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
@@ -50,7 +57,8 @@ def train_report(
         metrics: the lines of `metrics.jsonl`: training batches, and evaluations under `evaluation` and `final`.
         summary: what `summary.json` holds; empty while the run goes on.
         samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
-            `prompt`, `well_formed` (and `refusal`) the headline has intervals.
+            `prompt`, `well_formed` (and `refusal`) the headline has intervals. `score`: the clipped self-rewarding score, if there
+            is one.
         votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
         credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop` as
             `with_stop` gives it. The first method is the one that was trained with.
@@ -78,7 +86,10 @@ def train_report(
             panels=[panel for name in figures_of(points) if (panel := _figure_panel(name, points, batches))],
         ),
         calibration_section({"": samples} if samples else {}),
-        voting_section(dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts])),
+        voting_section(
+            dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts]),
+            note=VOTES_BY_SCORE if samples and scores_alone(samples) else "",
+        ),
         attempts_section(votes or {}),
         *_batch_sections(batches),
         critic_section(batches),
@@ -136,8 +147,12 @@ def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
     """
     names: dict[str, list[str]] = {}
     for name, why in unmeasured.items():
-        names.setdefault(why, []).append({"ece": "ECE", "auroc": "AUROC"}.get(name, name.replace("_", " ")))
+        names.setdefault(why, []).append({"ece": "ECE", "auroc": "AUROC"}.get(name, _spoken(name)))
     return [f"Not measured: {', '.join(listed)}; {why}." for why, listed in names.items()]
+
+
+def _spoken(name: str) -> str:
+    return figure_name(name) if name.startswith(LASER) else name.replace("_", " ")
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
@@ -174,25 +189,48 @@ def _reward_headlines(batches: Lines) -> list[Headline]:
 
 def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: Mapping[str, str]) -> list[Headline]:
     last, start = (points[-1], points[0]) if points else ({}, {})
-    intervals: Mapping[str, Any] = {}
-    if samples and {"prompt", "well_formed"} <= samples.keys():
-        intervals = figure_intervals(
-            samples["confidence"], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
-            refusal_n=samples.get("refusal"),
-        )  # fmt: skip
+    intervals = _intervals(samples or {})
     made, wrong = [], alarms(last)
     wrong = {**wrong, **({"malformed": wrong["format_rate"]} if "format_rate" in wrong else {})}
-    for name in ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed"):
-        never = name == "refusal_rate" and not any(figure(point, name) is not None for point in points)
-        if name in unmeasured or (never and points):  # only the embedded task knows refusals
+    for name in (
+        "accuracy",
+        "ece",
+        "auroc",
+        "brier",
+        "laser_ece",
+        "laser_auroc",
+        "laser_brier",
+        "refusal_rate",
+        "malformed",
+    ):
+        optional = name == "refusal_rate" or name.startswith(LASER)
+        never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
+        if name in unmeasured or (never and (points or name.startswith(LASER))):  # only the embedded task knows refusals
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
         value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
         notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
         notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
-        made.append(Headline(FIGURES[name], None if value is None else show(value), "\n".join(notes), wrong.get(name, "")))
+        made.append(
+            Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), wrong.get(name, ""))
+        )
     return made
+
+
+def _intervals(samples: Mapping[str, Tensor]) -> dict[str, Interval | None]:
+    """The figures of the samples, by what they state and, as `laser_<figure>`, by their score."""
+    if not {"prompt", "well_formed"} <= samples.keys():
+        return {}
+    found: dict[str, Interval | None] = {}
+    for kind, prefix in (("score", LASER), ("confidence", "")):
+        if kind in samples:
+            by_kind = figure_intervals(
+                samples[kind], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
+                refusal_n=samples.get("refusal"),
+            )  # fmt: skip
+            found |= {f"{prefix}{name}": interval for name, interval in by_kind.items()}
+    return found
 
 
 def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
@@ -201,7 +239,9 @@ def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
     rows = [{key: row[key] for key in ("series", "x", "value")} for row in (*batch, *held_out)]
     if not rows:
         return None
-    return _panel(figure_name(name), rows, (HELD_OUT, BATCH), share=is_share(name), zero=name in _FROM_ZERO)
+    return _panel(
+        figure_name(name), rows, (HELD_OUT, BATCH), share=is_share(name), zero=name.removeprefix(LASER) in _FROM_ZERO
+    )
 
 
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")

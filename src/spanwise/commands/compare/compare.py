@@ -29,7 +29,7 @@ from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.measure import Comparison, Interval
+from spanwise.measure import LASER, Comparison, Interval
 from spanwise.measure import compare as compare_runs
 from spanwise.recipe import Recipe
 
@@ -111,7 +111,8 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
         one = samples[str(run.folder)]
         size = one.most_votes(one.first)
         votes = one.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
-        voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ("majority", "weighted") if name in votes}
+        ways = ("majority", "weighted", f"{LASER}weighted")
+        voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ways if name in votes}
         found.setdefault(run.arm, {})[run.seed] = {**one.figures(), **voted}
     return found
 
@@ -144,7 +145,8 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
     values = [figures for seeds in found.values() for figures in seeds.values()]
     there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
     unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
-    shown = [*FIGURES, *(["verdict_rate"] if unjudged else [])]
+    scored = (f"{LASER}{name}" for name in ("auroc", "ece", "brier", "coverage"))
+    shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
     return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
 
 

@@ -19,6 +19,7 @@ from spanwise.commands.credit.apply import Applied, apply_arm
 from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources
 from spanwise.commands.credit.blocks import blocks_of
 from spanwise.commands.credit.groups import compared_groups
+from spanwise.commands.credit.own_score import score_figures, score_note, warm_up_note
 from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
@@ -44,6 +45,7 @@ class CreditResult:
         scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
         marked: the spans that are shown: of the layout with the most blocks.
         notes: what the user should know, sentence by sentence.
+        score: what the self-rewarding scores of the file are worth (`score_figures`); None where it has none.
     """
 
     table: RolloutTable
@@ -53,6 +55,7 @@ class CreditResult:
     scores: Scores
     marked: Marked
     notes: tuple[str, ...]
+    score: dict[str, Any] | None = None
 
     @property
     def note(self) -> str:
@@ -113,9 +116,12 @@ def credit_rollouts(
             notes.append(left_out([RECORDED], str(error)))
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
     marked = scored.marked.get(blocks.layout, shown)
-    said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored))
+    scores = _scores(table, arms, scored)
+    own_score = score_figures(table, arms, scores)
+    of_score = (score_note(own_score), warm_up_note(table, arms))
+    said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored), *of_score)
     kept = tuple(part for part in said if part)
-    return CreditResult(table, group_n, tuple(arms), tuple(applied), _scores(table, arms, scored), marked, kept)
+    return CreditResult(table, group_n, tuple(arms), tuple(applied), scores, marked, kept, own_score)
 
 
 def credit(
@@ -194,6 +200,7 @@ def summary(result: CreditResult) -> dict[str, Any]:
         "steps": int(table.step_n.unique().numel()),
         "tokens": int(table.trainable.sum()),
         "statuses": statuses(result.scores),
+        **({} if result.score is None else {"score": result.score}),
         "methods": {
             one.name: {
                 "blocks": figures(one),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
+from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, recorded_rewards, token_rows
 from spanwise.commands.shared.segments import Segments
+from spanwise.laser import Laser
 from spanwise.report import TokenView, credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows
@@ -32,8 +35,12 @@ def credit_page(folder: Path) -> str:
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
     shown = read_rows(file, chosen)
     segments = Segments(**summary["segments"]) if summary.get("segments") else None
-    rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)), segments)
-    paid = {name: paid_of(**listed) for name, listed in (summary.get("paid") or {}).items()}
+    paying = summary.get("paid") or {}
+    lasers = {name: Laser.of(listed["laser"]) for name, listed in paying.items() if listed.get("laser")}
+    shares = {name: own_shares(table, laser) for name, laser in lasers.items()}
+    own = {name: [by_row[n] for n in chosen] for name, by_row in shares.items()}
+    rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)), segments, own)
+    paid = {name: paid_of(**listed) for name, listed in paying.items()}
     return credit_report(
         source=summary["source"],
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
@@ -43,8 +50,21 @@ def credit_page(folder: Path) -> str:
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
         view=TokenView(tuple(credit), rows, summary.get("outcome"), "" if segments is None else segments.words, paid),
+        samples=scored_samples(table, (summary.get("score") or {}).get("verdict", "correct")),
         command=credit_command(folder, summary["source"], options),
     )
+
+
+def scored_samples(table: pa.Table, verdict: str) -> dict[str, Tensor]:
+    """What a reliability diagram of the scores takes; nothing where there are none, or nothing says what is right."""
+    if schema.SELF_REWARD not in table.column_names or schema.reward(verdict) not in table.column_names:
+        return {}
+    right_n = numbers(table, schema.reward(verdict))
+    return {
+        "score": numbers(table, schema.SELF_REWARD).clamp(0.0, 1.0),
+        "correct": right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan),
+        "prompt": numbers(table, schema.GROUP).long(),
+    }
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:

@@ -68,6 +68,7 @@ def credited_parts(
             scores=Scores(scores.names, scores.reward_nm[rows], scores.status_nm[rows], scores.by_outcome_nmo[rows]),
             block=table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
             rollout_n=None if table.rollout_n is None else table.rollout_n[rows],
+            self_reward_n=None if table.self_reward_n is None else table.self_reward_n[rows],
             credit={one.name: _credited(one, table, learned_n, first, last) for one in applied},
             token_values={
                 name: table.tokens.with_values(values).slice(first, last) for name, values in table.token_values.items()
@@ -111,7 +112,8 @@ def _paying(arm: Arm) -> dict[str, Any]:
     listed = [
         {"name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none"} for o in arm.scheme.objectives
     ]
-    return {"method": arm.scheme.method, "objectives": listed}
+    laser = arm.scheme.laser
+    return {"method": arm.scheme.method, "objectives": listed, **({} if laser is None else {"laser": dict(vars(laser))})}
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from spanwise.commands.shared.laser import laser_of
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task
-from spanwise.engines.sample import sample
+from spanwise.credit import self_reward
+from spanwise.engines.sample import end_ids, prompt_ids, sample
+from spanwise.engines.self_reward import end_logps, reserved_id
+from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_tags
@@ -33,6 +37,7 @@ def evaluate(
     seed: int = 1,
     tags: Mapping[str, str] | None = None,
     verifier: Mapping[str, Any] | None = None,
+    laser: Laser | None = None,
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
@@ -46,6 +51,7 @@ def evaluate(
         seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
         tags: those of "answer" and "confidence", where they have other names (`recipe.answer_tags`).
         verifier: the limits of comparing answers as mathematics, as in recipes.
+        laser: how the self-rewarding score is read, with its reference; None: it is not.
 
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
@@ -75,7 +81,27 @@ def evaluate(
         confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
+        None if laser is None else _scores(model, tokenizer, laser, rows["prompt"][:], ids_nt, mask_nt, temperature),
     )
+
+
+def _scores(
+    model: Any,
+    tokenizer: Any,
+    laser: Laser,
+    prompts: list[Any],
+    ids_nt: torch.Tensor,
+    mask_nt: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """The self-rewarding score of what was sampled."""
+    ends = end_ids(model, tokenizer)
+    token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
+    starts = [ids for ids in prompt_ids(tokenizer, prompts) for _ in range(len(ids_nt) // len(prompts))]
+    where = {"token": token, "ends": ends, "pad": tokenizer.pad_token_id, "temperature": temperature}
+    logp_n = end_logps(model, starts, ids_nt, mask_nt, **where)
+    assert laser.reference is not None, "scores are read once the reference is known"
+    return self_reward(logp_n, beta=laser.beta, reference=laser.reference).double()
 
 
 def _correct(
@@ -109,12 +135,13 @@ def evaluate_folder(
         What its completions say, and the figures that they cannot have, with the reason.
 
     Raises:
-        DataError: the folder holds no readable model.
+        DataError: the folder holds no readable model, or its scores cannot be read (`laser_of`).
     """
+    laser = laser_of(model_folder, recipe)
     torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     found = evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
-        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier,
+        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier, laser=laser,
     )  # fmt: skip
-    return found, unmeasured(task.layout.keys, answer_tags(recipe))
+    return found, unmeasured(task.layout.keys, answer_tags(recipe), scored=laser is not None)

@@ -16,11 +16,13 @@ from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
 from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
+from spanwise.laser import Laser
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
 from spanwise.recipe import answer_tags, load, own_layout
@@ -89,7 +91,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
         layout = own_layout(recipe)
     except SpanwiseError:
         return {}
-    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe))
+    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe), scored=recipe.laser is not None)
 
 
 def compare_page(folder: Path) -> str:
@@ -173,13 +175,17 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
         "confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n,
         "well_formed": samples.well_formed_n,
     }  # fmt: skip
-    return columns if samples.refusal_n is None else {**columns, "refusal": samples.refusal_n}
+    if samples.refusal_n is not None:
+        columns["refusal"] = samples.refusal_n
+    scored = samples.by_self_reward()
+    return columns if scored is None else {**columns, "score": scored.confidence_n}
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """All seeds together; every seed answers the same held-out prompts, so a prompt under two seeds is one prompt."""
     wide = [_columns(found) for found in samples]
-    return {name: torch.cat([columns[name] for columns in wide]) for name in ("confidence", "correct", "prompt")}
+    names = [name for name in ("confidence", "correct", "prompt", "score") if all(name in columns for columns in wide)]
+    return {name: torch.cat([columns[name] for columns in wide]) for name in names}
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
@@ -214,9 +220,11 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if len(methods) == 1:
         table = _beside(table, files[-1], "rlcr" if methods[0] in ("bae", "bae_paper") else "bae")
     segments = Segments.of(recipe.get("method"), recipe.get("options"))
-    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"), segments)
+    laser = recipe.get("laser")
+    own = {methods[0]: own_shares(table, Laser.of(laser))[:MOST]} if laser and methods else {}
+    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"), segments, own)
     credit = recorded_credit(table)
-    paid = {methods[0]: paid_of(str(recipe.get("method")), asked)}
+    paid = {methods[0]: paid_of(str(recipe.get("method")), asked, laser)}
     return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words, paid), credit
 
 

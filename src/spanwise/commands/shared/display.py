@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from spanwise.measure import Curve, Interval, alarms
+from spanwise.measure import LASER, Curve, Interval, alarms
 from spanwise.measure.fixed_point import fixed_point
 from spanwise.measure.proper_score import ScoreName
 from spanwise.scheme import Scheme
@@ -103,7 +103,7 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent
         cells = (_short(found.get(name)) + (" !" if name in wrong[run] else "") for run, found in columns.items())
         table.add_row(name.replace("_", " "), *cells)
     said = (_alarms(found, run if len(columns) > 1 else "") for run, found in wrong.items())
-    return Group(Text(title, style="italic"), table, *(line for lines in said for line in lines))
+    return Group(Text(title, style="italic"), table, *(line for lines in said for line in lines), *_glossary(names))
 
 
 def interval_table(title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()) -> Group:
@@ -115,7 +115,7 @@ def interval_table(title: str, intervals: Mapping[str, Interval | None], *, abse
         mark = " !" if name in wrong else ""
         cells = ("-", "") if i is None else (f"{i.value:.3f}{mark}", f"{i.low:.3f} to {i.high:.3f}")
         table.add_row(name.replace("_", " "), *cells)
-    return Group(Text(title, style="italic"), table, *_alarms(wrong))
+    return Group(Text(title, style="italic"), table, *_alarms(wrong), *_glossary(shown))
 
 
 def folded_tables(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], *, console: Console) -> Group:
@@ -156,6 +156,12 @@ def _alarms(wrong: Mapping[str, str], run: str = "") -> list[Text]:
     return [Text(f"! {who}{why} ({', '.join(names)})", style="bold red") for why, names in figures.items()]
 
 
+def _glossary(names: Collection[str]) -> list[Text]:
+    """What figures of a score are of, if there are any."""
+    said = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
+    return [Text(said)] if any(name.startswith(LASER) for name in names) else []
+
+
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
@@ -163,7 +169,8 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     options = {"title": title, "title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
     table = Table("n", *(str(budgets[i]) for i in shown), **options)
     for name, curve in votes.items():
-        table.add_row(name, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
+        way = f"{name.removeprefix(LASER)} by score" if name.startswith(LASER) else name
+        table.add_row(way, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
     return table
 
 

@@ -23,7 +23,7 @@ RUNS = Path("runs")
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
 #: All that a run writes, files and folders.
-WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "critic", *RESULTS)
+WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "critic", "laser.json", *RESULTS)
 
 
 def new_folder(name: str) -> Path:

@@ -6,30 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spanwise.credit import METHODS
+from spanwise.laser import Laser
 from spanwise.report import Paid
 
 
-def paid_of(method: str, objectives: Sequence[Mapping[str, Any]]) -> dict[str, Paid]:
-    """Block -> the objectives that pay it, and whether its credit is the reward of the only one minus a baseline.
+def paid_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping[str, Any] | None = None) -> dict[str, Paid]:
+    """Block -> the objectives that pay it, whether its credit is the reward of the only one minus a baseline, and a score in it.
 
     Args:
         method: its name.
         objectives: as `Scheme.plain` writes them.
+        laser: the score that is mixed into the credit of the blocks that its verdict pays.
 
     Example:
         >>> paid_of("bae", [{"reward": "equals", "name": "equals.a", "pays": ["a"], "weight": 1.0}])
-        {'a': Paid(objectives=['equals.a'], plain=True)}
+        {'a': Paid(objectives=['equals.a'], plain=True, mixed=False)}
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for objective in objectives:
         pays = objective.get("pays") or []
         for block in [pays] if isinstance(pays, str) else pays:
             found.setdefault(block, []).append(objective)
+    verdict = None if laser is None else Laser.of(laser).verdict
     by_block = method in METHODS and METHODS[method].kind == "block"
     return {
         block: Paid(
-            [str(one.get("name") or one.get("reward")) for one in listed],
+            names := [str(one.get("name") or one.get("reward")) for one in listed],
             by_block and len(listed) == 1 and listed[0].get("weight", 1.0) == 1.0 and listed[0].get("scale") != "std",
+            mixed=verdict in names,
         )
         for block, listed in found.items()
     }

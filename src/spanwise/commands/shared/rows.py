@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -48,13 +49,19 @@ def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
     return {name: numbers(table, schema.reward(name)) for name in schema.objectives(table.column_names)}
 
 
-def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None = None) -> list[TokenRow]:
+def token_rows(
+    table: pa.Table,
+    pieces: Pieces | None,
+    segments: Segments | None = None,
+    own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> list[TokenRow]:
     """The completions of a table as the token view takes them.
 
     Args:
         table: columns of `rollouts.schema`.
         pieces: ids of one completion -> text of each token, as `pieces_of` makes it; None shows the ids.
         segments: what opens one; they are found in every stream of values, where there are log-probabilities too.
+        own: method -> `mixing.own_shares` of these completions, where scores of their own are mixed into the credit.
 
     Edge cases:
         What was not trained has advantage NaN, not 0. Objectives, blocks and methods are whatever columns there are. The ids of
@@ -88,8 +95,9 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
     block = _aligned(table, schema.BLOCK, edges) if schema.BLOCK in names else None
     texts = _texts(table[source], edges, pieces)
     plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
+    scored, own = schema.SELF_REWARD in names, own or {}
     made = []
-    for row, text, (first, last) in zip(plain, texts, pairwise(edges.tolist()), strict=True):
+    for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
         known = {name: values[first:last] for name, values in flat_of.items()}
         logp = known.pop("logp", None)
         values = {name.partition("/")[2]: value for name, value in known.items()}
@@ -114,6 +122,8 @@ def token_rows(table: pa.Table, pieces: Pieces | None, segments: Segments | None
                     one: {name: row[schema.credit(one, name)] for name in schema.credited(names, one) if name != schema.STOP}
                     for one in methods
                 },
+                score=math.nan if scored and row[schema.SELF_REWARD] is None else row.get(schema.SELF_REWARD),
+                own={one: shares[n] for one, shares in own.items()},
             )
         )
     return made

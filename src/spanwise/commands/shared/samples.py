@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.measure import CALIBRATION, Curve, Interval, figure_intervals, figures, voting
+from spanwise.measure import CALIBRATION, LASER, LASER_FIGURES, Curve, Interval, figure_intervals, figures, voting
+from spanwise.rollouts.schema import SELF_REWARD
 
 FILE = "evaluation.parquet"
 #: The largest budget of a vote.
 MOST_VOTES = 16
+_Figure = TypeVar("_Figure")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Samples:
         confidence_n: stated confidence; NaN where none was stated.
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
+        self_reward_n: the self-rewarding score r_s (`Laser`), not clipped; NaN where the completion did not end. None: no laser.
     """
 
     prompt_n: Int[Tensor, " n"]
@@ -41,11 +44,30 @@ class Samples:
     confidence_n: Float[Tensor, " n"]
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None
+    self_reward_n: Float[Tensor, " n"] | None = None
 
     @property
     def first(self) -> str:
         """The block that answers first."""
         return next(iter(self.correct))
+
+    @property
+    def stated(self) -> bool:
+        """Some completion states a confidence."""
+        return not bool(self.confidence_n.isnan().all())
+
+    def by_self_reward(self) -> Samples | None:
+        """The same samples with the score, clipped to [0, 1], as their confidence; None where there is none.
+
+        >>> one_n, right_n = torch.zeros(3).long(), torch.tensor([1.0, 0.0, 0.0]).double()
+        >>> said = Samples(one_n, {"a": ["1"] * 3}, {"a": right_n}, right_n, right_n > 0,
+        ...                self_reward_n=torch.tensor([1.5, -0.25, float("nan")]).double())
+        >>> said.by_self_reward().confidence_n
+        tensor([1., 0., nan], dtype=torch.float64)
+        """
+        if self.self_reward_n is None:
+            return None
+        return replace(self, confidence_n=self.self_reward_n.clamp(0.0, 1.0), self_reward_n=None)
 
     def most_votes(self, block: str) -> int:
         """How many samples a vote over the answers of a block can have, at most 16; 0 if none of them has a verdict."""
@@ -54,12 +76,16 @@ class Samples:
         return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
 
     def figures(self) -> dict[str, float | None]:
-        """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts."""
+        """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts.
+
+        Coverage and calibration of the score, if there is one, as `laser_<figure>`.
+        """
         values = figures(
             self.confidence_n, self.correct[self.first], well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
         )
         later = {f"{name}_accuracy": _mean(c) for name, c in self.correct.items() if name != self.first}
-        return {**values, **later}
+        scored = self.by_self_reward()
+        return {**values, **later, **({} if scored is None else _of_score(scored.figures()))}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
@@ -70,17 +96,28 @@ class Samples:
             if name != self.first:
                 later = figure_intervals(self.confidence_n, correct_n, **marks, **options)
                 found[f"{name}_accuracy"] = later["accuracy"]
-        return found
+        scored = self.by_self_reward()
+        return found | ({} if scored is None else _of_score(scored.intervals(resamples=resamples, seed=seed)))
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Accuracy against the number of samples (`measure.voting`) of the answers of one block, default the first."""
-        name = block or self.first
+        """Accuracy against the number of samples (`measure.voting`) of the answers of one block, default the first.
+
+        Where completions have a score and state a confidence, `weighted` and `maxconf` are by what they state and
+        `laser_weighted` and `laser_maxconf` by the score; where they have a score alone, it is their confidence.
+        """
+        name, scored = block or self.first, self.by_self_reward()
+        if scored is not None and not self.stated:
+            return scored.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
-        return voting(
+        found = voting(
             self.answers[name], self.confidence_n, self.correct[name], prompts=prompts, budgets=budgets, resamples=resamples
         )
+        if scored is not None:
+            by_score = scored.votes(block, budgets=budgets, resamples=resamples)
+            found |= {f"{LASER}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
+        return found
 
     def table(self) -> pa.Table:
         """A row per completion; null where there is nothing."""
@@ -96,6 +133,8 @@ class Samples:
         columns["well_formed"] = self.well_formed_n.tolist()
         if self.refusal_n is not None:
             columns["refusal"] = self.refusal_n.tolist()
+        if self.self_reward_n is not None:
+            columns[SELF_REWARD] = pa.array(numbers(self.self_reward_n), pa.float64())
         return pa.table(columns)
 
     def write(self, folder: str | Path) -> None:
@@ -104,12 +143,15 @@ class Samples:
             pq.write_table(self.table(), beside)
 
 
-def unmeasured(blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str]) -> dict[str, str]:
+def unmeasured(
+    blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str], *, scored: bool = False
+) -> dict[str, str]:
     """The figures that an evaluation cannot have, because nothing says where answer and confidence stand, and why.
 
     Args:
         blocks: block -> its tags, in order, by which completions are read; a layout without any tag is read as the task says.
         tags: those of "answer" and "confidence" (`recipe.answer_tags`).
+        scored: completions have a self-rewarding score, whose figures do without the confidence and not without the answer.
 
     Example:
         >>> found = unmeasured({"solution": ["plan", "code"]}, {"answer": "answer", "confidence": "confidence"})
@@ -124,13 +166,15 @@ def unmeasured(blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str
     last = list(inside)[-1]
     if tags["confidence"] not in inside[last]:
         why = f"the last block, {last}, has no tag <{tags['confidence']}>, only {', '.join(f'<{tag}>' for tag in inside[last])}"
+        why += "; those of the score are there" if scored and tags["answer"] in every else ""
         found = dict.fromkeys(("coverage", *CALIBRATION), why)
     if tags["answer"] not in every:
         why = (
             f"no block has the tag <{tags['answer']}>, only {', '.join(f'<{tag}>' for tag in every)}; name the one that holds the "
             f"answer in the objective correct"
         )
-        found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION), why)
+        figures_of_score = LASER_FIGURES[1:] if scored else ()
+        found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *figures_of_score), why)
     return found
 
 
@@ -152,6 +196,7 @@ def read_samples(folder: str | Path) -> Samples:
             _tensor(columns["confidence"]),
             torch.tensor(columns["well_formed"], dtype=torch.bool),
             torch.tensor(columns["refusal"], dtype=torch.bool) if "refusal" in columns else None,
+            _tensor(columns[SELF_REWARD]) if SELF_REWARD in columns else None,
         )
     except FileNotFoundError:
         raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None
@@ -175,6 +220,11 @@ def check_protocol(samples: Mapping[str, Samples]) -> None:
             f"The evaluation of '{other}' has {shapes[other]} and that of '{most}' has {shapes[most]}, so their figures cannot be "
             f"compared. Write it again: spanwise eval {other} --prompts {prompts} --samples {count // max(prompts, 1)}"
         )
+
+
+def _of_score(found: Mapping[str, _Figure]) -> dict[str, _Figure]:
+    """Of figures by the score those that are about it, under their own names."""
+    return {name: found[name.removeprefix(LASER)] for name in LASER_FIGURES}
 
 
 def _mean(correct_n: Tensor) -> float | None:

@@ -112,7 +112,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
     Raises:
         DataError: a run without a model.
     """
-    run = next((place for place in (folder, *_above(folder)) if (place / "recipe.yaml").is_file()), None)
+    run = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
     place = folder / "model" if (folder / "model").is_dir() else folder
     if run == folder == place and not (folder / "config.json").is_file():
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
@@ -125,7 +125,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
     return place, load(file, given)
 
 
-def _above(folder: Path) -> list[Path]:
+def run_above(folder: Path) -> list[Path]:
     """The run that a model folder or a checkpoint lies in, by its name."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []

@@ -106,6 +106,7 @@
     });
     const drawFacts = (n = shown.n) => {
       const facts = [...(data.steps[n] === null ? [] : [[`step ${data.steps[n]}`]]), [count(shown.tokens.length, "token")],
+        ...(data.scores[n] === null ? [] : [[data.scores[n]]]),
         [fault(n) ? `malformed: ${fault(n)}` : "well-formed", fault(n)], ...rewards(n)];
       find(".token-facts").replaceChildren(...facts.map(([fact, odd]) => show(make("li", odd ? "odd" : ""), fact)));
       const prompt = decode(data.prompts, n)[0], rest = prompt.length - PROMPT_CHARACTERS, fold = find(".token-prompt");

@@ -1,0 +1,81 @@
+"""What the self-rewarding scores of a rollout file are worth as a confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spanwise.commands.credit.arms import Arm
+from spanwise.commands.shared.mixing import mixed_steps
+from spanwise.rollouts import RolloutTable
+from spanwise.types import Scores
+
+_SHOWN = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
+
+
+def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> dict[str, Any] | None:
+    """Coverage and calibration of the clipped scores against the verdict; None where the file has none.
+
+    Args:
+        table: the file.
+        arms: the verdict is that of the first with `laser`, else `correct`.
+        scores: rewards of all objectives.
+
+    Returns:
+        `completions` with a score, `coverage`, `verdict` (its objective, None where nothing says what is right), `ece`, `brier`,
+        `auroc`, `mean_confidence` and `sharpness`, as far as they exist, and `alarms`, in sentences. Where SciPy is not
+        installed, no figures and no alarms.
+    """
+    if table.self_reward_n is None:
+        return None
+    verdict = next((arm.scheme.laser.verdict for arm in arms if arm.scheme.laser is not None), "correct")
+    clipped_n = table.self_reward_n.clamp(0.0, 1.0)
+    known_n = ~clipped_n.isnan()
+    right_n = torch.full_like(clipped_n, torch.nan)
+    if verdict in scores.names:
+        right_n = scores.reward_nm[:, scores.names.index(verdict)].double()
+        right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
+    judged = verdict if bool((~right_n.isnan()).any()) else None
+    found = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean()), "verdict": judged}
+    try:
+        from spanwise.measure import LASER, LASER_FIGURES, alarms, figures
+    except ModuleNotFoundError:  # the extra cli does without SciPy
+        return found
+    values = figures(clipped_n, right_n, well_formed_n=known_n)
+    by_score = {name: values[name.removeprefix(LASER)] for name in LASER_FIGURES}
+    known = {name.removeprefix(LASER): value for name, value in by_score.items()}
+    return {**found, **known, "alarms": list(dict.fromkeys(alarms(by_score).values()))}
+
+
+def score_note(found: dict[str, Any] | None) -> str:
+    """The figures of the scores in a sentence, and what is wrong with them; empty without any.
+
+    >>> score_note({"completions": 3, "coverage": .75, "verdict": "correct", "ece": .125, "brier": .25, "auroc": None})
+    'Score of its own (laser): 3 completions have one (75 %), and against correct ECE 0.125, Brier 0.250, AUROC -.'
+    """
+    if found is None:
+        return ""
+    said = f"Score of its own (laser): {found['completions']:,} completions have one ({100 * found['coverage']:.3g} %)"
+    if found["verdict"] is None:
+        return f"{said}; nothing in the file says which are right."
+    if "ece" in found:
+        numbers = ((word, found[name]) for name, word in _SHOWN.items())
+        shown = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
+        said = f"{said}, and against {found['verdict']} {shown}"
+    return f"{said}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in found.get("alarms", ()))
+
+
+def warm_up_note(table: RolloutTable, arms: Sequence[Arm]) -> str:
+    """How many completions are of steps before the score is mixed in; empty if none are, or no method mixes it."""
+    laser = next((arm.scheme.laser for arm in arms if arm.scheme.laser is not None), None)
+    if laser is None or laser.first_mix is None or table.self_reward_n is None:
+        return ""
+    early = int((~mixed_steps(table.step_n, laser)).sum())
+    return (
+        f"laser mixes the score into the credit from step {laser.first_mix + 1} on; {early:,} of {len(table):,} completions are of "
+        f"steps before (self_rewarding_warmup)."
+        if early
+        else ""
+    )

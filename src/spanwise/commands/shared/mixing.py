@@ -1,0 +1,57 @@
+"""Where a rollout file's self-rewarding scores are mixed into its credit, and with what share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from spanwise.credit import mixed_advantage
+from spanwise.laser import Laser
+from spanwise.rollouts import schema
+from spanwise.rollouts.recorded import numbers
+
+
+def mixed_steps(step_n: Int[Tensor, " n"], laser: Laser) -> Bool[Tensor, " n"]:
+    """The completions of steps in which the score is mixed in.
+
+    A step is a generation batch, the first is 1, and those up to `Laser.first_mix` are a warm-up. Step 0 is that of a file without
+    steps: it is mixed.
+
+    >>> mixed_steps(torch.tensor([0, 1, 2, 3]), Laser("<unk>", self_rewarding_warmup=2))
+    tensor([ True, False, False,  True])
+    """
+    if laser.first_mix is None:
+        return torch.zeros_like(step_n).bool()
+    return (step_n == 0) | (step_n > laser.first_mix)
+
+
+def own_shares(table: pa.Table, laser: Laser) -> list[tuple[float, float]]:
+    """The share of its own score in the credit of each completion, and that score as its group compares it (`mixed_advantage`).
+
+    Args:
+        table: whole groups, columns of `rollouts.schema`; none where it has no scores or does not say the groups.
+        laser: how they are mixed.
+
+    Returns:
+        (tau, z) of each completion, (0, 0) where its score is not mixed in.
+
+    Example:
+        >>> table = pa.table({"step": [1] * 4, "group": [0] * 4, "self_reward": [.9, .7, .3, .1]})
+        >>> [(round(t, 4), round(z, 4)) for t, z in own_shares(table, Laser("<unk>", self_rewarding_warmup=0))]
+        [(0.1, 1.0954), (0.1, 0.5477), (0.1, -0.5477), (0.1, -1.0954)]
+    """
+    if not {schema.SELF_REWARD, schema.GROUP} <= set(table.column_names):
+        return [(0.0, 0.0)] * len(table)
+    stepped = schema.STEP in table.column_names
+    step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
+    group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
+    score_n = numbers(table, schema.SELF_REWARD).masked_fill(~mixed_steps(step_n, laser), torch.nan)
+    rule: dict[str, Any] = {"mix": laser.mix, "threshold": laser.threshold, "scale": laser.scale}
+    own_n = mixed_advantage(torch.zeros_like(score_n), score_n, group_n, **rule)  # tau z
+    share_n = 1 - (mixed_advantage(torch.ones_like(score_n), score_n, group_n, **rule) - own_n)
+    share_n = torch.where(share_n > 1e-12, share_n, 0.0)
+    return list(zip(share_n.tolist(), (own_n / share_n).nan_to_num().tolist(), strict=True))

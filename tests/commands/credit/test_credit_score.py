@@ -1,0 +1,126 @@
+"""`spanwise credit` on a file with the column `self_reward`: it is a confidence, and a recipe with `laser` mixes it in."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from test_credit_page import data_of
+
+from helpers import NAN, assert_close
+from report_pages import Page
+from rollout_files import quiet
+from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.report.report import report_folder
+from spanwise.errors import RecipeError
+from spanwise.rollouts import read_rollouts
+
+SCORES = [0.9, 0.7, 0.3, 0.1]
+#: (1 - .1) z(1, 0, 0, 0) + .1 z(.9, .7, .3, .1), both divided by the sample's standard deviation: worked by hand.
+MIXED = [1.4595445, -0.3952277, -0.5047723, -0.5595445]
+PLAIN = [1.5, -0.5, -0.5, -0.5]
+
+
+def file(folder, scores=SCORES, *, step=1, **columns):
+    pieces = [["<answer>", str(n), "</answer>"] for n in range(4)]
+    table = {
+        "step": [step] * 4, "group": [0] * 4, "prompt": ["2+2="] * 4, "tokens": pieces, "trainable": [[True] * 3] * 4,
+        "reward/correct": [1.0, 0.0, 0.0, 0.0], "status/correct": ["ok"] * 4, **columns,
+    }  # fmt: skip
+    if scores is not None:
+        table["self_reward"] = pa.array(scores, pa.float64())
+    pq.write_table(pa.table(table), folder / "in.parquet")
+    return folder / "in.parquet"
+
+
+def recipe(folder, *, method="grpo", **laser):
+    rule = {
+        "method": method,
+        "layout": {"solution": ["answer"]},
+        "objectives": [{"reward": "correct", "pays": ["solution"]}],
+    }
+    if method == "grpo":
+        rule = {"method": method, "options": {"eps": 0.0}}
+    (folder / "recipe-in.yaml").write_text(
+        yaml.safe_dump({**rule, "laser": {"token": "<unk>", "self_rewarding_warmup": 0, **laser}})
+    )
+    return folder / "recipe-in.yaml"
+
+
+def test_the_reader_takes_the_column(tmp_path):
+    assert_close(read_rollouts(file(tmp_path, [0.9, None, 0.3, -0.1])).self_reward_n, [0.9, NAN, 0.3, -0.1], equal_nan=True)
+    assert read_rollouts(file(tmp_path, None)).self_reward_n is None
+
+
+def test_a_recipe_with_laser_mixes_the_score_and_other_methods_do_not(tmp_path):
+    found = credit_rollouts(file(tmp_path), recipe=recipe(tmp_path), methods=["recipe", "grpo"])
+    mixed, plain = (one.credit.block_nk[:, 0] for one in found.applied)
+    assert_close(mixed, MIXED, 1e-6)
+    assert_close(plain, PLAIN, 1e-6)
+
+
+def test_warm_up_steps_are_not_mixed_and_it_is_said(tmp_path):
+    asked = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
+    found = credit_rollouts(file(tmp_path, step=5), **asked)
+    assert_close(found.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
+    assert "from step 6 on; 4 of 4 completions are of steps before (self_rewarding_warmup)" in found.note
+    found = credit_rollouts(file(tmp_path, step=6), **asked)
+    assert_close(found.applied[0].credit.block_nk[:, 0], MIXED, 1e-6)
+    assert "warmup" not in found.note
+
+
+def test_a_method_per_token_mixes_whole_groups(tmp_path, monkeypatch):
+    """Also where a part is a single completion: with lambda 1 and values of 0 every token has the reward, plus its share."""
+    monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 1)
+    asked = {"recipe": recipe(tmp_path, method="gae", scale="none"), "methods": ["recipe"]}
+    values = {"values": pa.array([[0.0] * 3] * 4, pa.list_(pa.float32()))}
+    found = credit_rollouts(file(tmp_path, **values), overrides={"options": {"lam": 1.0, "whiten": False}}, **asked)
+    hand = [0.9 * right + 0.1 * (score - 0.5) for right, score in zip([1, 0, 0, 0], SCORES, strict=True)]
+    assert_close(found.applied[0].credit.block_nk[:, 0], hand, 1e-6)
+
+
+def test_a_file_without_the_column_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"in.parquet' has no column 'self_reward'.* or leave laser out\."):
+        credit_rollouts(file(tmp_path, None), recipe=recipe(tmp_path), methods=["recipe"])
+    found = credit_rollouts(file(tmp_path, None), recipe=recipe(tmp_path, mix=0.0), methods=["recipe"])  # it changes nothing
+    assert_close(found.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
+    assert found.score is None
+
+
+def test_the_score_is_shown_as_a_confidence(tmp_path):
+    console = quiet()
+    path = file(tmp_path, [1.4, 0.2, -0.3, None])
+    credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
+    said = "3 completions have one (75 %), and against correct ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
+    assert said in console.file.getvalue()
+    shown = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
+    assert (shown["completions"], shown["coverage"], shown["verdict"]) == (3, 0.75, "correct")
+    assert shown["ece"] == pytest.approx(0.2 / 3)
+    html = (tmp_path / "out" / "report.html").read_text()
+    page = Page(html)
+    assert "3 of 4 completions have a score and could be judged." in page.text
+    assert said in page.text
+    assert data_of(html)["scores"] == [
+        "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
+        "no score of its own: it was cut off",
+    ]  # fmt: skip
+    assert report_folder(tmp_path / "out").read_text() == html
+    again = read_rollouts(tmp_path / "out" / "credit.parquet")
+    assert_close(again.self_reward_n, [1.4, 0.2, -0.3, NAN], equal_nan=True)
+
+
+def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
+    found = credit_rollouts(file(tmp_path, [1.4, 1.2, 1.3, None]), methods=["grpo"])
+    assert found.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
+    unknown = {"reward/correct": [0.5, 0.25, 0.5, 0.5]}
+    assert "nothing in the file says which are right" in credit_rollouts(file(tmp_path, **unknown), methods=["grpo"]).note
+
+
+def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
+    """BAE subtracts the mean: .75 = 1 - .25; the score is compared as a reward, .9 - .5."""
+    options = {"recipe": recipe(tmp_path, method="bae", scale="none"), "methods": ["recipe", "bae"]}
+    credit(file(tmp_path), output=tmp_path / "out", console=quiet(), **options)
+    mixed, plain = data_of((tmp_path / "out" / "report.html").read_text())["sums"][0]
+    assert mixed == {"solution": "correct 1, baseline 0.25, credit 0.9 · +0.75 and 0.1 · +0.4 of its own score = +0.715"}
+    assert plain == {"solution": "correct 1, baseline 0.25, credit +0.75"}

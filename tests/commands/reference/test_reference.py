@@ -1,0 +1,45 @@
+"""`spanwise reference`: the mean over completions of the starting policy, against one pass for each of them."""
+
+import statistics
+
+import pytest
+from rich.console import Console
+
+from spanwise.commands.reference import reference as room
+from spanwise.engines.sample import prompt_ids, sample
+from spanwise.errors import RecipeError
+from spanwise.recipe import load
+from spanwise.tasks import Task
+from trl_small import LAYOUT, PIECES, THIRD_PARTY, policy, prompts, tokenizer
+
+pytestmark = THIRD_PARTY
+
+
+def test_the_reference_is_the_mean_over_those_that_ended(tmp_path, monkeypatch):
+    model, encoder = policy(), tokenizer()
+    model.save_pretrained(tmp_path)
+    encoder.save_pretrained(tmp_path)
+    task = Task("confidence", str(tmp_path), prompts(4), prompts(2), LAYOUT, 12)
+    monkeypatch.setattr(room, "make_task", lambda *_: task)
+    recipe = load(None, {"laser": {"token": "?", "beta": 1.0}, "seed": 3, "temperature": 2.0})
+    found = room.reference(recipe, prompts=3, samples=8, console=Console(quiet=True))
+
+    asked = task.train["prompt"][:3]
+    ids_nt, mask_nt = sample(model, encoder, asked, samples=8, max_new_tokens=12, temperature=2.0, seed=3)
+    starts = [row for row in prompt_ids(encoder, asked) for _ in range(8)]
+    said = []
+    for start, ids, mask in zip(starts, ids_nt, mask_nt, strict=True):
+        whole = [*start, *ids[mask].tolist()]
+        if whole[-1] == encoder.eos_token_id:
+            logits = model(ids.new_tensor([whole])).logits[0, -1] / 2
+            said.append(2 * float(logits.log_softmax(dim=-1)[PIECES.index("?")].detach()))
+    assert 0 < len(said) < 24
+    assert found["completions"] == len(said)
+    assert found["reference"] == pytest.approx(statistics.mean(said), abs=1e-5)
+    assert found["std"] == pytest.approx(statistics.stdev(said), abs=1e-5)
+    assert (found["token"], found["id"], found["temperature"]) == ("?", PIECES.index("?"), 2.0)
+
+
+def test_without_laser_there_is_nothing_to_measure():
+    with pytest.raises(RecipeError, match="The recipe has no laser, whose reference could be measured"):
+        room.reference(load(None, {}), prompts=1, samples=1, console=Console(quiet=True))

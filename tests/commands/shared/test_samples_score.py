@@ -1,0 +1,127 @@
+"""The self-rewarding score as the confidence of an evaluation: figures, votes, the file, what it is counted from."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from helpers import NAN, assert_close, double
+from spanwise.commands.shared.display import vote_table
+from spanwise.commands.shared.laser import laser_of, write_laser
+from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeasured
+from spanwise.errors import DataError, RecipeError
+from spanwise.measure import CALIBRATION, alarms
+from spanwise.recipe import load
+
+TAGS = {"answer": "answer", "confidence": "confidence"}
+
+
+def samples(score_n, *, stated=(0.9, 0.9, 0.1, 0.9), right=(1.0, 0.0, 1.0, 0.0), answers="abac", prompts=(0, 0, 1, 1)):
+    return Samples(
+        torch.tensor(prompts), {"solution": list(answers)}, {"solution": double(right)}, double(stated),
+        torch.ones(len(right)).bool(), self_reward_n=None if score_n is None else double(score_n),
+    )  # fmt: skip
+
+
+def test_the_figures_of_the_score_stand_beside_those_of_the_confidence():
+    found = samples([1.4, -0.2, 0.6, NAN]).figures()
+    hand = {
+        "coverage": 3 / 4, "brier": 0.16 / 3, "ece": 0.4 / 3, "auroc": 1.0, "mean_confidence": 1.6 / 3,
+        "sharpness": 1.36 / 3 - (1.6 / 3) ** 2,
+    }  # fmt: skip
+    assert {name: found[f"laser_{name}"] for name in hand} == pytest.approx(hand)
+    assert set(hand) == {"coverage", *CALIBRATION}
+    assert found["brier"] == pytest.approx((0.01 + 0.81 + 0.81 + 0.81) / 4)  # of what is stated, as without a score
+    without = samples(None).figures()
+    assert without == {name: value for name, value in found.items() if not name.startswith("laser_")}
+    intervals = samples([1.4, -0.2, 0.6, NAN]).intervals(resamples=20)
+    assert {name: None if i is None else i.value for name, i in intervals.items()} == pytest.approx(found)
+
+
+def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
+    hand = {"answers": "aab", "right": (0.0, 0.0, 1.0), "prompts": (0, 0, 0)}
+    last = {}
+    for name, stated in (("both", (0.9, 0.9, 0.1)), ("score alone", (NAN,) * 3)):
+        curves = samples([0.2, 0.3, 1.7], stated=stated, **hand).votes(budgets=(3,), resamples=2)
+        last[name] = {way: float(curve.value_pb) for way, curve in curves.items()}
+        table = vote_table("", curves)
+    both = last["both"]  # spoken: a 1.8 > b .1; score: a .5 < b 1
+    assert (both["majority"], both["weighted"], both["maxconf"]) == (0.0, 0.0, 0.0)
+    assert (both["laser_weighted"], both["laser_maxconf"]) == (1.0, 1.0)
+    assert last["score alone"] == {"pass@1": pytest.approx(1 / 3), "pass@k": 1.0, "majority": 0, "weighted": 1, "maxconf": 1}
+    assert [str(cell) for cell in table.columns[0].cells][-2:] == ["weighted", "maxconf"]
+    cut = samples([0.2, 0.3, NAN], stated=(NAN,) * 3, **hand).votes(budgets=(3,), resamples=2)
+    assert float(cut["weighted"].value_pb) == 0.0  # what was cut off has no weight
+
+
+def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
+    one = samples([1.4, -0.2, 0.6, NAN])
+    one.write(tmp_path)
+    assert pq.read_table(tmp_path / FILE)["self_reward"].to_pylist() == [1.4, -0.2, 0.6, None]  # not clipped
+    assert_close(read_samples(tmp_path).self_reward_n, one.self_reward_n, equal_nan=True)
+    pq.write_table(pq.read_table(tmp_path / FILE).drop(["self_reward"]), tmp_path / FILE)
+    assert read_samples(tmp_path).self_reward_n is None
+    assert read_samples(tmp_path).by_self_reward() is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"),
+    [
+        ([-0.5, -0.1, 0.0, NAN], "every score is 0, after clipping"),
+        ([1.5, 1.1, 1.0, NAN], "every score is 1, after clipping"),
+        ([0.5, 0.5, 0.5, 0.5], "every completion has the same score"),
+        ([0.5, NAN, NAN, NAN], "few completions have a score, the others were cut off"),
+    ],
+)
+def test_a_score_that_says_nothing_is_not_read_calmly(scores, why):
+    found = alarms(samples(scores).figures())
+    assert found["laser_ece"] == why
+    assert "ece" not in found
+
+
+def test_a_calm_score_and_hollow_ones():
+    good = {"laser_coverage": 1.0, "laser_mean_confidence": 0.5, "laser_sharpness": 0.04, "laser_ece": 0.1}
+    assert alarms(good) == {}
+    assert alarms({**good, "refusal_rate": 0.6})["laser_ece"] == "most completions refuse to answer"
+
+
+def test_what_cannot_be_measured_is_not_said_of_the_score():
+    spoken = unmeasured({"solution": ["answer"]}, TAGS, scored=True)
+    assert set(spoken) == {"coverage", *CALIBRATION}
+    assert spoken["ece"].endswith("only <answer>; those of the score are there")
+    nothing = unmeasured({"plan": ["plan"]}, TAGS, scored=True)
+    assert "laser_ece" in nothing
+    assert "laser_coverage" not in nothing
+    assert not any(name.startswith("laser") for name in unmeasured({"plan": ["plan"]}, TAGS))
+
+
+MEASURED = {"token": "<unk>", "id": 2, "reference": -18.98, "std": 2.38, "completions": 256, "temperature": 1.0}
+
+
+def recipe(**laser):
+    return load(None, {"laser": {"self_rewarding_warmup": 0, **laser}})
+
+
+@pytest.mark.parametrize("place", ["", "model", "checkpoints/checkpoint-3"])
+def test_the_reference_is_that_of_the_run(place, tmp_path):
+    write_laser(tmp_path, MEASURED)
+    assert json.loads((tmp_path / "laser.json").read_text()) == MEASURED
+    assert laser_of(tmp_path / place, recipe(token="<unk>")).reference == -18.98
+    assert laser_of(tmp_path / place, recipe(token=2)).reference == -18.98
+    assert laser_of(tmp_path / place, recipe(token="<unk>", reference=-12.0)).reference == -12.0
+    assert laser_of(tmp_path / place, load(None, {})) is None
+
+
+def test_no_reference_another_token_or_out_of_reach(tmp_path):
+    with pytest.raises(DataError, match=r"there is no laser.json of a run .* Set laser.reference"):
+        laser_of(tmp_path, recipe(token="<unk>"))
+    write_laser(tmp_path, MEASURED)
+    with pytest.raises(DataError, match=r"off the token '<pad>', .* trained with '<unk>' \(id 2\)"):
+        laser_of(tmp_path, recipe(token="<pad>"))
+    write_laser(tmp_path, MEASURED | {"reference": -3.0})
+    with pytest.raises(RecipeError, match="no score can exceed"):
+        laser_of(tmp_path, recipe(token="<unk>"))
+    write_laser(tmp_path, {"token": "<unk>", "id": 2})
+    with pytest.raises(DataError, match="it has no reference"):
+        laser_of(tmp_path, recipe(token="<unk>"))

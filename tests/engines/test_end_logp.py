@@ -1,0 +1,48 @@
+"""The log-probability after an end is that of the row by itself: padding moves no position, and dropout is off."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from spanwise.engines.self_reward import end_logp
+
+SMALL = {
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, n_positions=16)),
+}
+ROWS = [[5, 6, 7, 8, 9, 1], [5, 1], [3, 4, 1]]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_padding_changes_nothing(name, temperature):
+    torch.manual_seed(0)
+    model = SMALL[name]()
+    with torch.no_grad():
+        for weights in model.parameters():  # at the usual size every position looks alike
+            weights.normal_(std=0.3)
+    model.train()
+    alone = []
+    model.eval()
+    for row in ROWS:
+        logits = model(input_ids=torch.tensor([row])).logits[0, -1].detach()
+        alone.append(float(temperature * (logits / temperature).log_softmax(dim=0)[2]))
+    model.train()
+    found_n = end_logp(model, ROWS, 2, pad=0, temperature=temperature, batch_size=2)
+    assert model.training
+    assert found_n.tolist() == pytest.approx(alone, abs=1e-5)
+    assert len(set(alone)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_does_not_hide_positions():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = SMALL["gpt2"]()
+    with torch.no_grad():
+        model.transformer.wpe.weight.normal_()
+    alone = [float(end_logp(model, [row], 2, pad=0)) for row in ROWS]
+    config = peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True)
+    assert end_logp(peft.get_peft_model(model, config), ROWS, 2, pad=0).tolist() == pytest.approx(alone, abs=1e-5)

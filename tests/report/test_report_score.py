@@ -1,0 +1,66 @@
+"""The score beside what is stated: panels, headlines, votes, and the words that say which is which."""
+
+import torch
+
+from helpers import NAN, double
+from report_pages import Page, compare_page, start, train_page
+from spanwise.measure import compare, voting
+from spanwise.report import compare_report
+
+CORRECT = double([1, 0, 0, 1, 1, 0, 0, 1])
+SCORE = double([0.9, 0.1, 0.3, 0.8, 1.0, 0.0, NAN, 0.6])
+NOTHING = torch.full((8,), NAN).double()
+
+
+def columns(confidence_n):
+    prompt_n = torch.arange(8) // 4
+    return {"confidence": confidence_n, "correct": CORRECT, "score": SCORE, "prompt": prompt_n, "well_formed": CORRECT >= 0}
+
+
+def page_of(confidence_n, **changes):
+    lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": start() | {"laser_ece": 0.5, "laser_coverage": 1.0}}]
+    votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
+    return Page(train_page(metrics=lines, samples=columns(confidence_n), votes={"solution": {**votes, **changes}}))
+
+
+def test_a_panel_for_each_and_headlines_for_the_score():
+    page = page_of(double([0.75] * 8))
+    assert "8 of 8 completions state a confidence and could be judged." in page.text
+    assert "7 of 8 completions have a score and could be judged." in page.text
+    assert "one reserved token (laser) is after its end, clipped to between 0 and 1" in page.text
+    assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
+    assert page.headline("AUROC of its score") == "1"
+    assert all(title in page.text for title in ("Has a score", "Score of right and wrong answers", "Accuracy by score"))
+    assert "what weighs a vote is the score" not in page.text
+
+
+def test_the_score_alone():
+    page = page_of(NOTHING)
+    assert "state a confidence and could" not in page.text
+    assert "7 of 8 completions have a score and could be judged." in page.text
+    assert "No confidence is stated: what weighs a vote is the score." in page.text
+
+
+def test_votes_by_the_score_have_a_name_of_their_own():
+    votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
+    page = page_of(double([0.75] * 8), laser_weighted=votes["weighted"], laser_maxconf=votes["maxconf"])
+    assert "majority weighted by its score" in page.text
+    assert "highest score" in page.text
+
+
+def test_nothing_of_a_score_stands_where_there_is_none():
+    for html in (train_page(), compare_page()):
+        assert "laser" not in Page(html).text
+        assert "its score" not in Page(html).text
+
+
+def test_an_arm_with_a_score_beside_one_without():
+    runs = {"with": {0: {"ece": 0.1, "laser_ece": 0.2}}, "without": {0: {"ece": 0.1}}}
+    samples = {"with": columns(NOTHING), "without": {"confidence": SCORE, "correct": CORRECT}}
+    page = Page(compare_report(title="Two", recipe={}, comparison=compare(runs), curves={}, samples=samples))
+    assert "with, by its score" in page.text
+    assert "without, by its score" not in page.text
+    assert "with: no confidence is stated: what weighs a vote is the score." not in page.text  # there are no votes
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
+    assert rows["with"] == ["0.100", "0.200"]
+    assert rows["without"][0] == "0.100"
