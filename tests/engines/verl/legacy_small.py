@@ -23,6 +23,7 @@ def batch_of(manager, prompts, width=64):
     worker = AgentLoopWorker.__new__(AgentLoopWorker)
     worker.reward_loop_worker_handles, worker.tokenizer = [Handle(manager)], manager.tokenizer
     worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
+    worker.config = manager.config
     worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
     made, uids = [], []
     for uid, texts in prompts:

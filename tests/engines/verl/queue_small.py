@@ -5,7 +5,10 @@ import warnings
 
 import numpy as np
 import transfer_queue as tq
+from verl.utils.config import omega_conf_to_dataclass
 from verl_small import Handle, outputs_of
+
+from spanwise.engines.verl.settings import scheme_in
 
 
 def filled(manager, prompts):
@@ -20,6 +23,9 @@ def filled(manager, prompts):
     worker = kind.__new__(kind)
     worker.reward_loop_worker_handles = [Handle(manager)]
     worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
+    worker.config = manager.config
+    if scheme_in(manager.config).laser is not None:
+        worker.model_config = omega_conf_to_dataclass(manager.config.actor_rollout_ref.model)
     keys = []
     for rollouts in prompts:
         uid = str(uuid.uuid4())

@@ -10,6 +10,7 @@ from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissin
 
 from spanwise.critic import CriticConfig
 from spanwise.engines.idle import idle_fields
+from spanwise.engines.skyrl.laser import check_laser
 from spanwise.engines.windows import WINDOWS, is_tested
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, scheme_at
@@ -152,7 +153,8 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
         if wrong:
             raise RecipeError(sentence)
     scheme.check_forgets("SkyRL")
-    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
+    check_laser(cfg, scheme)
+    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", "self_reward_n"}
     # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`Rows.turns`).
     by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)

@@ -12,13 +12,17 @@ from typing import Any
 
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
 from spanwise.critic import CriticConfig
+from spanwise.engines.appended import Appended, check_reference
 from spanwise.engines.idle import idle_fields
 from spanwise.engines.verl.carry import Rows, credited
-from spanwise.engines.verl.estimators import CARRIED
+from spanwise.engines.verl.estimators import CARRIED, WITH_LASER
+from spanwise.engines.verl.reserved import placed, reserved_of, scores, verdicts
 from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
+from spanwise.laser import Laser
 from spanwise.pipeline import Reading
 from spanwise.recipe import load, scheme_at
 from spanwise.remarks import Watch
@@ -45,7 +49,9 @@ class Settings:
         mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
         mini_batch: rows per optimiser step.
         value_lam: lambda of what verl's critic is fitted to.
+        reserved: the reserved token of the recipe's laser; None: it has none.
         watch: what was said of the batches already.
+        targets: what the reserved tokens of the last batch are taught, by row; None: there is no laser.
     """
 
     scheme: Scheme
@@ -53,28 +59,44 @@ class Settings:
     horizon: int | float | None
     mini_batch: int
     value_lam: float = 1.0
+    reserved: Appended | None = None
     watch: Watch = field(init=False)
+    targets: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.scheme)
 
     @property
     def tokens(self) -> dict[str, str]:
-        """Those of `TOKENS` that the method needs."""
-        return {name: field for name, field in TOKENS.items() if name in self.scheme.needs}
+        """Those of `TOKENS` that the method needs, or a laser."""
+        needed = {*self.scheme.needs, *([] if self.reserved is None else ["logp_nt"])}
+        return {name: field for name, field in TOKENS.items() if name in needed}
 
     @contextmanager
-    def carrying(self, rows: Rows) -> Iterator[dict[str, float]]:
-        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
+    def carrying(self, rows: Rows, number: int = 0) -> Iterator[dict[str, float]]:
+        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics.
+
+        Args:
+            rows: of the batch.
+            number: of the generation batch, from 0.
+        """
         shown: dict[str, float] = {}
 
         def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam)
+            score_n = None if self.reserved is None else scores(rows, self.reserved)
+            mixed_n = None if self.reserved is None or score_n is None else self.reserved.mixed(score_n, number)
+            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam, self_reward_n=mixed_n)
             shown.update(found.metrics)
             for sentence in (*self.watch.of_reading(found.reading)[0], *self.watch.of_batch(found.metrics)):
                 say(sentence)
             adv_nt = found.adv_nt * self._factor(rows, found.reading, mask_nt)
-            return adv_nt, adv_nt if found.return_nt is None else found.return_nt
+            return_nt = adv_nt if found.return_nt is None else found.return_nt
+            if self.reserved is not None and score_n is not None:
+                verdict_n = verdicts(rows, found.reading, self.scheme)
+                lesson = self.reserved.lesson(score_n, verdict_n, batch=number, rows=len(mask_nt))
+                shown.update(lesson.shown)
+                adv_nt, self.targets = placed(adv_nt, rows, lesson.weight_n), lesson.target_n
+            return adv_nt, return_nt
 
         token = CARRIED.set(credited_here)
         try:
@@ -109,18 +131,23 @@ def prepare(config: Any) -> Settings:
     _check_critic(config.critic.get("enable"), critic, scheme)
     value_lam = _value_lambda(critic, config)
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
+    if _trainer_mode(config) == "sync":
+        provides.add("self_reward_n")
     scheme.check_forgets("verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     _check(config)
     actor = config.actor_rollout_ref.actor
+    reserved = None if scheme.laser is None else _reserved(config, scheme.laser)
     with open_dict(config):
         config.algorithm.spanwise.recipe = str(path)
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
+        if reserved is not None:
+            actor.policy_loss.loss_mode = WITH_LASER + actor.policy_loss.get("loss_mode", "vanilla")
     _remark(config, scheme)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    return Settings(scheme, actor.loss_agg_mode, actor.get("loss_scale_factor"), rows, value_lam)
+    return Settings(scheme, actor.loss_agg_mode, actor.get("loss_scale_factor"), rows, value_lam, reserved)
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -133,6 +160,26 @@ def scheme_in(config: Any) -> Scheme:
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
     return scheme_at(path, longest=config.data.max_response_length)
+
+
+def _reserved(config: Any, laser: Laser) -> Appended:
+    """The reserved token, where every pass of verl gives its log-probability.
+
+    Raises:
+        RecipeError: one would not; see `Appended.of`.
+    """
+    faults = {
+        "algorithm.rollout_correction.bypass_mode=True takes the log-probabilities of the rollout, and laser's token was not "
+        "sampled there; leave one of them out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
+        "distillation asks its teacher about what was sampled alone, and laser's token is one more; leave one of them out.": (
+            config.get("distillation") or {}
+        ).get("enabled"),
+    }
+    for sentence, wrong in faults.items():
+        if wrong:
+            raise RecipeError(sentence)
+    check_reference(laser)  # before the model's files are looked at
+    return reserved_of(laser, config, omega_conf_to_dataclass(config.actor_rollout_ref.model))
 
 
 def _check_critic(enabled: bool | None, own: CriticConfig, scheme: Scheme) -> None:

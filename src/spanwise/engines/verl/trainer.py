@@ -9,6 +9,7 @@ import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.reserved import columns_of, write_targets
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
@@ -42,23 +43,28 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             super().__init__(config)
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            with self.spanwise.carrying(rows_of(batch, self.spanwise.tokens)) as shown:
+            token = None if self.spanwise.reserved is None else self.spanwise.reserved.token
+            rows = rows_of(batch, self.spanwise.tokens, token)
+            with self.spanwise.carrying(rows, number=getattr(self, "global_steps", 1) - 1) as shown:
                 batch = super()._compute_advantage(batch, metrics)
             metrics.update(shown)
+            if self.spanwise.targets is not None:
+                write_targets(batch, rows, self.spanwise.targets)
             return batch
 
     SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
     return SpanTrainer
 
 
-def rows_of(batch: Any, tokens: Mapping[str, str]) -> Rows:
+def rows_of(batch: Any, tokens: Mapping[str, str], reserved: int | None = None) -> Rows:
     """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token.
 
     Args:
         batch: the keys of the rows.
         tokens: field of `Batch` -> what verl calls it.
+        reserved: a token that may stand behind what was sampled.
     """
-    fields = ["extra_fields", *tokens.values()]
+    fields = ["extra_fields", *tokens.values(), *([] if reserved is None else ["responses", "response_mask"])]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
@@ -68,6 +74,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str]) -> Rows:
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
+        reserved=() if reserved is None else columns_of(data["responses"], data["response_mask"], reserved),
     )
 
 

@@ -1,0 +1,213 @@
+"""LaSeR under SkyRL: a reserved token in real rows, its score in the credit, and the gradient of a real training step."""
+
+import json
+
+import pytest
+import skyrl_small as small
+import torch
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+from spanwise import Batch, advantages, credit, read
+from spanwise.engines.self_reward import end_logps
+from spanwise.engines.skyrl.config import check
+from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
+from spanwise.errors import RecipeError
+
+EOS, TOKEN = 1, len(small.WORDS) + 1  # a row of the embedding behind the tokenizer's last token
+LASER = {
+    "token": TOKEN, "verdict": "right", "reference": -4.0, "beta": 0.3, "alpha": 0.2, "mix": 0.5, "threshold": 0.0,
+    "self_rewarding_warmup": 0,
+}  # fmt: skip
+RECIPE = (
+    "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn, name: right, options: {column: solved}}]\n"
+    "laser: %s\n"
+)
+
+
+def recipe(**laser):
+    return RECIPE % json.dumps({name: value for name, value in {**LASER, **laser}.items() if value is not None})
+
+
+class Ending(small.SignsGenerator):
+    """Says the right answer in every other conversation, says several things after it, and ends in all but every fifth."""
+
+    def play(self, plans):
+        return [[small.FIRST_SAID + (small.right(plan[0]) + n % 2) % small.SIGNS] for n, plan in enumerate(plans)]
+
+    def flat(self, output, trajectory, plan, answers):
+        super().flat(output, trajectory, plan, answers)
+        n = len(output["response_ids"])
+        more = [3] * (n % 3) + ([] if n % 5 == 0 else [EOS])
+        output["response_ids"][-1] += more
+        output["loss_masks"][-1] += [1] * len(more)
+
+
+@pytest.fixture
+def signs(tmp_path, monkeypatch):
+    policy = small.policy
+
+    def wider(seed=0):
+        made = policy(seed)
+        made.resize_token_embeddings(len(small.WORDS) + 2)
+        torch.manual_seed(seed)
+        for weight in made.parameters():
+            torch.nn.init.normal_(weight, std=0.4)
+        return made
+
+    monkeypatch.setattr(small, "policy", wider)
+    return small.write_dataset(tmp_path / "signs.jsonl", size=6, turns=(1,))
+
+
+def made_of(data, *, dp=1, laser=None, **changes):
+    cfg = small.config(data, recipe=recipe(**(laser or {})), prompts=3, samples=5, **changes)
+    made = small.trainer(cfg, dp=dp)
+    made.generator = Ending(made.dispatch.model, cfg)
+    made.global_step = 1
+    return made
+
+
+def by_hand(made, data):
+    """Prompts, responses without the token, their scores, and the batch that the pipeline reads."""
+    output = made.generator.outputs[-1]
+    prompts, ids = output["prompt_token_ids"], output["response_ids"]
+    width = max(map(len, ids))
+    ids_nt = torch.tensor([row + [0] * (width - len(row)) for row in ids])
+    there_nt = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids]).bool()
+    logp_n = end_logps(made.dispatch.model, prompts, ids_nt, there_nt, token=TOKEN, ends=[EOS], pad=0)
+    score_n = LASER["beta"] * (logp_n - LASER["reference"])
+    batch = Batch.jagged(
+        ids, data.metadata["uids"][: len(ids)], columns={"solved": output["solved"], "environment": output["rewards"]}
+    )
+    return prompts, ids, score_n, batch
+
+
+def test_what_ended_has_one_more_token_that_nothing_trains(signs):
+    made = made_of(signs)
+    data = small.batch_of(made)
+    ended = [row[-1] == EOS for row in made.generator.outputs[-1]["response_ids"]]
+    assert 0 < sum(ended) < len(ended)
+    assert (data["sequences"][:, -1] == TOKEN).tolist() == ended
+    assert (data["loss_mask"][:, -1] == 0).tolist() == ended
+    assert all(TOKEN not in row for row in made.generator.outputs[-1]["response_ids"])
+
+
+def test_the_advantages_are_those_of_the_pipeline(signs):
+    made = made_of(signs)
+    data = small.batch_of(made)
+    _, ids, score_n, batch = by_hand(made, data)
+    made.compute_advantages_and_returns(data)
+    reading = read(batch, made.scheme, made.vocabulary)
+    found = {}
+    for name, given in {"plain": None, "mixed": score_n}.items():
+        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, self_reward_n=given)
+        found[name] = advantages(credit(reading, with_scores, made.scheme), reading.spans, made.scheme)
+    assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
+    for n, row in enumerate(ids):
+        own = made.last_advantages[n][data["loss_mask"][n] > 0]
+        torch.testing.assert_close(own, found["mixed"][n, : len(row)], atol=1e-6, rtol=1e-5)
+    assert made.all_metrics["laser/loss"] > 0
+    assert 0 <= made.all_metrics["laser/accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["regular", "dual_clip"])
+@pytest.mark.parametrize("reduction", ["token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm"])
+def test_the_gradient_of_a_step_is_that_of_a_loop_over_completions(signs, reduction, kind):
+    """SkyRL fills 15 rows up to 16 with copies of the first: they have no part either."""
+    changes = {"loss_reduction": reduction, "policy_loss_type": kind, "max_seq_len": 32}
+    made = made_of(signs, dp=4, **{f"trainer.algorithm.{name}": value for name, value in changes.items()})
+    data = small.batch_of(made)
+    prompts, ids, _, _ = by_hand(made, data)
+    model, old = made.dispatch.model, data["action_log_probs"].clone()
+    made.compute_advantages_and_returns(data)
+    torch.manual_seed(1)
+    with torch.no_grad():  # another policy than the one that sampled
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    made.dispatch.optim_step = lambda model: 0.0
+    made._execute_training_step("policy", data)
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    solved, total, errors = made.generator.outputs[-1]["solved"], 0.0, []
+    right = [v for v, row in zip(solved, ids, strict=True) if row[-1] == EOS]
+    weights = {v: len(right) / (2 * right.count(v)) for v in (0.0, 1.0)}
+    for n, (prompt, own) in enumerate(zip(prompts, ids, strict=True)):
+        logp_tv = model(input_ids=torch.tensor([prompt + own])).logits[0].log_softmax(dim=-1)
+        adv_t = made.last_advantages[n][data["loss_mask"][n] > 0]
+        for t, token in enumerate(own):
+            ratio = (logp_tv[len(prompt) + t - 1, token] - old[n][data["loss_mask"][n] > 0][t]).exp()
+            surrogate = torch.min(ratio * adv_t[t], ratio.clamp(0.8, 1.2) * adv_t[t])
+            if kind == "dual_clip" and adv_t[t] < 0:
+                surrogate = torch.max(surrogate, 3.0 * adv_t[t])
+            total = total - surrogate / len(ids)
+        if own[-1] == EOS:
+            score = LASER["beta"] * (logp_tv[-1, TOKEN] - LASER["reference"])
+            errors.append(weights[solved[n]] * (score - solved[n]) ** 2)
+    total = total + LASER["alpha"] * sum(errors) / len(errors)
+    model.zero_grad()
+    total.backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_other_losses_see_rows_without_a_lesson(signs):
+    """What they get at the token's place is a ratio of 1 and no advantage; the rest of the loss is the lesson's."""
+    for kind in ("gspo", "cispo", "sapo"):
+        made = made_of(
+            signs, **{"trainer.algorithm.policy_loss_type": kind, "trainer.algorithm.loss_reduction": "sequence_mean"}
+        )
+        config = made.cfg.trainer.algorithm
+        assert config.policy_loss_type == f"spanwise_laser_{kind}"
+        now, mask_nt = torch.tensor([[-1.0, -2.0, -9.0], [-1.5, -0.5, -7.0]]), torch.tensor([[1, 1, 0], [1, 1, 0]])
+        old, adv = torch.tensor([[-1.2, -2.0, -3.0], [-1.4, -0.6, -4.0]]), torch.tensor([[0.5, -0.5, 0.1], [0.2, 0.3, 0.2]])
+        loss, _ = PolicyLossRegistry.get(config.policy_loss_type)(now, old, adv, config=config, loss_mask=mask_nt)
+        config.policy_loss_type = kind
+        own = (part[:, :2] for part in (now, old, adv))
+        plain, _ = PolicyLossRegistry.get(kind)(*own, config=config, loss_mask=mask_nt[:, :2])
+        assert loss.item() == pytest.approx(plain.item() + 0.1 * 36 + 0.2 * 9, rel=1e-5)
+
+
+def test_it_trains(signs):
+    made = made_of(signs, steps=3, lr=0.001)
+    made.global_step = 0
+    small.run(made)
+    assert len(made.dispatch.trained) == 3
+    assert all(line["laser/loss"] > 0 for line in made.tracker.logged)
+
+
+def test_before_the_warm_ups_nothing_is_taught_and_nothing_mixed(signs):
+    waits = made_of(signs, laser={"reasoning_warmup": 5, "self_rewarding_warmup": 5})
+    data = small.batch_of(waits)
+    old = data["action_log_probs"].clone()
+    waits.compute_advantages_and_returns(data)
+    ended = data["sequences"][:, -1] == TOKEN
+    assert float(data["advantages"][ended, -1].abs().sum()) == 0
+    assert torch.equal(data["action_log_probs"][:, :-1], old[:, :-1])
+
+
+REFUSED = {
+    "no reference": ({}, {"reference": None}, r"laser has no reference.*run `spanwise reference RECIPE`"),
+    "turns": ({"layout": "stepwise"}, {}, r"makes rows of turns"),
+    "asynchronous": ({"trainer.fully_async.enabled": True}, {}, r"synchronous trainer"),
+    "a loss without old log-probabilities": (
+        {"trainer.algorithm.policy_loss_type": "rollout_is"}, {}, r"use one of regular, dual_clip, gspo, cispo, sapo",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(signs, case):
+    changes, laser, sentence = REFUSED[case]
+    with pytest.raises(RecipeError, match=sentence):
+        check(small.config(signs, recipe=recipe(**laser), **changes))
+
+
+def test_a_token_that_the_policy_writes_is_refused(signs):
+    with pytest.raises(RecipeError, match=r"laser.token 'a1' is text that the policy writes"):
+        small.trainer(small.config(signs, recipe=recipe(token="a1")))
+
+
+def test_a_recipe_without_a_laser_keeps_skyrls_loss(signs):
+    made = small.trainer(small.config(signs, recipe=small.BROADCAST))
+    assert isinstance(made, SpanRayPPOTrainer)
+    assert made.reserved is None
+    assert made.cfg.trainer.algorithm.policy_loss_type == "regular"

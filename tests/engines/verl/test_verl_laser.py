@@ -1,0 +1,282 @@
+"""LaSeR under verl: a reserved token in real rows, its score in the credit, and the gradient of verl's own `ppo_loss`."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transfer_queue as tq
+from queue_small import advantages_of, filled, trainer_of
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl_small import config_of, manager_of, outputs_of
+
+from spanwise import Batch, advantages, credit, read
+from spanwise.engines.self_reward import end_logps
+from spanwise.engines.verl import masks
+from spanwise.engines.verl.settings import prepare
+from spanwise.errors import RecipeError
+
+LASER = {
+    "token": "<|z|>",
+    "reference": -7.0,
+    "beta": 0.25,
+    "alpha": 0.3,
+    "mix": 0.4,
+    "threshold": 0.0,
+    "self_rewarding_warmup": 0,
+}
+RECIPE = """
+layout: {solution: [answer], confidence: [confidence]}
+method: bae
+objectives:
+  - {reward: correct, pays: [solution], if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
+laser: %s
+"""
+TEXTS = [
+    ["<answer>4</answer><confidence>0.9</confidence>", "<answer>5</answer>", "<answer>4</answer>"],
+    ["<confidence>0.9</confidence>", "<answer>4</answer>"],
+]
+CUT = 2  # of the first prompt: no end
+TEMPERATURE = 0.8
+
+
+def configured(folder, *overrides, **laser):
+    """verl's configuration with a model that has a reserved token, and the network itself."""
+    config_of(folder)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|z|>"], "pad_token": "<|pad|>"})
+    tokenizer.save_pretrained(folder / "model")
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer) + 3, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(shape)
+    with torch.no_grad():  # scores that differ
+        model.lm_head.weight.mul_(8)
+    shape.save_pretrained(folder / "model")
+    said = {name: value for name, value in {**LASER, **laser}.items() if value is not None}
+    config = config_of(
+        folder,
+        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
+        *overrides,
+        recipe=RECIPE % json.dumps(said),
+    )
+    return config, model, tokenizer
+
+
+def rows_in(batch):
+    fields = ["prompts", "responses", "response_mask", "input_ids", "position_ids"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
+    return {name: [row.tolist() for row in data[name].unbind()] for name in fields}
+
+
+def log_probs(model, row):
+    """Of every token after the first, at the temperature of the rollout, 0 behind the last: as verl's engines lay them out."""
+    logits = model(input_ids=torch.tensor([row])).logits[0, :-1] / TEMPERATURE
+    found = logits.log_softmax(dim=-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+    return torch.cat([found, torch.zeros(1)])
+
+
+@pytest.fixture
+def credited(tmp_path, queue):
+    """A batch in a real queue: sampled, scored and stored by verl's worker; old log-probabilities; advantages."""
+    config, model, tokenizer = configured(tmp_path)
+    trainer = trainer_of(config)
+    manager = manager_of(config)
+    prompts = [[[[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]] for text in texts] for texts in TEXTS]
+    prompts[0][CUT][0].pop()
+    batch = filled(manager, prompts)
+    rows = rows_in(batch)
+    with torch.no_grad():
+        old = [
+            log_probs(model, row)[-len(own) - 1 : -1] for row, own in zip(rows["input_ids"], rows["responses"], strict=True)
+        ]
+    from tensordict import TensorDict
+
+    nested = torch.nested.as_nested_tensor(old, layout=torch.jagged)
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict({"old_log_probs": nested}, batch_size=len(old)))
+    shown = {}
+    trainer._compute_advantage(batch, shown)
+    return SimpleNamespace(
+        config=config, model=model, trainer=trainer, manager=manager, batch=batch, rows=rows, old=old, shown=shown
+    )
+
+
+def by_hand(case):
+    """The same completions without the reserved token, and their scores from a pass of their own."""
+    token, end = case.trainer.spanwise.reserved.token, case.manager.tokenizer.eos_token_id
+    ids = [row[:-1] if row[-1] == token else row for row in case.rows["responses"]]
+    there_nt = torch.tensor([[1] * len(row) + [0] * (40 - len(row)) for row in ids]).bool()
+    ids_nt = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
+    where = {"token": token, "ends": [end], "pad": 0, "temperature": TEMPERATURE}
+    logp_n = end_logps(case.model, case.rows["prompts"], ids_nt, there_nt, **where)
+    score_n = LASER["beta"] * (logp_n - LASER["reference"])
+    batch = Batch.jagged(ids, [0, 0, 0, 1, 1], columns={"answer": ["4"] * 5})
+    return ids, score_n, batch
+
+
+def test_what_ended_has_one_more_token_and_no_other(credited):
+    token, end = credited.trainer.spanwise.reserved.token, credited.manager.tokenizer.eos_token_id
+    for n, (ids, mask) in enumerate(zip(credited.rows["responses"], credited.rows["response_mask"], strict=True)):
+        if n == CUT:
+            assert token not in ids
+            assert all(mask)
+        else:
+            assert ids[-2:] == [end, token]
+            assert mask == [1] * (len(ids) - 1) + [0]
+        whole = credited.rows["prompts"][n] + ids
+        assert credited.rows["input_ids"][n] == whole
+        assert credited.rows["position_ids"][n] == list(range(len(whole)))
+
+
+def test_validation_is_left_alone(tmp_path):
+    import asyncio
+
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config, _, tokenizer = configured(tmp_path)
+    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    worker.config, worker.distillation_enabled = config, False
+    worker.model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    found = {}
+    for validate in (True, False):
+        (output,) = outputs_of(tokenizer, [[5, tokenizer.eos_token_id]])
+        output.response_logprobs = [-0.5, -0.25]
+        asyncio.run(worker._compute_teacher_logprobs(output, prompt_ids=[1], response_ids=[5], validate=validate))
+        found[validate] = output
+    assert found[True].response_mask == [1, 1]
+    assert found[False].response_ids == [5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|z|>")]
+    assert found[False].response_logprobs == [-0.5, -0.25, 0.0]
+
+
+def test_the_advantages_are_those_of_the_pipeline(credited):
+    ids, score_n, batch = by_hand(credited)
+    assert score_n.isnan().tolist() == [False, False, True, False, False]
+    scheme, manager = credited.manager.scheme, credited.manager
+    reading = read(batch, scheme, manager.vocabulary)
+    found = {}
+    for name, given in {"plain": None, "mixed": score_n}.items():
+        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, self_reward_n=given)
+        found[name] = advantages(credit(reading, with_scores, scheme), reading.spans, scheme)
+    assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
+    for n, (row, own) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
+        torch.testing.assert_close(row[: len(own)], found["mixed"][n, : len(own)], atol=1e-6, rtol=1e-5)
+
+
+def loss_of(case, rows, old, adv, mode):
+    """verl's `ppo_loss` on nested rows, as its FSDP engine calls it; the gradient in the model."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    def nested(values, dtype=None):
+        return torch.nested.as_nested_tensor([torch.as_tensor(v, dtype=dtype) for v in values], layout=torch.jagged)
+
+    size = len(rows["responses"])
+    data = TensorDict(
+        {
+            "prompts": nested(rows["prompts"]),
+            "responses": nested(rows["responses"]),
+            "response_mask": nested(rows["response_mask"]),
+            "old_log_probs": nested(old),
+            "advantages": nested(adv),
+            "ref_log_prob": nested([row - 0.1 for row in old]),
+        },
+        batch_size=size,
+    )
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(map(sum, rows["response_mask"])), global_batch_size=size)
+    config = FSDPActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="seq-mean-token-sum", use_kl_loss=True,
+        kl_loss_coef=0.2, entropy_coeff=0.0, policy_loss=PolicyLossConfig(loss_mode=mode),
+    )  # fmt: skip
+    case.model.zero_grad()
+    whole = [p + r for p, r in zip(rows["prompts"], rows["responses"], strict=True)]
+    now = torch.nested.as_nested_tensor([log_probs(case.model, row) for row in whole], layout=torch.jagged)
+    loss, _ = ppo_loss(config, {"log_probs": now}, data)
+    return loss
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo"])
+def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
+    """Against rows that never had the token, and a loop over completions."""
+    case = credited
+    ids, _, _ = by_hand(case)
+    with torch.no_grad():  # another policy than the one that sampled
+        for weight in case.model.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+    data = tq.kv_batch_get(keys=case.batch.keys, partition_id="train", select_fields=["advantages", "old_log_probs"])
+    adv, old = ([row.clone() for row in data[name].unbind()] for name in ("advantages", "old_log_probs"))
+    loss = loss_of(case, case.rows, old, adv, f"spanwise_laser_{mode}")
+    loss.backward()
+    found = {name: weight.grad.clone() for name, weight in case.model.named_parameters()}
+
+    length = list(map(len, ids))
+    plain = {**case.rows, "responses": ids, "response_mask": [[1] * size for size in length]}
+    before = [row[:size] for row, size in zip(case.old, length, strict=True)]
+    expected = loss_of(case, plain, before, [row[:size] for row, size in zip(adv, length, strict=True)], mode)
+    token, errors = case.trainer.spanwise.reserved.token, []
+    verdicts = [1, 0, None, 0, 1]  # cut off; left out, which counts as wrong
+    weights = {1: 4 / (2 * 2), 0: 4 / (2 * 2)}
+    for prompt, own, verdict in zip(case.rows["prompts"], ids, verdicts, strict=True):
+        if verdict is None:
+            continue
+        logp = (case.model(input_ids=torch.tensor([prompt + own])).logits[0, -1] / TEMPERATURE).log_softmax(dim=-1)[token]
+        score = LASER["beta"] * (TEMPERATURE * logp - LASER["reference"])
+        errors.append(weights[verdict] * (score - verdict) ** 2)
+    expected = expected + LASER["alpha"] * sum(errors) / len(errors)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    case.model.zero_grad()
+    expected.backward()
+    for name, weight in case.model.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_what_is_logged(credited):
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    assert 0 <= credited.shown["laser/accuracy"] <= 1
+    assert credited.shown["laser/loss"] > 0
+    assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
+
+
+REFUSED = {
+    "no reference": ((), {"reference": None}, r"laser has no reference.*run `spanwise reference RECIPE`"),
+    "a token that is written": ((), {"token": "So"}, r"laser.token 'So' is text that the policy writes"),
+    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser reads .* nothing here gives it"),
+    "V0": (("trainer.use_v1=False",), {}, r"laser reads .* or train with TRL"),
+    "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
+    "distillation": (("distillation.enabled=True",), {}, r"distillation asks its teacher"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(tmp_path, case):
+    overrides, laser, sentence = REFUSED[case]
+    config, _, _ = configured(tmp_path, *overrides, **laser)
+    with pytest.raises(RecipeError, match=sentence):
+        prepare(config)
+
+
+def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
+    config, _, _ = configured(tmp_path)
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch = filled(manager, [[["So", "<answer>4</answer>"], ["<answer>4</answer>"]]])
+    from spanwise.engines.verl.carry import credited as credited_rows
+    from spanwise.engines.verl.trainer import rows_of
+
+    mask_nt = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
+    with pytest.raises(RecipeError, match=r"rollouts have several turns or outputs here"):
+        credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.scheme)
+
+
+def test_a_run_without_a_laser_keeps_verls_loss(tmp_path):
+    config = config_of(tmp_path)
+    prepare(config)
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
+    assert masks._reserved(SimpleNamespace(config=config)) is None
