@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from spanwise.batch import Batch
 from spanwise.credit.assign import completed
+from spanwise.engines.self_reward import end_logp
 from spanwise.engines.trl.laser import SelfRewarding, without
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.saving import Saving
@@ -113,19 +114,19 @@ class Scoring(Saving):
             return mine.passes[0].cpu()  # TRL scores the policy before the reference
         return mine.passes[-1].cpu() if "logp_nt" in self.scheme.needs else mine.heard(ended_n)
 
-    @torch.no_grad()
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Log-probabilities of the reserved token after completions that no pass has read; as many passes in every process."""
-        mine, rows, size = self.self_rewarding, sequences(output, batch), self.args.per_device_train_batch_size
+        """Log-probabilities of the reserved token after completions that no pass has read; as many rows in every process."""
+        mine, rows = self.self_rewarding, sequences(output, batch)
         assert mine is not None, "the scheme has a score"
-        first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
         count = int(self._gather(wanted_n.sum()[None]).max())
+        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+        there = row_r.to(rows.ids_nl.device)
+        whole = [ids[mask.bool()].tolist() for ids, mask in zip(rows.ids_nl[there], rows.attention_nl[there], strict=True)]
+        size, pad_id = self.args.per_device_train_batch_size, int(self._text_tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
-        for at in range(0, count, size):
-            row_r = first_n[at : min(at + size, count)]
-            there = row_r.to(rows.ids_nl.device)
-            self._get_per_token_logps_and_entropies(self.model, rows.ids_nl[there], rows.attention_nl[there], rows.width)
-            logp_n[row_r] = mine.passes[-1].cpu()
+        with self.accelerator.autocast():
+            how = {"pad": pad_id, "temperature": self.temperature, "batch_size": size}
+            logp_n[row_r] = end_logp(self.model, whole, mine.token, **how)
         return logp_n
 
     def _mixes(self, laser: Laser) -> bool:
