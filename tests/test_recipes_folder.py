@@ -23,7 +23,7 @@ pytestmark = [
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
-EMBEDDED = {"confidence.yaml", "two_attempts.yaml"}
+EMBEDDED = {"confidence.yaml", "laser.yaml", "two_attempts.yaml"}
 PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qwen_7b_confidence.yaml": 512}
 CRITIC = {"ppo.yaml", "sae.yaml", "vapo.yaml", "qwen3_8b_sae.yaml", "qwen_32b_vapo.yaml"}
 FIELDS = "fields.yaml"
