@@ -3,7 +3,7 @@
 from importlib.metadata import distributions
 
 _INSTALLED = {found.name.lower() for found in distributions()}
-_VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "reward", "settings", "trainer")]
+_VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "masks", "reserved", "reward", "settings", "trainer")]
 collect_ignore_glob = [
     *([] if "verl" in _INSTALLED else _VERL),
     *([] if "skyrl" in _INSTALLED else ["src/spanwise/engines/skyrl/[!_]*.py"]),
