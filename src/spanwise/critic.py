@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_number, unknown
 
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
@@ -72,9 +71,9 @@ class CriticConfig:
         if self.micro_batch is not None:
             _check_count("micro_batch", self.micro_batch, 1)
         for name in ("learning_rate", "max_grad_norm"):
-            _check_number(name, getattr(self, name), above=0.0)
+            check_number(f"critic.{name}", getattr(self, name), above=0.0)
         for name in ("weight_decay", "gae_lambda_value"):
-            _check_number(name, getattr(self, name), least=0.0)
+            check_number(f"critic.{name}", getattr(self, name), least=0.0)
         if self.gae_lambda_value > 1:
             raise RecipeError(f"critic.gae_lambda_value is {self.gae_lambda_value}; it must lie between 0 and 1.")
         self._check_range()
@@ -85,7 +84,7 @@ class CriticConfig:
             raise RecipeError(f"critic.value_range is {self.value_range!r}; write two numbers, such as [0, 1].")
         low, high = self.value_range
         for number in (low, high):
-            _check_number("value_range", number)
+            check_number("critic.value_range", number)
         if not low < high:
             raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(low), float(high)))
@@ -101,7 +100,7 @@ class CriticConfig:
                     )
         if self.value_clip is None:
             return
-        _check_number("value_clip", self.value_clip, above=0.0)
+        check_number("critic.value_clip", self.value_clip, above=0.0)
         if self.head == "hl_gauss":
             raise RecipeError(
                 f"critic.value_clip is {self.value_clip}, but a categorical head (hl_gauss) has no clipped loss."
@@ -140,10 +139,3 @@ _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Cr
 def _check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RecipeError(f"critic.{name} is {value!r}; it must be a whole number, at least {least}.")
-
-
-def _check_number(name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not value > above or not value >= least:
-        bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        raise RecipeError(f"critic.{name} is {value!r}; it must be a number{bound}.")

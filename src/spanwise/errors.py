@@ -5,8 +5,10 @@ A wrong argument is a `ValueError` as well, for code that expects Python's own k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class SpanwiseError(Exception):
@@ -59,3 +61,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."
     close = f"Of {len(names)} the closest are: {', '.join(near)}." if near else f"None of {len(names)} is close to it."
     return f"There is no {kind} '{name}'.{hint} {close}"
+
+
+def check_number(called: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> None:
+    """Refuse what is no finite number above `above` and at least `least`.
+
+    >>> check_number("critic.learning_rate", 0.0, above=0.0)
+    Traceback (most recent call last):
+    spanwise.errors.RecipeError: critic.learning_rate is 0.0; it must be a number above 0.
+    """
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not value > above or not value >= least:
+        bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
+        raise RecipeError(f"{called} is {value!r}; it must be a number{bound}.")

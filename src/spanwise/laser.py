@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_number, unknown
 
 _SCALES = ("std", "none")
 
@@ -66,10 +66,10 @@ class Laser:
     def __post_init__(self) -> None:
         if isinstance(self.token, bool) or not isinstance(self.token, str | int) or self.token == "":
             raise RecipeError(f"laser.token is {self.token!r}; name one token of the vocabulary, or its id.")
-        _check_number("beta", self.beta, above=0.0)
-        _check_number("alpha", self.alpha, above=0.0)
-        _check_number("mix", self.mix, least=0.0)
-        _check_number("threshold", self.threshold, least=0.0)
+        check_number("laser.beta", self.beta, above=0.0)
+        check_number("laser.alpha", self.alpha, above=0.0)
+        check_number("laser.mix", self.mix, least=0.0)
+        check_number("laser.threshold", self.threshold, least=0.0)
         if self.mix > 1:
             raise RecipeError(f"laser.mix is {self.mix}; it is a share, between 0 and 1.")
         if self.scale not in _SCALES:
@@ -81,7 +81,7 @@ class Laser:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise RecipeError(f"laser.{name} is {value!r}; it must be a whole number of generation batches.")
         if self.reference is not None:
-            _check_number("reference", self.reference)
+            check_number("laser.reference", self.reference)
             self.check_reach(self.reference)
 
     @property
@@ -138,10 +138,3 @@ class Laser:
         if "token" not in written:
             raise RecipeError("laser has no token; name one that the policy never writes, such as token: <|vision_start|>.")
         return Laser(**dict(written))
-
-
-def _check_number(name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not value > above or not value >= least:
-        bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        raise RecipeError(f"laser.{name} is {value!r}; it must be a number{bound}.")

@@ -18,7 +18,7 @@ from spanwise.engines.self_reward import ended, measured, reserved_id
 from spanwise.engines.trl.overheard import Overheard
 from spanwise.errors import DataError, RecipeError
 from spanwise.laser import Laser
-from spanwise.losses import class_weights
+from spanwise.losses import class_weights, verification_loss
 
 #: What a checkpoint keeps of it.
 FILE = "laser.json"
@@ -148,16 +148,16 @@ class SelfRewarding:
         """
         assert self.logp_b is not None, "a forward pass came before"
         score_b = self.scores(self.logp_b)
-        gap_b = torch.where(weight_b > 0, score_b.nan_to_num(nan=0.0) - verdict_b, 0.0)
+        known_b = torch.where(weight_b > 0, verdict_b, torch.nan)
+        loss = verification_loss(score_b, known_b, weight_n=weight_b, count=float(len(weight_b)))
         seen_b = score_b.detach()
-        classes = [(weight_b > 0) & (verdict_b == verdict) for verdict in (1, 0)]
+        classes = [known_b == verdict for verdict in (1, 0)]
         said = [[torch.where(held_b, seen_b, 0.0).sum(), held_b.sum().to(seen_b.dtype)] for held_b in classes]
-        return (weight_b * gap_b.square()).mean(), said
+        return loss, said
 
     def scores(self, logp_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """r_s of completions, NaN where they did not end."""
-        self.laser.highest  # noqa: B018 - a sentence where there is no reference
-        assert self.laser.reference is not None, "checked above"
+        assert self.laser.reference is not None, "it was measured on the first batch"
         return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
 
     # ------------------------------------------------------------------ checkpoints
