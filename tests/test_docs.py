@@ -161,7 +161,7 @@ def test_the_trainer_of_the_readme_can_be_built(tmp_path):
 
 
 def test_the_results_of_the_readme_are_those_of_the_evidence():
-    short, full = rows(README, "seed"), rows(ROOT / "docs" / "evidence.md", "seed")
+    short, full = rows(README, "seed"), rows(ROOT / "docs" / "evidence_tables.md", "seed")
     assert len(short) == 2
     # The full table has two further columns after refusals and one before the last.
     assert short == [[*cells[:4], cells[6], cells[8]] for cells in full if cells[0] == "0"]
