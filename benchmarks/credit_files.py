@@ -1,10 +1,12 @@
 """Cost of `spanwise credit` on a large rollout file, each measured in a process of its own.
 
-    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,rlcr,bae]
+    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,rlcr,bae] [--text]
 
 Writes spanwise's own parquet with synthetic completions (eight tags each, words of four bytes on average), then prints wall time,
 tokens per second and peak memory of the whole command (reading, segmentation, rewards, three methods, export, report), beside
 two floors: starting Python with torch and pyarrow, and reading and rewriting the same columns with pyarrow alone.
+
+With `--text` the file is TRL's completions, text without ids, and a byte-level BPE tokenizer of 8,000 pieces encodes it again.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TAGS = ("reasoning", "answer", "analysis", "confidence")
 FLOOR = """
 import sys, pyarrow as pa, pyarrow.parquet as pq
 from pathlib import Path
-files = sorted(Path(sys.argv[1]).glob("rollouts/*.parquet"))
+files = sorted(Path(sys.argv[1]).glob("*/*.parquet"))
 writer = None
 for file in files:
     table = pq.read_table(file)
@@ -39,7 +41,7 @@ COMMAND = """
 import sys, torch
 torch.set_num_threads(1)
 from spanwise.commands.credit.credit import credit
-credit(sys.argv[1], output=sys.argv[2], methods=sys.argv[3].split(","))
+credit(sys.argv[1], output=sys.argv[2], methods=sys.argv[3].split(","), tokenizer=(sys.argv[4:] or [None])[0])
 """
 
 
@@ -89,6 +91,26 @@ def synthetic_run(folder: Path, *, completions: int, tokens: int, files: int, gr
     return total
 
 
+def text_run(folder: Path, run: Path, *, pieces: int = 8000) -> Path:
+    """Write the completions of `run` as TRL does, and a tokenizer for them; returns the tokenizer's folder."""
+    texts: list[str] = []
+    (folder / "completions").mkdir(parents=True)
+    for file in sorted(run.glob("rollouts/*.parquet")):
+        table = pq.read_table(file, columns=["step", "prompt", "text", "reward/correct", "reward/brier"])
+        texts += table["text"].to_pylist()[:20]
+        names = ["step", "prompt", "completion", "correct", "brier"]
+        place = folder / "completions" / file.name.replace("step", "completions")
+        pq.write_table(table.rename_columns(names), place)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def measured(code: str, *arguments: object) -> tuple[float, float, float]:
     """Wall seconds, CPU seconds and peak memory in GiB of a Python process."""
     probe = (
@@ -110,16 +132,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--methods", default="grpo,rlcr,bae")
+    parser.add_argument("--text", action="store_true", help="TRL's completions, encoded again with a tokenizer")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         run, out = Path(place) / "run", Path(place) / "out"
         size = {"completions": options.completions, "tokens": options.tokens, "files": options.files}
         tokens = synthetic_run(run, **size)
-        on_disk = sum(file.stat().st_size for file in run.glob("rollouts/*"))
+        more = []
+        if options.text:
+            run = text_run(Path(place) / "text", run)
+            more = [run / "tokenizer.json"]
+        on_disk = sum(file.stat().st_size for file in run.glob("*/*.parquet"))
         rows = {
             "start": measured(START),
             "floor: read and rewrite": measured(FLOOR, run, Path(place) / "floor.parquet"),
-            "spanwise credit": measured(COMMAND, run, out, options.methods),
+            "spanwise credit": measured(COMMAND, run, out, options.methods, *more),
         }
         print(
             f"{options.completions} completions, {tokens / 1e6:.1f} M tokens, {on_disk / 1e6:.0f} MB in {options.files} files"

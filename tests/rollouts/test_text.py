@@ -2,11 +2,13 @@
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 import trl_small
 from rollout_files import write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
+from spanwise.rollouts.text import AT_ONCE, cut_text
 from spanwise.segment import segment
 
 HOSTILE = [
@@ -46,3 +48,21 @@ def test_text_can_be_encoded_with_a_tokenizer(tmp_path):
     rows[0]["output"] = "xyz<answer>4</answer>"  # not in its vocabulary
     table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows), tokenizer=tmp_path / "model")
     assert "changes 1 of 1 texts" in table.note
+
+
+def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
+    """Parts that were not sampled and empty completions lie at the seams between two lots."""
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    backend = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    seams = {AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE - 1, 2 * AT_ONCE}
+    completions = [
+        [] if n in seams and n % 2 else [("<answer>", True), ("4" * (n % 5), n % 3 > 0), ("</answer>", True)]
+        for n in range(2 * AT_ONCE + 1)
+    ]
+    cut = cut_text(completions, tmp_path / "model")
+    assert len(cut.tokens) == len(completions)
+    for n, parts in enumerate(completions):
+        alone = [(one, sampled) for text, sampled in parts for one in backend.encode(text, add_special_tokens=False).ids]
+        assert cut.tokens.slice(n, n + 1).tolist() == [one for one, _ in alone]
+        assert cut.tokens.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
+    assert not cut_text([], tmp_path / "model").trainable.size

@@ -19,6 +19,9 @@ from spanwise.segment import Vocabulary
 #: A tag, a word with the space before it, other space, a sign "<" that opens no tag. A tag never shares its piece.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 
+#: Completions that are encoded at a time.
+AT_ONCE = 256
+
 WORDS = "The file holds no token ids; credit is shown per word."
 
 
@@ -102,16 +105,20 @@ def _embedding_rows(config: Path) -> int | None:
 
 def _encode(completions: Sequence[Parts], folder: str | Path) -> Cut:
     backend, vocabulary = load_tokenizer(folder)
-    parts = [part for completion in completions for part in completion]
-    encoded = [found.ids for found in backend.encode_batch([text for text, _ in parts], add_special_tokens=False)]
-    lengths = [len(ids) for ids in encoded]
-    flat = Ragged.of(encoded)
-    trainable = np.repeat(np.array([sampled for _, sampled in parts], dtype=np.bool_), lengths)
-    edges = np.cumsum([0, *map(len, completions)])
-    changed = sum(
-        vocabulary.join(np.array(ids, dtype=np.int64))[0] != text.encode()
-        for (text, _), ids in zip(parts, encoded, strict=True)
-    )
+    flat, flags = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.bool_)]
+    lengths: list[int] = []
+    count = changed = 0
+    for first in range(0, len(completions), AT_ONCE):  # what the tokenizer returns takes a hundred bytes a token
+        some = completions[first : first + AT_ONCE]
+        parts = [part for completion in some for part in completion]
+        encoded = [found.ids for found in backend.encode_batch([text for text, _ in parts], add_special_tokens=False)]
+        for (text, sampled), ids in zip(parts, encoded, strict=True):
+            flat.append(np.array(ids, dtype=np.int32))
+            flags.append(np.full(len(ids), sampled))
+            changed += vocabulary.join(flat[-1])[0] != text.encode()
+        sizes = iter(map(len, encoded))
+        lengths += [sum(next(sizes) for _ in completion) for completion in some]
+        count += len(parts)
     note = f"The file holds no token ids; the text is encoded with the tokenizer of '{folder}'"
-    note += f", which changes {changed} of {len(parts)} texts." if changed else "."
-    return Cut(Ragged(flat.values, flat.offsets[edges]), trainable, vocabulary, note)
+    note += f", which changes {changed} of {count} texts." if changed else "."
+    return Cut(Ragged(np.concatenate(flat), np.cumsum([0, *lengths])), np.concatenate(flags), vocabulary, note)
