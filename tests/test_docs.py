@@ -22,7 +22,7 @@ from spanwise.testing import BY_KIND
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = sorted([README, *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([README, *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
 REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -1,0 +1,140 @@
+"""When a learning rate must change on the way from TRL's trainer to ours, and by what factor (docs/howto/from_grpotrainer.md).
+
+Scripted completions of 12 tokens, two blocks of six each, and one reward for both: the credit of every token is the same in both
+trainers, so nothing but the scale of the loss differs.
+"""
+
+import pytest
+from trl import GRPOConfig, GRPOTrainer
+
+from spanwise.objective import Objective
+from trl_small import THIRD_PARTY, config, largest_difference, policy, say, step, trainer
+
+pytestmark = THIRD_PARTY
+TOKENS, LONGEST, BLOCKS = 12, 16, 2
+SAID = [
+    say(f"{thought}a", answer, confidence, right)
+    for thought, answer, confidence, right in (
+        ("ab", "4", 0.9, 1.0),
+        ("bb", "4", 0.6, 1.0),
+        ("aa", "3", 0.8, 0.0),
+        ("ba", "5", 0.1, 0.0),
+        ("aa", "3", 0.7, 1.0),
+        ("bb", "7", 0.2, 0.0),
+        ("ab", "7", 0.5, 0.0),
+        ("ba", "7", 0.3, 0.0),
+    )
+]
+
+
+def right(completions, answer, **columns):
+    return [float(f"<answer>{gold}" in text.replace(" ", "")) for text, gold in zip(completions, answer, strict=True)]
+
+
+def moved(folder, *, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2, model=None, **options):
+    """What a training takes from the weights, over the learning rate."""
+    options = {"loss_type": loss_type, "learning_rate": learning_rate, "max_completion_length": LONGEST, **options}
+    if ours:
+        objectives = [Objective(right, pays=["solution", "confidence"])]
+        extra = {"objectives": objectives, "credit": {"per": per}, "model": model or policy()}
+        run = trainer(folder, said=SAID, extra=extra, **options)
+    else:
+        args = config(folder, **options, scale_rewards="none")
+        said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
+        args = GRPOConfig(**{**said, "generation_batch_size": None})
+        extra = {"scheme": None, "reward_funcs": [right], "args": args, "model": model or policy()}
+        run = trainer(folder, said=SAID, kind=_TheirTrainer, extra=extra)
+    return step(run, learning_rate)
+
+
+class _TheirTrainer(GRPOTrainer):
+    """TRL's own trainer, called as ours is."""
+
+    def __init__(self, *, scheme, **given):
+        assert scheme is None
+        super().__init__(**given)
+
+
+def factor_between(left, right_):
+    """The one factor between two gradients."""
+    sizes = [sum(float((part**2).sum()) for part in one.values()) ** 0.5 for one in (left, right_)]
+    scaled = {name: part * sizes[0] / sizes[1] for name, part in right_.items()}
+    assert largest_difference(scaled, left) < 1e-6, "they differ by more than a factor"  # advantages are in float32
+    return sizes[0] / sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "factor"),
+    [
+        ("grpo", BLOCKS),
+        ("dapo", BLOCKS),
+        ("bnpo", BLOCKS),
+        ("dr_grpo", BLOCKS * LONGEST / TOKENS),
+        ("luspo", BLOCKS / TOKENS),
+    ],
+)
+def test_the_gradient_is_larger_by_this_factor(tmp_path, loss_type, factor):
+    ours = moved(tmp_path / "ours", ours=True)  # whatever its own loss_type
+    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type)
+    assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "per"), [("grpo", "completion"), ("dapo", "batch"), ("dr_grpo", LONGEST), ("luspo", 1)]
+)
+def test_a_share_as_theirs_leaves_no_factor(tmp_path, loss_type, per):
+    ours = moved(tmp_path / "ours", ours=True, per=per)
+    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type)
+    assert factor_between(ours, theirs) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_adam_keeps_its_learning_rate(tmp_path):
+    options = {"optim": "adamw_torch", "max_steps": 3, "adam_epsilon": 1e-12}
+    ours = moved(tmp_path / "ours", ours=True, **options)
+    theirs = moved(tmp_path / "theirs", ours=False, **options)
+    assert largest_difference(ours, theirs) < 1e-5
+
+
+def test_plain_descent_divides_it_by_the_factor(tmp_path):
+    options, factor = {"max_steps": 3}, BLOCKS * LONGEST / TOKENS
+    ours = moved(tmp_path / "ours", ours=True, learning_rate=1e-2 / factor, **options)
+    theirs = moved(tmp_path / "theirs", ours=False, learning_rate=1e-2, **options)
+    assert largest_difference({name: part / factor for name, part in ours.items()}, theirs) < 1e-6
+    undivided = moved(tmp_path / "undivided", ours=True, learning_rate=1e-2, **options)
+    assert largest_difference(undivided, theirs) > 1.0
+
+
+def test_a_bound_on_the_norm_meets_the_larger_gradient_first(tmp_path):
+    plain = moved(tmp_path / "plain", ours=False)
+    norm = sum(float((part**2).sum()) for part in plain.values()) ** 0.5
+    bound = {"max_grad_norm": 1.5 * norm}  # between their norm and ours, 2.67 times theirs
+    theirs = moved(tmp_path / "theirs", ours=False, **bound)
+    ours = moved(tmp_path / "ours", ours=True, **bound)
+    assert factor_between(theirs, plain) == pytest.approx(1.0, rel=1e-6)
+    assert factor_between(ours, plain) == pytest.approx(1.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "luspo"])
+def test_beta_keeps_its_weight_beside_the_policy_term_times_the_blocks(tmp_path, loss_type):
+    """TRL divides its KL term as the policy term, so the ratio of the two knows nothing of `loss_type`; lengths are equal here."""
+    policy(seed=1).save_pretrained(tmp_path / "reference")
+
+    def model():
+        one = policy()
+        one.config._name_or_path = str(tmp_path / "reference")
+        return one
+
+    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type, beta=0.5, model=model())
+    ours = moved(tmp_path / "ours", ours=True, beta=0.5 * BLOCKS, model=model())
+    assert factor_between(ours, theirs) > 0
+    shared = moved(tmp_path / "shared", ours=True, per="completion", beta=0.5, model=model())
+    assert factor_between(shared, theirs) > 0
+    with pytest.raises(AssertionError, match="more than a factor"):
+        factor_between(moved(tmp_path / "kept", ours=True, beta=0.5, model=model()), theirs)
+
+
+@pytest.mark.parametrize(("loss_type", "factor"), [("dapo", BLOCKS), ("dr_grpo", BLOCKS * LONGEST / TOKENS)])
+def test_an_entropy_bonus_keeps_its_weight_times_the_factor(tmp_path, loss_type, factor):
+    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type, entropy_coef=0.1)
+    ours = moved(tmp_path / "ours", ours=True, entropy_coef=0.1 * factor)
+    assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
