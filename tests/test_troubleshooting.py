@@ -1,0 +1,84 @@
+"""docs/howto/troubleshooting.md has a heading for every reason and every metric that warns, and names none that does not exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, metrics, read, remarks
+from spanwise.losses import critic_error
+from spanwise.measure.alarms import SHOWN_BY
+from spanwise.remarks import _HABITS
+from spanwise.zeros import Zero
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto" / "troubleshooting.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", TEXT, re.MULTILINE))
+
+
+def headings(section):
+    return re.findall(r"^### (.+)$", SECTIONS[section], re.MULTILINE)
+
+
+def cells(section):
+    """The first two cells of the rows of a section's table."""
+    return re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", SECTIONS[section], re.MULTILINE)
+
+
+def logged():
+    """The names that a batch is logged under, of a scheme with two objectives on blocks a and b, with the names left open."""
+    vocabulary = Vocabulary((b"<x>", b"</x>", b"4", b"<y>", b"0.5", b"</y>"))
+    objectives = [
+        Objective("correct", pays="a", options={"tag": "x"}),
+        Objective("brier", pays="b", given=["correct", "complete"], baseline="outcome", options={"tag": "y"}),
+    ]
+    scheme = Scheme("bae", Layout({"a": ["x"], "b": ["y"]}), objectives)
+    batch = Batch.jagged([[0, 2, 1, 3, 4, 5]] * 2, [0, 0], columns={"answer": ["4", "4"]})
+    reading = read(batch, scheme, vocabulary)
+    names = metrics(credit(reading, batch, scheme), reading, scheme, group_n=batch.group_n)
+    opened = {re.sub(r"/(correct|brier)/", "/<objective>/", name) for name in names}
+    return {re.sub(r"/(a|b)/", "/<block>/", name) for name in opened}
+
+
+def test_every_reason_has_its_heading_in_their_order():
+    assert headings("Reasons for a zero") == [reason.words for reason in Zero if reason is not Zero.CREDITED]
+
+
+def test_every_metric_of_a_batch_has_its_heading_and_no_other_has():
+    assert sorted(headings("Metrics of every batch")) == sorted(f"`{name}`" for name in logged())
+
+
+def test_what_warns_after_three_batches_says_so_with_its_threshold():
+    parts = re.split(r"^### ", SECTIONS["Metrics of every batch"], flags=re.MULTILINE)[1:]
+    warns = {part.split("\n")[0].strip("`"): re.findall(r"\*\*Warning:\*\*([^*]+)", part)[0] for part in parts}
+    assert len(_HABITS) == 5
+    for key, share, _ in _HABITS:
+        said = warns[key.format(name="<objective>")]
+        assert f"above {share:g}".replace("0.", ".") in said or (key == "credit/no_signal" and "three in a row" in said)
+    quiet = set(warns) - {key.format(name="<objective>") for key, _, _ in _HABITS}
+    assert all("above" not in warns[name] for name in quiet)
+
+
+def test_the_metrics_of_a_critic_exist():
+    figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool()).figures()
+    known = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
+    assert set(headings("Metrics of a critic")) <= known
+    assert "`critic/explained_variance`" in headings("Metrics of a critic")
+
+
+def test_every_first_warning_is_in_the_table():
+    said = re.search(r"Key -> sentence: (.+?)\n\n", remarks.__doc__ or "", re.DOTALL)
+    assert said is not None
+    keys = [key for key in re.findall(r"`([\w/<>]+)`", said[1]) if key != "if_missing"]
+    assert [name.strip("`") for name, _ in cells("Warnings with the first batch")] == keys
+
+
+def test_every_alarm_of_an_evaluation_is_in_the_table():
+    table = {what.strip(): name.split("`")[1] for name, what in cells("Figures of an evaluation")}
+    assert table == dict(SHOWN_BY)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(credit/[^`]+)`", TEXT))))
+def test_no_metric_is_named_that_does_not_exist(name):
+    assert re.sub(r"/(correct|brier)/", "/<objective>/", name) in logged()
