@@ -13,7 +13,7 @@ You see at once what is wrong, and what to write instead. A run that cannot give
 What shows itself only in the completions is said with the first batch. Nothing ends in success with a wrong figure.
 
 Every line here is a test: the set-up is really made and the sentence really read (`pytest tests/border`).
-"..." stands for names, numbers and paths of the set-up, or for more of the sentence.
+Three dots stand for names, numbers and paths of the set-up, or for more of the sentence.
 """
 
 
