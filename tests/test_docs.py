@@ -206,7 +206,8 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert f"Options: {options}.\n" in text + "\n"
     if known.preset is None:
         needs = ", ".join(f"`{need}`" for need in known.needs)
-        assert f"Python only: `spanwise.credit.{known.estimator.__name__}`, which needs {needs}." in text
+        needs = f", which needs {needs}" if needs else ""
+        assert f"Python only: `spanwise.credit.{known.estimator.__name__}`{needs}." in text
         return
     needs = Scheme.preset(name, DIGITS_LAYOUT, longest=32).needs - {"mask_nt"}
     assert {need for need, words in RUNS.items() if words in text.partition("Preset:")[2]} == needs

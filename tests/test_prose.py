@@ -1,0 +1,62 @@
+"""The pages are read by people: sentences are short, and short on average."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = {"_build", "generated"}  # what a build leaves behind
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if not MADE & set(p.relative_to(ROOT).parts))]
+LONGEST, MEAN = 35, 16
+
+FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
+#: A line of a table, a heading, an image, HTML, a directive.
+NOT_PROSE = re.compile(r"\s*(\||#|!\[|<|:::)")
+#: Between paragraphs, and before an item of a list.
+APART = re.compile(r"\n\s*(?:[-*]|\d+\.)\s|\n\s*\n")
+ENDS = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\[*(`])")
+
+
+def sentences(text):
+    """The sentences of a page; what is set as code is one word, a link is its text."""
+    lines = [line for line in FENCE.sub("", text).splitlines() if not NOT_PROSE.match(line)]
+    for paragraph in APART.split("\n" + "\n".join(lines)):
+        flat = re.sub(r"`[^`]*`", "`code`", " ".join(paragraph.split()))
+        flat = re.sub(r"\]\([^)]*\)", "]", flat)
+        yield from (one for one in ENDS.split(flat) if len(one.split()) > 2)
+
+
+def lengths(page):
+    return [len(one.split()) for one in sentences(page.read_text(encoding="utf-8"))]
+
+
+def test_what_a_sentence_is():
+    page = """# A heading is none
+
+One two three. Four five
+six: (seven eight nine). `a b c` is *one* word.
+
+- an item [of a list](a/long/target.md) here
+- another one here
+
+| a | table |
+```python
+code = "is. None of it."
+```
+![An image](image.png)
+"""
+    assert [len(one.split()) for one in sentences(page)] == [3, 3, 3, 4, 6, 3]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_long(page):
+    long = [one for one in sentences(page.read_text(encoding="utf-8")) if len(one.split()) > LONGEST]
+    assert not long, "\n".join(f"{len(one.split())} words: {one}" for one in long)
+
+
+def test_sentences_are_short_on_average():
+    found = [length for page in PAGES for length in lengths(page)]
+    means = {page.name: sum(lengths(page)) / max(len(lengths(page)), 1) for page in PAGES}
+    worst = ", ".join(f"{name} {mean:.1f}" for name, mean in sorted(means.items(), key=lambda item: -item[1])[:5])
+    assert sum(found) / len(found) < MEAN, f"{sum(found) / len(found):.1f} words a sentence; the longest: {worst}"
