@@ -22,6 +22,7 @@ from spanwise.testing import BY_KIND
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+HOWTO = ROOT / "docs" / "howto"
 PAGES = sorted([README, *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
 REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -99,7 +100,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) < 150
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 120
     for code in blocks(README, "python"):
         assert len([line for line in code.splitlines() if line.strip()]) <= 15
 
@@ -107,13 +108,24 @@ def test_the_readme_is_short():
 def test_the_fifteen_lines_give_the_numbers_they_promise(page_runs):
     # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
     expected = [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]
-    torch.testing.assert_close(page_runs(README)["found"].block_nk, torch.tensor(expected, dtype=torch.float64))
+    found = page_runs(HOWTO / "without_a_trainer.md")["found"]
+    torch.testing.assert_close(found.block_nk, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_fields_give_the_numbers_they_promise(page_runs):
     # form, city, year; half of the cities are right, and three of four years.
     expected = [[0.75, 0.5, 0.25], [-0.25, 0.5, -0.75], [-0.25, -0.5, 0.25], [-0.25, -0.5, 0.25]]
-    torch.testing.assert_close(page_runs(README)["fields"].block_nk, torch.tensor(expected, dtype=torch.float64))
+    fields = page_runs(HOWTO / "without_a_trainer.md")["fields"]
+    torch.testing.assert_close(fields.block_nk, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
+    """The second completion: sums of 2, 1, 1, 1 have the mean 1.25, so one number is -.25."""
+    said = "With one number every token gets -0.25. By part the city gets +0.50, the year -0.75 and the form -0.25."
+    assert said in README.read_text(encoding="utf-8")
+    for name in ("front.svg", "front-dark.svg"):
+        drawn = re.findall(r">([+\u2212-]\d\.\d+)<", (ROOT / "docs" / "images" / name).read_text(encoding="utf-8"))
+        assert [float(number.replace("\u2212", "-")) for number in drawn] == [-0.25, -0.25, 0.5, -0.75]
 
 
 def test_two_outcomes_back_off_as_the_page_says(page_runs):
@@ -123,8 +135,9 @@ def test_two_outcomes_back_off_as_the_page_says(page_runs):
     torch.testing.assert_close(namespace["alone"].advantage_n, torch.tensor([0.04, -0.04, 0.0, 0.0]).double())
 
 
-def trainer_of_the_readme():
-    (code,) = [code for _, rest, code in BLOCK.findall(README.read_text(encoding="utf-8")) if "notest" in rest]
+def whole_script():
+    page = (HOWTO / "from_grpotrainer.md").read_text(encoding="utf-8")
+    (code,) = [code for kind, rest, code in BLOCK.findall(page) if kind == "python" and "notest" in rest]
     return code
 
 
@@ -132,13 +145,13 @@ def test_the_three_lines_are_those_of_the_script():
     (diff,) = blocks(README, "diff")
     new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
     assert len(new) == 3
-    assert set(new) <= set(trainer_of_the_readme().splitlines())
+    assert set(new) <= set(whole_script().splitlines())
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads
-def test_the_trainer_of_the_readme_can_be_built(tmp_path):
+def test_the_whole_script_can_be_built(tmp_path):
     """With a small model and a small dataset in place of the names."""
-    code = trainer_of_the_readme()
+    code = whole_script()
     trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     sums = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
@@ -154,7 +167,7 @@ def test_the_trainer_of_the_readme_can_be_built(tmp_path):
         assert name in code
         code = code.replace(name, str(place))
     namespace = {}
-    exec(compile(code, "README.md, the trainer", "exec"), namespace)
+    exec(compile(code, "the whole script", "exec"), namespace)
     assert namespace["trainer"].args.num_generations == 16
     assert namespace["trainer"].scheme.names == ("correct", "brier")
     assert namespace["task"].train.column_names == ["prompt", "answer", "question"]
