@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from trl_small import THIRD_PARTY, config, policy, prompts, say, scripted, tokenizer
+from trl_small import THIRD_PARTY, config, plain, policy, prompts, say, scripted, tokenizer
 
 pytestmark = THIRD_PARTY
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "comparison.md"
@@ -37,11 +37,10 @@ def brier(completions, answer, **columns):
 )
 def test_trls_own_advantages_are_those_of_the_table(tmp_path, aggregation, row):
     args = config(tmp_path, per_device_train_batch_size=4, multi_objective_aggregation=aggregation)
-    said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
     run = GRPOTrainer(
         model=policy(),
         reward_funcs=[right, brier],
-        args=GRPOConfig(**{**said, "generation_batch_size": None}),
+        args=plain(args),
         train_dataset=prompts(1),
         processing_class=tokenizer(),
         rollout_func=scripted(FOUR),

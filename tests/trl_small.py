@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.layout import Layout
@@ -160,6 +161,12 @@ def config(folder, **options):
         "dataloader_pin_memory": False,
     }
     return SpanGRPOConfig(str(folder), **{**usual, **options})
+
+
+def plain(args):
+    """TRL's own config with the fields that it shares with ours."""
+    said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
+    return GRPOConfig(**{**said, "generation_batch_size": None})
 
 
 def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):

@@ -5,10 +5,10 @@ trainers, so nothing but the scale of the loss differs.
 """
 
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from spanwise.objective import Objective
-from trl_small import THIRD_PARTY, config, largest_difference, policy, say, step, trainer
+from trl_small import THIRD_PARTY, config, largest_difference, plain, policy, say, step, trainer
 
 pytestmark = THIRD_PARTY
 TOKENS, LONGEST, BLOCKS = 12, 16, 2
@@ -40,9 +40,7 @@ def moved(folder, *, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2,
         run = trainer(folder, said=SAID, extra=extra, **options)
     else:
         args = config(folder, **options, scale_rewards="none")
-        said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
-        args = GRPOConfig(**{**said, "generation_batch_size": None})
-        extra = {"scheme": None, "reward_funcs": [right], "args": args, "model": model or policy()}
+        extra = {"scheme": None, "reward_funcs": [right], "args": plain(args), "model": model or policy()}
         run = trainer(folder, said=SAID, kind=_TheirTrainer, extra=extra)
     return step(run, learning_rate)
 

@@ -7,13 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from trl_small import THIRD_PARTY, config, largest_difference, policy, prompts, tokenizer, weights
+from trl_small import THIRD_PARTY, config, largest_difference, plain, policy, prompts, tokenizer, weights
 
 pytestmark = THIRD_PARTY
 LONGEST = 8
@@ -57,9 +57,7 @@ def trained(folder, *, scheme=None, model=None, **options):
     }
     torch.manual_seed(0)
     if scheme is None:
-        said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
-        args = GRPOConfig(**{**said, "generation_batch_size": None})
-        run = GRPOTrainer(args=args, reward_funcs=[many_a], **given)
+        run = GRPOTrainer(args=plain(args), reward_funcs=[many_a], **given)
     else:
         run = SpanGRPOTrainer(args=args, scheme=scheme, **given)
     run.train()
