@@ -27,6 +27,7 @@ from spanwise.credit import (
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.types import Status
 
 BLOCKS = ("solution", "confidence")
 BAE = (
@@ -78,6 +79,25 @@ def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
     credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, method="rlcr")
     expected = -1 + (0.64 * 2 + 1) / 3 if left_out else 0.0
     assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("method", ["rlcr", "grpo", "dr_grpo", "gdpo", "rloo"])
+def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
+    """At weight 0 the absent one adds 0: the credit is that of correctness alone; at another it leaves no sum (gdpo: it adds 0)."""
+    rows = [[1.0, 3.0], [0.0, NAN], [0.0, 7.0], [1.0, NAN]]
+    logged = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, weight=weight))
+    present, group = torch.ones(4, 2).bool(), torch.zeros(4, dtype=torch.long)
+    scores = scores_of(rows, ("correct", "brier"))
+    scores.status_nm[1, 1] = scores.status_nm[3, 1] = int(Status.ERROR)
+    both = assign(scores, group, present, objectives=logged, block_names=BLOCKS, method=method)
+    alone = assign(scores_of([row[:1] for row in rows], ("correct",)), group, present,
+                   objectives=logged[:1], block_names=BLOCKS, method=method)  # fmt: skip
+    if weight == 0:
+        torch.testing.assert_close(both.block_nk, alone.block_nk)
+        assert (alone.block_nk != 0).all()
+    else:
+        assert method == "gdpo" or (both.block_nk[[1, 3]] == 0).all()
 
 
 SCALED = {  # method -> its objective of the confidence, and what a missing one that counts as -1 gets beside two of -.25

@@ -12,7 +12,7 @@ from torch import Tensor
 from spanwise.credit.baselines import compared
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import group_index
+from spanwise.credit.strata import group_index, weighted
 from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
@@ -140,9 +140,9 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 
 def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
-    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one has no number then."""
+    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one that weighs has no number."""
     weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
-    return (completed(scores, objectives) * weight_m).sum(dim=1)
+    return weighted(completed(scores, objectives), weight_m).sum(dim=1)
 
 
 def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:

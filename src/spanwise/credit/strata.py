@@ -35,6 +35,16 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     return torch.tensor([dense.setdefault(group, len(dense)) for group in groups], dtype=torch.long)
 
 
+def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
+    """Rewards times their weights; one of weight 0 is only logged, so that it adds 0 where it is absent (NaN), too.
+
+    >>> weighted(torch.tensor([[1.0, torch.nan], [torch.nan, 2.0]]), torch.tensor([0.5, 0.0]))
+    tensor([[0.5000, 0.0000],
+            [   nan, 0.0000]])
+    """
+    return torch.where(weight_m == 0, 0.0, reward_nm * weight_m)
+
+
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
     """Outcomes as columns; a vector is one.
 

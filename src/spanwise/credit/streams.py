@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.strata import weighted
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import Objective
 
@@ -186,9 +187,10 @@ def reward_streams(
     end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     known_nm = ~reward_nm.isnan()
     if values == "shared":
-        whole_n = ~(reward_nm * weight_m).sum(dim=1).isnan()
+        weighted_nm = weighted(reward_nm, weight_m)
+        whole_n = ~weighted_nm.sum(dim=1).isnan()
         mask_snt = (trained_nt & whole_n[:, None])[None]
-        reward_snt = _shared(reward_nm * weight_m, end_nm, whole_n & some_n, mask_nt, dtype)[None]
+        reward_snt = _shared(weighted_nm, end_nm, whole_n & some_n, mask_nt, dtype)[None]
         stop_sn, weight_s = torch.zeros_like(whole_n)[None], torch.ones(1, dtype=torch.float64, device=mask_nt.device)
     else:
         stop_nm = known_nm & left_out_nm & ~has_nm & some_n[:, None]

@@ -186,7 +186,8 @@ def _of_sum(reading: Reading, scheme: Scheme, group_n: Tensor, batch_n: Tensor) 
             key_n = torch.where(agree_n, (m + 1) * KEYS + _unanimous(lowest_n, highest_n, verdict=True), key_n)
     key_n = torch.where((size_n < _least(scheme)) & grouped, int(Zero.SINGLETON), key_n)
     lacking_nm = torch.stack([(m + 1) * KEYS + _lacking(reading, m) for m in range(len(objectives))], dim=1)
-    gone_nm = completed(scores, objectives).isnan()
+    weighs_m = torch.tensor([objective.weight != 0 for objective in objectives])
+    gone_nm = completed(scores, objectives).isnan() & weighs_m
     first_n = torch.where(gone_nm, places(lacking_nm), places(lacking_nm).max() + 1).argmin(dim=1)
     return torch.where(sum_n.isnan(), lacking_nm.gather(1, first_n[:, None])[:, 0], key_n)
 

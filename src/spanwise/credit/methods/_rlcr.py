@@ -12,6 +12,7 @@ from torch import Tensor
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.registry import Preset
+from spanwise.credit.strata import weighted
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
@@ -64,5 +65,5 @@ def rlcr(
     for m in range(reward_nm.shape[1]):  # two infinite ones that cancel would read as absent
         check_rewards(reward_nm[:, m])
     weight_m = torch.ones(reward_nm.shape[1], dtype=torch.float64) if weight_m is None else weight_m.double()
-    total_n = (reward_nm.double() * weight_m.to(reward_nm.device)).sum(dim=1)
+    total_n = weighted(reward_nm.double(), weight_m.to(reward_nm.device)).sum(dim=1)
     return dr_grpo(total_n, group_n, leave_one_out=leave_one_out, min_stratum=min_stratum)
