@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from spanwise.disk import refusal, unwritten
-from spanwise.errors import RecipeError, SpanwiseError
+from spanwise.errors import RecipeError, SpanwiseError, unknown
 
 try:
     from cyclopts import App, Parameter
@@ -38,6 +38,7 @@ def train(
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,
+    columns: list[str] | None = None,
     method: str | None = None,
     calibration: Literal["brier", "log_score"] | None = None,
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None,
@@ -61,7 +62,9 @@ def train(
         task: digits, digits_twice, digits_long or fields (embedded), confidence or two_attempts (with --model and --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
-        dataset: hub name, folder or file (json, jsonl, parquet, csv).
+        dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
+        columns: role=column of a dataset whose columns are called otherwise, as in question=problem,answer=gold; roles are
+            question, prompt (whole prompts, used as they are) and answer. May be repeated.
         method: a preset, see `spanwise methods`.
         calibration: how a confidence is scored.
         baseline: what a confidence is compared with.
@@ -78,13 +81,15 @@ def train(
         overwrite: replace the run that the output holds.
         set_: any other recipe field, as field=value; may be repeated.
     """
-    given = {key: value for key, value in locals().items() if key not in ("recipe", "resume", "overwrite", "set_")}
+    given = {
+        key: value for key, value in locals().items() if key not in ("recipe", "columns", "resume", "overwrite", "set_")
+    }
     named = {key: value for key, value in given.items() if value is not None}
     from spanwise.recipe import load
 
     if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
         recipe = Path(resume) / "recipe.yaml"
-    loaded = load(recipe, {**named, **_assignments(set_ or [])})
+    loaded = load(recipe, {**named, **_dataset_columns(columns), **_assignments(set_ or [])})
     from spanwise.commands.shared.display import quiet
     from spanwise.commands.train.train import train as run
 
@@ -159,7 +164,7 @@ def reference(
     Args:
         recipe: YAML file with laser; a model and a dataset stand in it or are given here.
         model: hub name or folder.
-        dataset: hub name, folder or file (json, jsonl, parquet, csv).
+        dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
         prompts: training prompts.
         samples: completions per prompt.
         set_: any recipe field, as field=value; may be repeated.
@@ -298,6 +303,7 @@ def credit(
     recipe: Path | None = None,
     methods: str | None = None,
     tokenizer: Path | None = None,
+    columns: list[str] | None = None,
     reward: list[str] | None = None,
     output: Path = Path("runs/credit"),
     rows: int = 500,
@@ -305,8 +311,9 @@ def credit(
 ) -> None:
     """Show what several methods would have credited to every token of rollouts that exist already. Nothing is trained.
 
-    Reads spanwise's own rollouts, TRL's completions (log_completions=True), verl's rollout dump (trainer.rollout_data_dir) and
-    verifiers' traces; writes credit.parquet, summary.json and report.html.
+    Reads spanwise's own rollouts, TRL's completions (log_completions=True), verl's rollout dump (trainer.rollout_data_dir),
+    verifiers' traces, and tables of your own (CSV, TSV, JSON, JSONL, parquet) with a prompt and a completion, or a list of them, in
+    each row (docs/howto/own_data.md). Writes credit.parquet, summary.json and report.html.
 
     Args:
         rollouts: a file, a folder of files, or the run folder they lie in.
@@ -316,6 +323,8 @@ def credit(
             what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
             trainer recorded.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
+        columns: role=column of a table whose columns are called otherwise, as in prompt=input,completion=output,answer=gold; roles
+            are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
             it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
             reward, if they hold nothing but 0 and 1.
@@ -327,7 +336,7 @@ def credit(
     from spanwise.commands.shared.display import quiet
 
     quiet()
-    options = _read_options(recipe, methods, tokenizer, reward, set_)
+    options = _read_options(recipe, methods, tokenizer, columns, reward, set_)
     run(rollouts, output=output, rows=rows, console=Console(), **options)
 
 
@@ -339,6 +348,7 @@ def why(
     recipe: Path | None = None,
     methods: str | None = None,
     tokenizer: Path | None = None,
+    columns: list[str] | None = None,
     reward: list[str] | None = None,
     completion: int | None = None,
     examples: int = 3,
@@ -353,6 +363,7 @@ def why(
         recipe: see `spanwise credit`.
         methods: see `spanwise credit`; default: of a run of ours its own method, else those of `spanwise credit`.
         tokenizer: see `spanwise credit`.
+        columns: see `spanwise credit`.
         reward: see `spanwise credit`.
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: rows that are named for each reason.
@@ -363,7 +374,7 @@ def why(
 
     quiet()
     _check_sizes(examples=examples)
-    options = _read_options(recipe, methods, tokenizer, reward, set_)
+    options = _read_options(recipe, methods, tokenizer, columns, reward, set_)
     run(rollouts, completion=completion, examples=examples, console=Console(), **options)
 
 
@@ -435,13 +446,43 @@ def doctor() -> None:
 
 
 def _read_options(
-    recipe: Path | None, methods: str | None, tokenizer: Path | None, reward: list[str] | None, set_: list[str] | None
+    recipe: Path | None,
+    methods: str | None,
+    tokenizer: Path | None,
+    columns: list[str] | None,
+    reward: list[str] | None,
+    set_: list[str] | None,
 ) -> dict[str, Any]:
     """What says how a rollout file is read and credited."""
     taken = dict(_pair(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    overrides = _assignments(set_ or [])
-    return {"recipe": recipe, "methods": names, "tokenizer": tokenizer, "reward": taken, "overrides": overrides}
+    return {
+        "recipe": recipe,
+        "methods": names,
+        "tokenizer": tokenizer,
+        "columns": _columns(columns),
+        "reward": taken,
+        "overrides": _assignments(set_ or []),
+    }
+
+
+def _columns(given: list[str] | None) -> dict[str, str]:
+    """Role -> column, as given in one piece or in several."""
+    entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
+    pairs = [_pair(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
+    twice = next((role for role, _ in pairs if [other for other, _ in pairs].count(role) > 1), None)
+    if twice is not None:
+        raise RecipeError(f"--columns names the column of {twice} more than once.")
+    return dict(pairs)
+
+
+def _dataset_columns(given: list[str] | None) -> dict[str, str]:
+    """The recipe fields that `--columns` of a dataset stands for."""
+    found = _columns(given)
+    for role in found:
+        if role not in ("question", "prompt", "answer"):
+            raise RecipeError(unknown("role of --columns", role, ("question", "prompt", "answer")))
+    return {f"{role}_column": column for role, column in found.items()}
 
 
 def _check_sizes(**sizes: int) -> None:

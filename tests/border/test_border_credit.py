@@ -7,13 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from border.case import Case, check, command
-from rollout_files import WELL_FORMED, small_episode, trl_file, verl_file, verl_rows, write_lines
+from rollout_files import WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 CODE = [
     f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>"
     for code, q in zip("abcd", (0.9, 0.7, 0.8, 0.2), strict=True)
 ]
+TURNS = ("user", "assistant") * 2
 PAPER = ["layout={solution: [reasoning, answer], confidence: [analysis, confidence]}"]
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
 
@@ -114,9 +115,55 @@ CASES = [
         "Error: ... records no advantages, score or reward, so there is nothing to show under 'recorded'; leave it out.",
     ),
     Case(
-        "a CSV table",
-        lambda folder: credited(text(folder / "a.csv", "prompt,completion,answer\n2+2=,4,4\n")),
-        "Error: ... is CSV, which is no rollout format (it begins 'prompt,completion,answer'). Known here: spanwise's rollouts ...",
+        "a CSV table whose columns say nothing to spanwise",
+        lambda folder: credited(text(folder / "a.csv", "prompt,text,gold\n2+2=,4,4\n")),
+        "Error: ... has the columns prompt, text, gold, which is no rollout format known here: none of them is called completion, "
+        "response, output, completions or responses. Say which holds the completions: --columns completion=NAME, in Python "
+        "columns={'completion': 'NAME'}. Known here: spanwise's rollouts ...",
+    ),
+    Case(
+        "a CSV table with both `response` and `output`",
+        lambda folder: credited(text(folder / "a.csv", "prompt,response,output\n2+2=,4,4\n")),
+        "Error: ... has the columns response and output, and each may hold the completion. Say which: --columns completion=NAME, "
+        "in Python columns={'completion': 'NAME'}.",
+    ),
+    Case(
+        "`--columns completoin=text`",
+        lambda folder: credited(
+            text(folder / "a.csv", "prompt,text,gold\n2+2=,4,4\n"), "--columns", "completoin=text,answer=gold"
+        ),
+        "Error: There is no role of --columns 'completoin'. Did you mean 'completion'? Known: answer, ...",
+    ),
+    Case(
+        "a CSV table in which a completion is missing, and a reward",
+        lambda folder: credited(
+            text(folder / "a.csv", "prompt,completion,acc\nq,<answer>4</answer>,1\nq,<answer>5</answer>,0\nq,,1\nq,so,\n"),
+            "--methods",
+            "grpo",
+            "--set",
+            "layout={solution: [answer]}",
+            code=0,
+        ),
+        "1 of 4 rows hold no completion and are left out. 1 of 3 recorded values of 'acc' are missing or not finite; they join no "
+        "baseline and cost nothing.",
+    ),
+    Case(
+        "a CSV file in which a text with a comma stands in no quotes",
+        lambda folder: credited(text(folder / "a.csv", "prompt,completion\n2+2=,4, I think\n")),
+        "Error: ... cannot be read as CSV: ...xpected 2 columns, got 3...; text with a comma or a line break must stand in quotes.",
+    ),
+    Case(
+        "a list of two completions beside a list of one reward",
+        lambda folder: credited(
+            text(folder / "a.json", json.dumps([{"prompt": "2+2=", "completions": ["4", "5"], "reward": [1.0]}]))
+        ),
+        "Error: Row 0 of ... has 2 completions and 1 values of 'reward'; give one for each, null where there is none.",
+    ),
+    Case(
+        "an id of each row in `group_id`",
+        lambda folder: credited(text(folder / "a.csv", "prompt,completion,group_id\n2+2=,4,0\n2+2=,5,1\n")),
+        "Error: The column 'group_id' of ... has another value in each of 2 rows, and these have 1 prompts, so nothing would be "
+        "compared. Say what the completions of one prompt share: --columns group=NAME, ..., such as group=prompt.",
     ),
     Case(
         "a verifiers file in which every rollout failed",
@@ -130,14 +177,15 @@ CASES = [
         "Error: None of the 2 completions of ... says anything.",
     ),
     Case(
-        "a table with the column `response` in place of `completion`",
-        lambda folder: credited(table(folder / "a.parquet", prompt=["2+2="], response=["4"])),
-        "Error: ... has the columns prompt, response, which is no rollout format known here: ...",
-    ),
-    Case(
-        "an array of JSON in place of lines",
-        lambda folder: credited(text(folder / "a.json", json.dumps([small_episode("4", {})]))),
-        "Error: Line 1 of ... holds a list; each line must hold one JSON object.",
+        "conversations with several turns of the assistant, and no column of completions",
+        lambda folder: credited(
+            text(
+                folder / "a.json",
+                json.dumps([{"messages": [{"role": who, "content": "hm"} for who in ("user", "assistant") * 2]}]),
+            )
+        ),
+        "Error: Row 0 of ... in column 'messages'; 2 of its 4 messages are the assistant's, where the last one alone may be; write "
+        "what was sampled into a column 'completion', and what came before it into 'prompt'.",
     ),
 ]
 

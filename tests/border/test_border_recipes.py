@@ -238,6 +238,11 @@ CASES = [
         "question_column=NAME, or whole prompts, used as they are, with prompt_column=NAME.",
     ),
     Case(
+        "`--columns questoin=problem`",
+        trains(ROWS, "--columns", "questoin=problem"),
+        "Error: There is no role of --columns 'questoin'. Did you mean 'question'? Known: answer, prompt, question.",
+    ),
+    Case(
         "three rows, and sixteen prompts a step",
         trains(ROWS[:3], prompts=16),
         "The dataset 'data.jsonl' leaves 2 prompts to train on, after the fifth that is kept for evaluation (at least 1, at most "

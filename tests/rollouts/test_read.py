@@ -133,9 +133,9 @@ CSV = "prompt,completion,answer\n2+2=,4,4\n"
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.csv", CSV, "is CSV, which is no rollout format (it begins 'prompt,completion,answer'). Known here: "),
-        ("a.parquet", CSV, "is CSV, which is no rollout format"),
-        ("a.md", "# Notes\n", "is text, which is no rollout format (it begins '# Notes')"),
+        ("a.parquet", CSV, "looks like CSV; rename it to '.csv' (or '.tsv') (it begins 'prompt,completion,answer')."),
+        ("a.md", "# Notes\n", "is text, which is no rollout format. Known here: "),
+        ("a.xlsx", "PK", "is a spreadsheet; save it as CSV in UTF-8."),
     ],
 )
 def test_text_is_not_called_damaged(name, content, sentence, tmp_path):

@@ -8,6 +8,7 @@ import datasets
 import pytest
 from datasets import Dataset, DatasetDict
 
+from plain_files import save
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS
@@ -114,6 +115,32 @@ def test_other_files_and_folders(models, tmp_path, kind) -> None:
     assert set(task.train["answer"]) <= {str(2 * n) for n in range(10)}
     if separate:
         assert task.evaluation["answer"][:] == ["8"]
+
+
+def test_a_csv_file_keeps_answers_as_they_are_written(models, tmp_path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "question,answer,level,ok,note\n" + "".join(f'"{n} + 0, or so?",0{n},{n}.5,True,\n' for n in range(8))
+    )
+    task = load_task(models["plain"], str(tmp_path / "a.csv"))
+    assert set(task.train["answer"]) <= {f"0{n}" for n in range(8)}  # 04, and not 4
+    row = task.train[0]
+    assert (type(row["level"]), row["ok"], row["note"]) == (float, True, None)
+    assert "+ 0, or so?" in row["prompt"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_the_same_prompts_from_every_kind_of_file(models, tmp_path, kind) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"<answer> {n}?"}], "answer": f"{n}"} for n in range(6)]
+    task = load_task(models["system"], str(save(tmp_path, rows, kind)), layout=Layout(["answer"]))
+    assert task.train["prompt"][0] == [{"role": "user", "content": f"<answer> {task.train['answer'][0]}?"}]
+    assert len(task.train) == 5
+
+
+def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> None:
+    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
+    file = save(tmp_path, [{"messages": chat, "answer": "4"}] * 4, "jsonl")
+    with pytest.raises(DataError, match="that ends with what the assistant says, and a prompt ends before it"):
+        load_task(models["system"], str(file), layout=Layout(["answer"]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rollout files: one schema, one writer, readers for this package's own, TRL's, verl's and verifiers'."""
+"""Rollout files: one schema, one writer, readers for this package's own, TRL's, verl's, verifiers', and tables of anybody."""
 
 from spanwise.rollouts.generated import Rollouts
 from spanwise.rollouts.read import FORMATS, read_rollouts

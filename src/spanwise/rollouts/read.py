@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.lines import records
+from spanwise.rollouts.delimited import SUFFIXES
+from spanwise.rollouts.lines import begins_array, records
 from spanwise.rollouts.messages import clean
 from spanwise.rollouts.parquet import readable
 from spanwise.rollouts.readers import own, trl, verl
+from spanwise.rollouts.readers.plain import read_plain
 from spanwise.rollouts.readers.verifiers import read_verifiers
 from spanwise.rollouts.table import RolloutTable
 
@@ -23,33 +26,52 @@ Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
 #: What can be read, in words for messages.
 FORMATS = (
     "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
-    "completion), verl's rollout dump (jsonl with input, output) and verifiers' traces (jsonl with traces, or prompt and "
-    "completion)"
+    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces) and tables (csv, tsv, "
+    "json, jsonl, parquet) with prompt, question or messages, and completion(s) or response(s)"
 )
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+_SHEETS = (".xls", ".xlsx", ".ods")
 _PLACES = (
-    "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl",
+    "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
 )  # fmt: skip
+#: What only verifiers writes beside `prompt` and `completion`.
+_VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
 
-def read_rollouts(path: str | Path, *, tokenizer: str | Path | None = None) -> RolloutTable:
-    """Read rollouts that spanwise, TRL, verl or verifiers has written.
+def read_rollouts(
+    path: str | Path, *, tokenizer: str | Path | None = None, columns: Mapping[str, str] | None = None
+) -> RolloutTable:
+    r"""Read rollouts that spanwise, TRL, verl or verifiers has written, or a table of your own.
+
+    A table is CSV, TSV, a JSON array, JSON lines or parquet, with a completion in each row or a list of completions of one prompt,
+    as texts or as chat messages.
 
     Args:
         path: a file, a folder of them, or the run folder they lie in.
         tokenizer: folder of the tokenizer that the completions were sampled with. Default: the one of the run's model, where
             the file lies in a run folder; else texts are cut into words that keep every byte.
+        columns: role -> column of a table whose columns are called otherwise: `prompt`, `completion` or `completions` (a list in
+            each cell), `answer`, `group`, `step`.
 
     Returns:
         N completions with their groups (rows of one prompt and step), tokens, recorded rewards and further columns.
 
     Raises:
         DataError: nothing there, a file that is damaged, empty or of a foreign schema, rows that do not fit together.
+        RecipeError: a role in `columns` that there is not.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "mine.csv")
+        >>> _ = file.write_text("question,output,gold,reward\n2+2=,4,4,1\n2+2=,5,4,0\n3+3=,6,6,\n")
+        >>> table = read_rollouts(file, columns={"completion": "output", "answer": "gold"})
+        >>> table.group_n.tolist(), table.rewards["reward"].value_n.tolist(), table.columns["answer"]
+        ([0, 0, 1], [1.0, 0.0, nan], ['4', '4', '6'])
     """
     place = Path(path)
     files = _files(place)
     _check_names(place, files)
-    reader = _reader(files)
+    reader = _reader(files, columns)
     with readable(files[0] if len(files) == 1 else place):
         table = reader(place, files, tokenizer)
     if len(table) == 0:
@@ -76,6 +98,8 @@ def _check_names(place: Path, files: Sequence[Path]) -> None:
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix in _PACKED and file.is_file():
             raise DataError(f"'{file}' is compressed; unpack it first.")
+        if file.suffix.lower() in _SHEETS and file.is_file():
+            raise DataError(f"'{file}' is a spreadsheet; save it as CSV in UTF-8.")
 
 
 def _natural(file: Path) -> list[int | str]:
@@ -83,9 +107,14 @@ def _natural(file: Path) -> list[int | str]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
 
 
-def _reader(files: Sequence[Path]) -> Reader:
-    if files[0].suffix in (".jsonl", ".json") or _begins(files[0]).lstrip().startswith(b"{"):
-        return _lines_reader(files)
+def _reader(files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader:
+    """What reads the files; a table that is no trainer's, or whose columns the user names, is read as a plain one."""
+    plain = partial(read_plain, columns=columns, formats=FORMATS)
+    if files[0].suffix.lower() in SUFFIXES:
+        return plain
+    start = _begins(files[0])
+    if files[0].suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
+        return _lines_reader(files, columns, plain)
     readers: list[Reader] = []
     for file in files:
         _check_parquet(file)
@@ -97,14 +126,18 @@ def _reader(files: Sequence[Path]) -> Reader:
             raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
         if schema.is_own(names):
             schema.check(file, found)
+            _check_unnamed(file, "spanwise's own rollouts", columns)
             readers.append(own.read_own)
-        elif set(trl.REQUIRED) <= set(names):
-            readers.append(trl.read_trl)
         else:
-            raise _foreign(file, names)
+            readers.append(trl.read_trl if not columns and trl.is_trl(found) else plain)
     if len(set(readers)) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
     return readers[0]
+
+
+def _check_unnamed(file: Path, what: str, columns: Mapping[str, str] | None) -> None:
+    if columns:
+        raise DataError(f"'{file}' holds {what}, whose columns have fixed names; leave out --columns.")
 
 
 def _begins(file: Path) -> bytes:
@@ -125,25 +158,23 @@ def _check_parquet(file: Path) -> None:
     except UnicodeDecodeError:
         return
     if line.isprintable() and line:
-        kind = "CSV" if file.suffix in (".csv", ".tsv") or line.count(",") > 1 else "text"
-        raise DataError(
-            f"'{file}' is {kind}, which is no rollout format (it begins {line!r}). Known here: {FORMATS}. From Python, "
-            f"pandas.read_csv(...).to_parquet(...) makes parquet of a table with the columns prompt and completion."
-        )
+        if line.count(",") or "\t" in line:
+            said = "looks like CSV; rename it to '.csv' (or '.tsv')"
+        else:
+            said = f"is text, which is no rollout format. Known here: {FORMATS}"
+        raise DataError(f"'{file}' {said} (it begins {line!r}).")
 
 
-def _lines_reader(files: Sequence[Path]) -> Reader:
+def _lines_reader(files: Sequence[Path], columns: Mapping[str, str] | None, plain: Reader) -> Reader:
     first = next(islice(records(files), 1), None)
     if first is None:
         raise DataError(f"'{files[0]}' holds no completions.")
     file, _, record = first
+    if "traces" in record or "nodes" in record:
+        _check_unnamed(file, "verifiers' traces", columns)
+        return read_verifiers
+    if columns:
+        return plain
     if set(verl.REQUIRED) <= set(record):
         return verl.read_verl
-    if "traces" in record or "nodes" in record or {"prompt", "completion"} <= set(record):
-        return read_verifiers
-    raise _foreign(file, list(record))
-
-
-def _foreign(file: Path, names: Sequence[str]) -> DataError:
-    shown = ", ".join(map(str, names[:12])) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return DataError(f"'{file}' has the columns {shown or '(none)'}, which is no rollout format known here: {FORMATS}.")
+    return read_verifiers if {"prompt", "completion"} <= set(record) and not _VERIFIERS.isdisjoint(record) else plain

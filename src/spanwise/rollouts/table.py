@@ -271,6 +271,36 @@ def as_recorded(columns: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | N
     return AsRecorded(f"the file's '{name}'{plain}", np.repeat(columns[name].value_n.numpy(), tokens.lengths))
 
 
+def is_made(name: str) -> bool:
+    """Whether a column of a trainer's table holds what it made of rewards, and no reward: its advantage, or credit by block.
+
+    >>> is_made("advantage"), is_made("credit/solution"), is_made("reward")
+    (True, True, False)
+    """
+    return name == "advantage" or name.startswith("credit/")
+
+
+def as_trained(columns: Mapping[str, Sequence[Any]], rewards: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
+    """What the completions of a trainer's table were trained with: its credit by block, its advantage, or a reward.
+
+    Args:
+        columns: all of the table; what `is_made` is taken from them.
+        rewards: what it records.
+        tokens: of the completions.
+
+    Example:
+        >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
+        >>> sorted(as_trained(columns, {}, Ragged.of([[5], [7]])).by_block)
+        ['a', 'stop']
+    """
+    made = recorded({name: values for name, values in columns.items() if is_made(name)})
+    trained = as_recorded({**rewards, **made}, tokens)
+    by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
+    if trained is not None and by_block:
+        return trained._replace(says="the file's 'credit/...' of each block", by_block=by_block)
+    return trained
+
+
 def _could_be(value: Any) -> bool:
     """Whether the cell can stand in a column of numbers."""
     if isinstance(value, str):

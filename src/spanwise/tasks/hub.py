@@ -70,7 +70,7 @@ def load_task(
     Args:
         model: hub name or local folder.
         dataset: hub name (`name:config` where the dataset has several), local folder (also one of `save_to_disk`), or a local
-            json, jsonl, parquet or csv file.
+            json (an array, or lines), jsonl, parquet, csv or tsv file.
         prompt_format: which instruction and layout to start from: "confidence" (reasoning, answer, analysis, confidence) or
             "two_attempts" (reasoning, answer, reasoning, answer).
         layout: the blocks of a completion; None: those of the prompt format.
@@ -79,8 +79,8 @@ def load_task(
         split: of the dataset, for training.
         eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
         question_column: column with the question.
-        prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, where the
-            dataset has no question column and no instruction is given.
+        prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, else
+            `messages`, where the dataset has no question column and no instruction is given.
         answer_column: column with the right answer; None: there are none.
         limit: use at most so many training questions, from the first.
         eval_limit: use at most so many evaluation questions; what is trained on does not hang on it.
@@ -100,13 +100,14 @@ def load_task(
     if prompt_format not in LAYOUTS:
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
     tokenizer, style = _tokenizer(model)
-    rows = read_rows(dataset, split)
+    texts = (question_column, prompt_column, "prompt", answer_column)
+    rows = read_rows(dataset, split, texts=texts)
     columns = find_columns(rows.column_names, question_column, prompt_column, answer_column, instruction)
     check_cells(rows, dataset, columns, template=style != "plain")
     if eval_split is None:
         rows, held_out = set_aside(rows, dataset, eval_limit)
     else:
-        held_out = read_rows(dataset, eval_split)
+        held_out = read_rows(dataset, eval_split, texts=texts)
         check_cells(held_out, dataset, columns, template=style != "plain")
         held_out = held_out.select(range(min(eval_limit, len(held_out))))
     if limit is not None:

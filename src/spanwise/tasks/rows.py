@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts.cells import chats, typed
+from spanwise.rollouts.delimited import SUFFIXES, read_delimited
 from spanwise.rollouts.messages import prompt_fault
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ else:
 
 #: Rows that are set aside for evaluation, or a fifth of them if that is less.
 HELD_OUT = 512
-_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
 
@@ -32,27 +34,40 @@ class Columns:
         prompt: the column of the questions, or of the prompts.
         whole: it holds prompts, which are used as they are.
         answer: the column of the right answers, if there are any.
+        conversations: nobody has named the column, and it holds conversations: they must not end with the answer itself.
     """
 
     prompt: str
     whole: bool
     answer: str | None
+    conversations: bool = False
 
 
-def read_rows(dataset: str, split: str) -> Dataset:
-    """One split of a dataset by hub name, folder or file."""
-    from datasets import DatasetDict, config, load_dataset, load_from_disk
+def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Dataset:
+    """One split of a dataset by hub name, folder or file.
+
+    Args:
+        dataset: see `load_task`.
+        split: of it.
+        texts: the columns of a CSV or TSV file that stay text, such as answers: of the others numbers become numbers.
+    """
+    from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     place = Path(dataset)
     if place.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it counts readers of local files too, at a server of its own
     name, _, part = (dataset, "", "") if place.exists() else dataset.partition(":")
+    if place.is_file() and place.suffix.lower() in SUFFIXES:
+        cells = read_delimited(place).to_pydict()
+        return Dataset.from_dict({name: chats(cell if name in texts else typed(cell)) for name, cell in cells.items()})
     reader = _READERS.get(place.suffix.lower())
-    if (place.is_file() and not reader) or (reader and not place.is_file()):
+    tabular = reader or place.suffix.lower() in SUFFIXES
+    if (place.is_file() and not reader) or (tabular and not place.is_file()):
         gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
         what = "is not a kind of file that can be read" if place.is_file() else gone
         raise DataError(
-            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join(_READERS)} file, a folder or a hub name."
+            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join((*_READERS, *SUFFIXES))} file, a folder or a hub "
+            "name."
         )
     try:
         if reader:
@@ -74,9 +89,12 @@ def read_rows(dataset: str, split: str) -> Dataset:
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> Columns:
-    """Which columns hold what, as asked for; without a question column whole prompts in `prompt`."""
+    """Which columns hold what, as asked for; without a question column whole prompts in `prompt`, else in `messages`."""
+    conversations = False
     if prompt is None and not instruction and "prompt" in names and question not in names:
         prompt = "prompt"
+    elif prompt is None and not instruction and "messages" in names and question not in names:
+        prompt, conversations = "messages", True
     if prompt is not None and instruction:
         raise RecipeError(
             f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
@@ -89,7 +107,7 @@ def find_columns(
             UserWarning,
             stacklevel=3,
         )
-    return Columns(question if prompt is None else prompt, prompt is not None, answer)
+    return Columns(question if prompt is None else prompt, prompt is not None, answer, conversations)
 
 
 def check_cells(rows: Dataset, dataset: str, columns: Columns, *, template: bool) -> None:
@@ -123,6 +141,8 @@ def check_cells(rows: Dataset, dataset: str, columns: Columns, *, template: bool
             )
         for row, cell in enumerate(rows[name]):
             fault = _fault(cell, option, template=template)
+            if not fault and columns.conversations and option == "prompt_column" and cell[-1]["role"] == "assistant":
+                fault = "that ends with what the assistant says, and a prompt ends before it. Leave that message out."
             if fault:
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {cell!r:.80} in column '{name}'; {fault}")
 

@@ -321,7 +321,7 @@ BAD = {
     ),
     "foreign": (
         lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]), DataError,
-        "has the columns question, chosen, which is no rollout format known here: spanwise's rollouts",
+        "has the columns question, chosen, which is no rollout format known here",
     ),
     "foreign lines": (lambda f: touched(f / "a.jsonl", '{"a": 1}\n'), DataError, "has the columns a, which is no rollout"),
     "no lines": (lambda f: touched(f / "a.jsonl", "\n"), DataError, "holds no completions."),
@@ -329,7 +329,7 @@ BAD = {
         lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), DataError,
         "Line 2 of",
     ),
-    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), DataError, "Line 1 of"),
+    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), DataError, "Entry 1 of"),
     "a field less": (
         lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), DataError, "has no 'output'",
     ),

@@ -157,7 +157,8 @@ def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str
             lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
             taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
             there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
-            raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}")
+            named = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
+            raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}{named}")
     return origin
 
 

@@ -69,6 +69,7 @@ def credit_rollouts(
     recipe: str | Path | None = None,
     methods: Sequence[str] = (),
     tokenizer: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
     reward: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
@@ -81,6 +82,7 @@ def credit_rollouts(
         methods: `method`, `method:baseline`, `recipe`, or `recorded` for what the trainer has recorded; default: those of grpo,
             rlcr, bae and the recipe's own that fit, and of another trainer's file what it has recorded.
         tokenizer: folder of the tokenizer that the completions were sampled with.
+        columns: role -> column of a table, see `read_rollouts`.
         reward: objective -> the recorded reward it is taken from, "text" to compute it; see `taken_rewards`.
         overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
 
@@ -88,7 +90,7 @@ def credit_rollouts(
         DataError: the file cannot be read or lacks what a reward needs.
         RecipeError: a method, an objective or a layout that does not fit the file.
     """
-    table = read_rollouts(rollouts, tokenizer=tokenizer)
+    table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
     own = None if table.folder is None else table.folder / "recipe.yaml"

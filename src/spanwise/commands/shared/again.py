@@ -74,6 +74,8 @@ def credit_command(folder: Path, source: str, options: Mapping[str, Any]) -> str
     rows = options.get("rows")
     parts = [*_flag("recipe", options.get("recipe")), *_flag("methods", ",".join(options.get("methods") or ()) or None)]
     parts += [*_flag("tokenizer", options.get("tokenizer")), *_flag("rows", None if rows == MOST else rows)]
+    if options.get("columns"):
+        parts += ["--columns", ",".join(f"{role}={column}" for role, column in options["columns"].items())]
     for objective, column in (options.get("reward") or {}).items():
         parts += ["--reward", f"{objective}={column}"]
     return _joined("credit", source, *parts, *assignments(options.get("overrides") or {}), folder=folder)

@@ -10,17 +10,37 @@ import pyarrow.parquet as pq
 
 from spanwise.rollouts.messages import completion_parts, prompt_text
 from spanwise.rollouts.parquet import joined, steps_of
-from spanwise.rollouts.table import RolloutTable, as_recorded, gaps, recorded
+from spanwise.rollouts.roles import NAMES
+from spanwise.rollouts.said import REWARD_STARTS
+from spanwise.rollouts.table import RolloutTable, as_trained, gaps, is_made, recorded
 from spanwise.rollouts.text import cut_text
 
 REQUIRED = ("prompt", "completion")
+
+
+def is_trl(found: pa.Schema) -> bool:
+    """Whether a parquet file is TRL's: a prompt, a completion and a step in each row, and its advantage, as all but old ones have.
+
+    >>> own = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
+    >>> [is_trl(pa.schema(columns)) for columns in (own, {**own, "group_id": pa.int64()}, {"prompt": pa.string()})]
+    [True, False, False]
+    """
+    if not {"step", *REQUIRED} <= set(found.names):
+        return False
+    kind = found.field("completion").type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if listed and not pa.types.is_struct(kind.value_type):  # a list of completions
+        return False
+    return "advantage" in found.names or not any(
+        name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS) for name in found.names
+    )
 
 
 def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read `completions/completions_*.parquet`.
 
     TRL logs the last generation batch, so a batch that serves several optimiser steps is written several times; repetitions
-    are left out. Every numeric column is taken for a reward, but for what a trainer made of rewards (`advantage`, and
+    are left out. Every numeric column is taken for a reward, but for `answer` and what a trainer made of rewards (`advantage`, and
     `credit/<block>` of spanwise's own). Messages of a completion that are not the assistant's count as not sampled; of the
     assistant's, reasoning and calls of tools are part of what it said.
 
@@ -36,20 +56,12 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         if not same:
             tables.append(table)
     table = joined(path, tables, promote="permissive")
-    columns = {
-        name: table[name].to_pylist()
-        for name in table.column_names
-        if name not in ("step", "prompt", "completion", "advantage") and not name.startswith("credit/")
-    }
-    rewards = recorded(columns)
+    held = {name: table[name].to_pylist() for name in table.column_names if name not in ("step", *REQUIRED)}
+    columns = {name: values for name, values in held.items() if not is_made(name)}
+    rewards = recorded(
+        {name: values for name, values in columns.items() if name != "answer"}
+    )  # a gold answer may be a number
     cut = cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer)
-    made = recorded({
-        name: table[name].to_pylist() for name in table.column_names if name == "advantage" or name.startswith("credit/")
-    })  # fmt: skip
-    trained = as_recorded({**rewards, **made}, cut.tokens)
-    by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
-    if trained is not None and by_block:
-        trained = trained._replace(says="the file's 'credit/...' of each block", by_block=by_block)
     again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
     return RolloutTable.of(
         "TRL",
@@ -60,7 +72,7 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         rewards=rewards,
         notes=[again, gaps(rewards)],
         columns=columns,
-        as_recorded=trained,
+        as_recorded=as_trained(held, rewards, cut.tokens),
     )
 
 

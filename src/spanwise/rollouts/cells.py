@@ -1,0 +1,123 @@
+"""Cells of a table that anybody wrote: numbers that are kept as text, lists that are, and what counts as nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+#: What stands in a column of numbers where there is none, as pandas, R, SQL and spreadsheets write it.
+NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
+_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity)\s*")
+
+
+def typed(values: Sequence[Any]) -> list[Any]:
+    """A column whose texts are numbers, or true and false, as these; any other column as it is.
+
+    In a column of numbers `NOTHING` is None.
+
+    >>> typed(["1", "0.5", None]), typed(["1", "NA", "3e2"]), typed(["True", "", "false"]), typed(["1", "x", "NA"])
+    ([1, 0.5, None], [1, None, 300.0], [True, None, False], ['1', 'x', 'NA'])
+    """
+    values = [float(value) if isinstance(value, Decimal) else value for value in values]
+    texts = [value for value in values if isinstance(value, str) and value.strip() not in NOTHING]
+    others = [value for value in values if not isinstance(value, str) and value is not None]
+    if not (texts or others) or not any(isinstance(value, str) for value in values):
+        return values
+    if not all(isinstance(value, (bool, int, float)) for value in others):
+        return values
+    if texts and all(text in _TRUTH for text in texts):
+        return [_TRUTH.get(value) if isinstance(value, str) else value for value in values]
+    if all(_NUMBER.fullmatch(text) for text in texts):
+        return [_number(value) if isinstance(value, str) else value for value in values]
+    return values
+
+
+def _number(text: str) -> int | float | None:
+    if text.strip() in NOTHING:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def empty(value: Any) -> bool:
+    """Whether a cell holds nothing: null, or NaN, which pandas has in its place; an empty text is something.
+
+    >>> empty(None), empty(float("nan")), empty(""), empty(0)
+    (True, True, False, False)
+    """
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def spelled_out(text: Any) -> Any:
+    """The list or object that a text spells, in JSON or as Python prints it; the text itself if it spells none.
+
+    >>> spelled_out('[{"role": "user"}]'), spelled_out("['a', None]"), spelled_out("[so"), spelled_out("4")
+    ([{'role': 'user'}], ['a', None], '[so', '4')
+    """
+    if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
+        return text
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, (list, dict)):
+            return found
+    return text
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value is a message of a chat: an object with a role."""
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str)
+
+
+def is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages.
+
+    >>> is_chat([{"role": "user", "content": "2+2="}]), is_chat(["2+2="]), is_chat([])
+    (True, False, False)
+    """
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_message, value))
+
+
+def chats(values: Sequence[Any]) -> list[Any]:
+    """A column in which every text spells a chat, as chats; any other column as it is.
+
+    >>> chats(['[{"role": "user", "content": "a"}]', None])[0][0]["content"], chats(["[]", "b"])
+    ('a', ['[]', 'b'])
+    """
+    found = [spelled_out(value) for value in values]
+    written = [value for value, cell in zip(found, values, strict=True) if isinstance(cell, str)]
+    return found if written and all(is_chat(value) or is_message(value) for value in written) else list(values)
+
+
+def lists(values: Sequence[Any]) -> list[Any]:
+    """A column in which every text spells a list, as lists; any other column as it is.
+
+    >>> lists(["[1, 0]", None]), lists(["[1, 0]", "no"])
+    ([[1, 0], None], ['[1, 0]', 'no'])
+    """
+    found = [spelled_out(value) for value in values]
+    written = [value for value, cell in zip(found, values, strict=True) if isinstance(cell, str)]
+    return found if written and all(isinstance(value, list) for value in written) else list(values)
+
+
+def as_text(value: Any) -> str | None:
+    """A gold answer as text: of a list or an object its JSON; None where there is none.
+
+    >>> as_text(4), as_text({"city": "Rome"}), as_text(float("nan")), as_text("04")
+    ('4', '{"city": "Rome"}', None, '04')
+    """
+    if empty(value):
+        return None
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

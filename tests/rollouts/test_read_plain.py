@@ -1,0 +1,322 @@
+"""Tables that anybody made: what is read, what is the same in every kind of file, and what is refused."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plain_files import KINDS, save
+
+from rollout_files import said, trl_file, verl_rows, write_lines
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import read_rollouts
+from spanwise.types import Status
+
+ROWS = [
+    {"question": "2+2=", "response": said("4", "0.9"), "gold": "04", "reward": 1.0, "acc": True, "note": "a, b"},
+    {"question": "2+2=", "response": said("5", "0.2"), "gold": "04", "reward": None, "acc": False, "note": None},
+    {"question": "3+3=", "response": "", "gold": None, "reward": 0.0, "acc": None, "note": 'say "6"\n'},
+    {"question": "3+3=", "response": None, "gold": "6", "reward": 1.0, "acc": True, "note": "x"},
+]  # fmt: skip
+
+
+def texts(table):
+    """What each completion says, token by token joined."""
+    ids = table.tokens
+    return [
+        table.vocabulary.join(ids.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))
+    ]  # fmt: skip
+
+
+def plain(table):
+    """All that a table holds but who wrote it and where, as plain data; NaN as None."""
+    return {
+        "note": table.note, "prompts": list(table.prompts), "groups": table.group_n.tolist(), "steps": table.step_n.tolist(),
+        "texts": texts(table), "trainable": table.trainable.tolist(), "keyed": table.keyed,
+        "rewards": {
+            name: ([None if math.isnan(v) else v for v in one.value_n.tolist()], one.status_n.tolist())
+            for name, one in table.rewards.items()
+        },
+        "columns": {
+            name: [None if isinstance(v, float) and math.isnan(v) else v for v in values] for name, values in table.columns.items()
+        },
+        "recorded": None if table.as_recorded is None else (
+            table.as_recorded.says, np.nan_to_num(table.as_recorded.number, nan=-9.0).tolist(), sorted(table.as_recorded.by_block)
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_questions_and_responses(kind, tmp_path):
+    table = read_rollouts(save(tmp_path, ROWS, kind))
+    assert table.prompts == ["2+2=", "2+2=", "3+3="]
+    assert table.group_n.tolist() == [0, 0, 1]
+    assert texts(table) == [said("4", "0.9"), said("5", "0.2"), ""]  # null is no completion, an empty text is one
+    assert table.columns["answer"] == ["04", "04", None]  # and not 4
+    assert table.columns["note"] == ["a, b", None, 'say "6"\n']
+    assert set(table.rewards) == {"reward", "acc"}
+    assert table.rewards["reward"].status_n.tolist() == [0, int(Status.UNSCORED), 0]
+    assert table.rewards["acc"].value_n[:2].tolist() == [1.0, 0.0]
+    assert "Columns: prompt from 'question', completion from 'response', answer from 'gold'." in table.note
+    assert "1 of 4 rows hold no completion and are left out." in table.note
+    assert table.source == (kind if kind == "parquet" else kind.upper())
+
+
+PIECES = st.sampled_from(["a", " b", "<answer>", "</answer>", "4", "é", '"', ",", "\t", "\n", ";", "'", "["])
+WORDS = st.lists(PIECES, max_size=6).map("".join)
+NUMBERS = st.none() | st.floats(-4, 4, width=16) | st.integers(-3, 3)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": WORDS}), min_size=1, max_size=3
+).filter(lambda chat: len(chat) == 1 or any(one["role"] != "assistant" for one in chat))  # fmt: skip
+
+
+@st.composite
+def tables(draw):
+    """Rows of one completion each, or of a list of them, as texts or as chats, with rewards, answers, ids and further columns."""
+    grouped, talk = draw(st.booleans()), draw(st.booleans())
+    name = draw(st.sampled_from(["completions", "responses"] if grouped else ["completion", "response", "output"]))
+    asks = draw(st.sampled_from(["prompt", "question", "messages"]))
+    said_once = MESSAGES if talk else WORDS
+    rows, ids = [], draw(st.booleans())
+    for n in range(draw(st.integers(1, 4))):
+        size = draw(st.integers(1, 3))
+        row = {
+            asks: [{"role": "user", "content": draw(WORDS)}] if asks == "messages" else draw(WORDS.filter(lambda t: t != "")),
+            name: draw(st.lists(said_once, min_size=size, max_size=size)) if grouped else draw(said_once),
+            "rewards/correct": draw(st.lists(NUMBERS, min_size=size, max_size=size)) if grouped else draw(NUMBERS),
+            "acc": draw(st.none() | st.booleans()), "answer": draw(st.none() | WORDS), "note": draw(st.none() | WORDS),
+            **({"group_id": n // 2} if ids else {}), "step": draw(st.integers(0, 2)),
+        }  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=tables())
+def test_the_same_table_in_every_kind_of_file(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        found = {kind: plain(read_rollouts(save(Path(folder), rows, kind))) for kind in KINDS}
+    for kind in KINDS[1:]:
+        assert found[kind] == found["csv"], kind
+
+
+def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
+    rows = [
+        {"prompt": "2+2=", "completions": ["4", "5", "4"], "reward": [1, 0, None], "level": [1, 2], "answer": 4},
+        {"prompt": "2+2=", "completions": ["4", None], "reward": [1, 0], "level": [3], "answer": 4},
+    ]
+    table = read_rollouts(save(tmp_path, rows, "json"))
+    assert table.group_n.tolist() == [0, 0, 0, 1]
+    assert table.rewards["reward"].value_n.tolist()[:2] == [1.0, 0.0]
+    assert table.rewards["reward"].status_n.tolist() == [0, 0, int(Status.UNSCORED), 0]
+    assert table.columns["level"] == [[1, 2]] * 3 + [[3]]  # not one each
+    assert table.columns["answer"] == ["4"] * 4
+
+
+def test_groups_by_an_id(tmp_path):
+    rows = [{"completion": c, "group_id": g, "step": 1} for c, g in (("a", "x"), ("b", "y"), ("c", "x"))]
+    table = read_rollouts(save(tmp_path, rows, "csv"))
+    assert (table.group_n.tolist(), table.keyed, table.prompts) == ([0, 1, 0], True, [""] * 3)
+
+
+def test_rewards_in_an_object_and_under_their_prefix(tmp_path):
+    rows = [{"prompt": "p", "completion": c, "rewards": {"right": r, "short": 0.5}} for c, r in (("a", 1), ("b", None))]
+    for kind in KINDS:
+        table = read_rollouts(save(tmp_path / kind, rows, kind))
+        assert table.rewards["right"].status_n.tolist() == [0, int(Status.UNSCORED)]
+        assert table.rewards["short"].value_n.tolist() == [0.5, 0.5]
+
+
+def test_a_conversation_ends_with_what_the_model_said(tmp_path):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2="}]
+    rows = [{"messages": [*chat, {"role": "assistant", "content": text}]} for text in ("4", "5")]
+    table = read_rollouts(save(tmp_path, rows, "jsonl"))
+    assert table.prompts == ["[system] Be brief.\n[user] 2+2="] * 2
+    assert texts(table) == ["4", "5"]
+
+
+def frame():
+    return pd.DataFrame({
+        "prompt": [[{"role": "user", "content": "it's 2+2?"}]] * 3, "completion": ["4, or so", "5\n", "4"],
+        "answer": [4, 4, 4], "reward": [1.0, float("nan"), 0.5], "ok": [True, False, True],
+    })  # fmt: skip
+
+
+def test_what_pandas_writes(tmp_path):
+    """Lists as Python prints them, NaN as no cell, the index as a column, `True`."""
+    frame().to_csv(tmp_path / "a.csv")
+    frame().to_csv(tmp_path / "b.csv", index=False, sep=";")
+    frame().to_json(tmp_path / "c.json", orient="records")
+    frame().to_json(tmp_path / "d.jsonl", orient="records", lines=True)
+    frame().drop(columns="answer").assign(answer="4").to_parquet(tmp_path / "e.parquet")
+    found = {file.name: plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir())}
+    first = found["a.csv"]
+    assert first["prompts"] == ["[user] it's 2+2?"] * 3
+    assert first["texts"] == ["4, or so", "5\n", "4"]
+    assert first["rewards"] == {
+        "reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]),
+        "ok": ([1.0, 0.0, 1.0], [0, 0, 0]),
+    }
+    for name, other in found.items():
+        assert other == first, name
+
+
+def test_gaps_as_r_and_sql_write_them_are_no_zeros(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion,acc,answer\np,a,1,NA\np,b,NA,None\np,c,0,7\n")
+    table = read_rollouts(tmp_path / "a.csv")
+    assert table.rewards["acc"].status_n.tolist() == [0, int(Status.UNSCORED), 0]
+    assert table.columns["answer"] == ["NA", "None", "7"]  # a text is what it says
+
+
+def test_trl_there_and_back(tmp_path):
+    """TRL's own file as each other kind: the same table."""
+    columns = {
+        "step": [1, 1, 2, 2], "accuracy_reward": [1.0, 0.0, None, 1.0], "advantage": [0.5, -0.5, 0.0, 0.0],
+        "credit/solution": [0.5, -0.5, None, 0.25], "credit/stop": [0.0, 0.0, -0.1, 0.0], "answer": ["4", "4", "04", "4"],
+    }  # fmt: skip
+    file = trl_file(tmp_path / "a.parquet", [said("4", "0.9"), said("5", "0.2"), "", "so"], **columns)
+    whole = read_rollouts(file)
+    rows = [
+        {"prompt": "2+2=", "completion": text, **{name: values[n] for name, values in columns.items()}}
+        for n, text in enumerate([said("4", "0.9"), said("5", "0.2"), "", "so"])
+    ]
+    assert (whole.source, set(whole.as_recorded.by_block)) == ("TRL", {"solution", "stop"})
+    for kind in KINDS[:-1]:
+        assert plain(read_rollouts(save(tmp_path / kind, rows, kind))) == plain(whole), kind
+
+
+def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
+    whole = read_rollouts(write_lines(tmp_path / "1.jsonl", verl_rows()))
+    array = read_rollouts(save(tmp_path / "json", verl_rows(), "json"))
+    assert (array.source, plain(array)) == ("verl", plain(whole))
+    table = read_rollouts(save(tmp_path / "csv", verl_rows(), "csv"))
+    assert table.group_n.tolist() == whole.group_n.tolist()
+    assert texts(table) == texts(whole)
+    assert {name: one.value_n.tolist() for name, one in table.rewards.items()} == {
+        name: one.value_n.tolist() for name, one in whole.rewards.items()
+    }
+    assert table.columns["answer"] == whole.columns["answer"]
+
+
+def test_columns_by_option(tmp_path):
+    rows = [{"q": "2+2=", "said": "4", "prompt": "no", "key": "4", "uid": 7, "epoch": 3}] * 2
+    file = save(tmp_path, rows, "jsonl")
+    asked = {"prompt": "q", "completion": "said", "answer": "key", "group": "uid", "step": "epoch"}
+    table = read_rollouts(file, columns=asked)
+    assert (table.prompts, table.columns["answer"], table.step_n.tolist()) == (["2+2="] * 2, ["4"] * 2, [3, 3])
+    assert set(table.rewards) == set()
+
+
+def test_a_list_by_option_is_a_group(tmp_path):
+    table = read_rollouts(
+        save(tmp_path, [{"prompt": "p", "samples": ["a", "b"]}], "csv"), columns={"completions": "samples"}
+    )
+    assert table.group_n.tolist() == [0, 0]
+
+
+def test_a_folder_of_tables(tmp_path):
+    for n in (2, 10):
+        save(tmp_path / str(n), [{"prompt": "p", "completion": f"{n}"}], "csv").rename(tmp_path / f"{n}.csv")
+    assert texts(read_rollouts(tmp_path)) == ["2", "10"]
+
+
+ONE = {"prompt": "p", "completion": "a"}
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+REFUSED = {
+    "no completions": ([{"prompt": "p", "text": "a"}], {}, "has the columns prompt, text, which is no rollout format known here"),
+    "how to say it": ([{"prompt": "p", "text": "a"}], {}, "--columns completion=NAME, in Python columns={'completion': 'NAME'}"),
+    "no prompts": ([{"completion": "a", "acc": 1}], {}, "nothing says which completions are of one prompt"),
+    "two": ([{"prompt": "p", "response": "a", "output": "b"}], {}, "has the columns response and output, and each may hold"),
+    "two prompts": ([{"question": "p", "messages": "a", "response": "b"}], {}, "the columns question and messages, and each may"),
+    "alpaca": ([{"instruction": "p", "input": "a", "output": "b"}], {}, "input and instruction, and each may hold the prompt"),
+    "one and several": ([{**ONE, "completions": ["a"]}], {}, "has the columns completion and completions, and each may hold"),
+    "two answers": ([{**ONE, "gold": "a", "target": "b"}], {}, "gold and target, and each may hold the answer. Say which"),
+    "a column that is not there": ([ONE], {"answer": "golds"}, "--columns answer=golds: "),
+    "an empty prompt": ([ONE, {"prompt": None, "completion": "a"}], {}, "Row 1 of '{}' has nothing in column 'prompt'"),
+    "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions: none of its 1 rows has one."),
+    "fewer rewards": ([{"prompt": "p", "completions": ["a", "b"], "reward": [1]}], {}, "2 completions and 1 values of 'reward'"),
+    "an id of each row": (
+        [{**ONE, "group_id": n} for n in range(3)], {}, "has another value in each of 3 rows, and these have 1 prompts, so nothing"
+    ),
+    "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
+    "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}' has 'x' as 'step', which must be a whole number."),
+    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "has two columns for the reward 'acc', 'rewards/acc' is"),
+    "one or several": (
+        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; of one, write"
+    ),
+    "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
+    "several turns": ([{"messages": CHAT * 2}], {}, "2 of its 4 messages are the assistant's, where the last one alone may be"),
+    "no chat": ([{"messages": "hi"}], {}, "without a column of completions it must hold a list of messages that ends with the"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_clear_is_one_sentence(case, tmp_path):
+    rows, columns, sentence = REFUSED[case]
+    file = save(tmp_path, rows, "json" if case != "alpaca" else "csv")  # lines of input and output are verl's
+    with pytest.raises(DataError) as error:
+        read_rollouts(file, columns=columns)
+    assert sentence.replace("'{}'", f"'{file}'") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"completoin": "a"}, "There is no role of --columns 'completoin'. Did you mean 'completion'?"),
+        ({"completion": "a", "completions": "b"}, "names both completion and completions"),
+        ({"prompt": "a", "answer": "a"}, "takes 'a' for both prompt and answer"),
+    ],
+)
+def test_roles_that_cannot_be(columns, sentence, tmp_path):
+    with pytest.raises(RecipeError) as error:
+        read_rollouts(save(tmp_path, [ONE], "csv"), columns=columns)
+    assert sentence in str(error.value)
+
+
+FILES = {
+    "ragged": ("a.csv", b"prompt,completion\np,a,b\n", "cannot be read as CSV: expected 2 columns, got 3"),
+    "latin 1": ("a.csv", "prompt,completion\np,caf\xe9\n".encode("latin-1"), "it is not UTF-8; save it in UTF-8."),
+    "utf-16": ("a.csv", "prompt,completion\np,a\n".encode("utf-16"), "is UTF-16; save it as CSV in UTF-8."),
+    "nothing": ("a.csv", b"\n", "is empty."),
+    "a heading": ("a.csv", b"prompt,completion\n", "holds no completions."),
+    "twice": ("a.csv", b"prompt,completion,completion\np,a,b\n", "has more than one column 'completion'"),
+    "columns first": ("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}', "to_json(FILE, orient='records')."),
+    "an array cut off": ("a.json", b'[{"prompt": "p"', "was the file cut off while it was written?"),
+    "an array of numbers": ("a.json", b"[1]", "Entry 1 of '{}' holds a int; each entry of the array must be a JSON object."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_that_cannot_be_read(case, tmp_path):
+    name, content, sentence = FILES[case]
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        read_rollouts(file)
+    assert sentence.replace("'{}'", f"'{file}'") in str(error.value)
+    assert "damaged" not in str(error.value)
+
+
+def test_a_byte_order_mark_and_other_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_bytes("\ufeffprompt,completion,acc\r\np,a,1\r\np,b,0\r\n".encode())
+    table = read_rollouts(tmp_path / "a.csv")
+    assert (table.prompts, texts(table), table.rewards["acc"].value_n.tolist()) == (["p", "p"], ["a", "b"], [1.0, 0.0])
+
+
+def test_fixed_formats_take_no_columns(tmp_path):
+    file = write_lines(tmp_path / "traces.jsonl", [{"traces": []}])
+    with pytest.raises(DataError, match="holds verifiers' traces, whose columns have fixed names; leave out --columns"):
+        read_rollouts(file, columns={"prompt": "q"})
+
+
+def test_columns_of_verls_dump_may_be_named(tmp_path):
+    file = write_lines(tmp_path / "1.jsonl", [{**row, "mine": "5"} for row in verl_rows()])
+    asked = {"prompt": "input", "completion": "output", "answer": "mine"}
+    assert read_rollouts(file, columns=asked).columns["answer"] == ["5"] * 8
+    assert json.loads(file.read_text().splitlines()[0])["gts"] == "4"
