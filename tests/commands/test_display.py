@@ -33,8 +33,7 @@ def test_a_comparison_fits_whatever_the_terminal(width):
         for arm, seeds in values.items()
     }
     comparison = compare(runs)
-    console = Console(width=width, file=io.StringIO())
-    text = shown(*comparison_tables(comparison, console), width=width)
+    text = shown(*comparison_tables(comparison), width=width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     for figure in figures:

@@ -21,8 +21,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.display import folded_tables
 from spanwise.commands.shared.files import without_nan
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.folder import check_no_run, sole_writer, write_summary
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
@@ -89,7 +89,7 @@ def _compare(
     found = figures_by_arm(runs)
     comparison = compare_runs(found, figures=_present(found), reference=reference)
     _write(output, runs, comparison, reference)
-    for table in comparison_tables(comparison, console):
+    for table in comparison_tables(comparison):
         console.print(table)
     console.print(comparison.summary(), highlight=False)
     from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
@@ -117,12 +117,18 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
     return found
 
 
-def comparison_tables(comparison: Comparison, console: Console) -> Iterator[RenderableType]:
+def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
     """The table of figures with what is wrong in it, then that of paired differences."""
     seeds = max(cell.interval.count for cell in comparison.cells.values())
     title = f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval"
-    names = [name.replace("_", " ") for name in comparison.figures]
-    yield folded_tables(title, names, {arm: comparison.row(arm, seeds) for arm in comparison.methods}, console=console)
+    figures = Table(
+        "", *(name.replace("_", " ") for name in comparison.figures), box=box.SIMPLE_HEAD, title=Text(title, style="italic")
+    )
+    for column in figures.columns[1:]:
+        column.no_wrap = True
+    for arm in comparison.methods:
+        figures.add_row(arm, *comparison.row(arm, seeds))
+    yield Fitted(figures)
     for sentence in comparison.warnings():
         yield Text(f"! {sentence}", style="bold red")
     if not comparison.differences:
@@ -137,7 +143,7 @@ def comparison_tables(comparison: Comparison, console: Console) -> Iterator[Rend
         needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
         size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
         table.add_row(f"  {d.a} - {d.b}", size, d.verdict, needed)
-    yield table
+    yield Fitted(table)
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:

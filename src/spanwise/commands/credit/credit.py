@@ -24,6 +24,7 @@ from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.folder import check_no_run, sole_writer, write_page, write_summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
@@ -163,7 +164,7 @@ def _credit(rollouts: str | Path, folder: Path, rows: int, console: Console, opt
     write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
     kept = remembered(result.arms, {**options, "rows": rows})
     write_summary(folder, {**summary(result), **kept})
-    console.print(figures_table(result))
+    console.print(Fitted(figures_table(result), keep=2))
     for note in result.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     written = [str(file), *_report(folder, console)]

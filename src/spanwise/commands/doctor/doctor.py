@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spanwise.commands.doctor.examine import Finding, examine
+from spanwise.commands.shared.fitted import Fitted
 
 _STYLE = {"ok": "green", "not installed": "dim", "untested": "yellow", "broken": "red"}
 
@@ -25,13 +26,18 @@ def doctor(*, console: Console | None = None) -> bool:
     """
     console = console or Console()
     found = examine()
-    table = Table("", "version", "tested with", "", box=box.SIMPLE_HEAD)
-    for one in found:
-        table.add_row(escape(one.name), escape(one.version), one.window, f"[{_STYLE[one.state]}]{one.state}[/]")
-    console.print(table)
+    console.print(Fitted(findings_table(found)))
     for line in sentences(found):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     return sound(found)
+
+
+def findings_table(found: Sequence[Finding]) -> Table:
+    """A row for each thing that was looked at."""
+    table = Table("", "version", "tested with", "", box=box.SIMPLE_HEAD)
+    for one in found:
+        table.add_row(escape(one.name), escape(one.version), one.window, f"[{_STYLE[one.state]}]{one.state}[/]")
+    return table
 
 
 def sentences(found: Sequence[Finding]) -> list[str]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from spanwise.commands.eval.evaluate import confidences
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
@@ -177,10 +178,10 @@ def show(
         highlight=False,
     )
     for table in fidelity_tables(found):
-        console.print(table)
-    console.print(difference_table(found))
+        console.print(Fitted(table))
+    console.print(Fitted(difference_table(found)))
     points = fixed_point_rows(rule=calibration_of(recipe), seed=sizes.get("seed", 0))
-    console.print(fixed_point_table(points))
+    console.print(Fitted(fixed_point_table(points), keep=2))
     write_fidelity(output, **about, found=found, rolled=rolled, points=points, options=options)
     console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
     return found

@@ -20,6 +20,7 @@ from spanwise.commands.fidelity.token_critics import (
     values,
 )
 from spanwise.commands.fidelity.token_rollouts import MOST, Roller, collect_tokens
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.task import model_and_task
 from spanwise.engines.value_model import ABOUT
 from spanwise.errors import DataError, RecipeError, unknown
@@ -160,10 +161,10 @@ def show_tokens(found: TokenFidelity, *, segments: Segments | None = None, conso
         highlight=False,
     )
     for kind in TOKEN_KINDS:
-        console.print(correlation_table(found, kind=kind))
+        console.print(Fitted(correlation_table(found, kind=kind)))
     for kind in TOKEN_KINDS:
         for other in ("GAE", GROUP_MEAN):
-            console.print(lead_table(found, kind=kind, other=other))
+            console.print(Fitted(lead_table(found, kind=kind, other=other)))
 
 
 def reference_words(segments: Segments | None) -> str:

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.credit import METHODS, Method, method
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
@@ -25,7 +26,7 @@ def show_methods(name: str | None = None, *, console: Console | None = None) -> 
     console = console or Console()
     if name is None:
         METHODS.load_plugins()
-        console.print(_table())
+        console.print(Fitted(_table()))
         return
     chosen = method(name)
     needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""

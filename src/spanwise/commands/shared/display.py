@@ -10,11 +10,11 @@ from typing import Any, get_args
 import torch
 from rich import box
 from rich.console import Console, Group
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.measure import LASER, Curve, Interval, alarms
 from spanwise.measure.fixed_point import fixed_point
 from spanwise.measure.proper_score import ScoreName
@@ -103,7 +103,7 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent
         cells = (_short(found.get(name)) + (" !" if name in wrong[run] else "") for run, found in columns.items())
         table.add_row(name.replace("_", " "), *cells)
     said = (_alarms(found, run if len(columns) > 1 else "") for run, found in wrong.items())
-    return Group(Text(title, style="italic"), table, *(line for lines in said for line in lines), *_glossary(names))
+    return Group(Text(title, style="italic"), Fitted(table), *(line for lines in said for line in lines), *_glossary(names))
 
 
 def interval_table(title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()) -> Group:
@@ -115,36 +115,7 @@ def interval_table(title: str, intervals: Mapping[str, Interval | None], *, abse
         mark = " !" if name in wrong else ""
         cells = ("-", "") if i is None else (f"{i.value:.3f}{mark}", f"{i.low:.3f} to {i.high:.3f}")
         table.add_row(name.replace("_", " "), *cells)
-    return Group(Text(title, style="italic"), table, *_alarms(wrong), *_glossary(shown))
-
-
-def folded_tables(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]], *, console: Console) -> Group:
-    """One table of named rows, in as many parts under each other as it takes for none to be wider than the console.
-
-    Args:
-        title: above the first part.
-        columns: headings.
-        rows: name -> a cell for each column.
-        console: what it must fit.
-    """
-    parts: list[Table] = []
-    shown: list[int] = []
-
-    def part(columns_shown: Sequence[int]) -> Table:
-        table = Table("", *(columns[c] for c in columns_shown), box=box.SIMPLE_HEAD)
-        for name, cells in rows.items():
-            table.add_row(name, *(cells[c] for c in columns_shown))
-        return table
-
-    for c in range(len(columns)):
-        if (
-            shown
-            and Measurement.get(console, console.options.update(max_width=1000), part([*shown, c])).maximum > console.width
-        ):
-            parts.append(part(shown))
-            shown = []
-        shown.append(c)
-    return Group(Text(title, style="italic"), *parts, part(shown))
+    return Group(Text(title, style="italic"), Fitted(table), *_alarms(wrong), *_glossary(shown))
 
 
 def _alarms(wrong: Mapping[str, str], run: str = "") -> list[Text]:
@@ -162,7 +133,7 @@ def _glossary(names: Collection[str]) -> list[Text]:
     return [Text(said)] if any(name.startswith(LASER) for name in names) else []
 
 
-def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
+def vote_table(title: str, votes: Mapping[str, Curve]) -> Fitted:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
     shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
@@ -171,15 +142,17 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     for name, curve in votes.items():
         way = f"{name.removeprefix(LASER)} by score" if name.startswith(LASER) else name
         table.add_row(way, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
-    return table
+    for column in table.columns:
+        column.no_wrap = True
+    return Fitted(table)
 
 
-def gain_table(title: str, gain: Curve) -> Table:
+def gain_table(title: str, gain: Curve) -> Fitted:
     """A row per budget of a difference of two curves, with its interval."""
     table = Table("n", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for n, i in zip(gain.budgets, gain.intervals, strict=True):
         table.add_row(str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
-    return table
+    return Fitted(table)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:

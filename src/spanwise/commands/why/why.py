@@ -22,6 +22,7 @@ from spanwise.commands.credit.arms import taken_rewards
 from spanwise.commands.credit.credit import CreditResult, credit_rollouts
 from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.commands.credit.write import outcome_of
+from spanwise.commands.shared.fitted import Fitted
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Fault, Status
@@ -61,7 +62,7 @@ def why(
     lines += [] if completion is not None else _sentences(result, found)
     for line in [*lines, *result.notes]:
         if isinstance(line, Table):
-            console.print(line)
+            console.print(Fitted(line, keep=2))
         else:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     return found

@@ -1,0 +1,153 @@
+"""Every table that a command prints, at 60, 80 and 200 columns: nothing is cut."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from rollout_files import said, verl_file
+from spanwise.commands.compare.compare import FIGURES, comparison_tables
+from spanwise.commands.credit.credit import credit_rollouts, figures_table
+from spanwise.commands.doctor.doctor import findings_table
+from spanwise.commands.doctor.examine import Finding
+from spanwise.commands.fidelity.fidelity import fixed_point_table
+from spanwise.commands.methods.methods import _table as methods_table
+from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
+from spanwise.commands.shared.files import fixed_point_rows
+from spanwise.commands.shared.fitted import Fitted
+from spanwise.commands.why.why import _counts, _one, reasons
+from spanwise.measure import Interval, compare, curve_difference, voting
+
+WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
+WIDTHS = (60, 80, 200)
+LONG = "a_method_with_a_name_of_its_own"
+
+
+def printed(thing, width):
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(thing)
+    return console.file.getvalue()
+
+
+def check(table, width, *, keep=1):
+    """No line is wider than the console, no cell of numbers is broken, no word is, and no part lacks a row."""
+    text = printed(Fitted(table, keep), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    console = Console()
+    for column in table.columns:
+        heading, *cells = (
+            console.render_str(cell) if isinstance(cell, str) else cell for cell in (column.header, *column.cells)
+        )
+        whole = column.no_wrap or column.justify == "right"
+        for cell in cells:
+            for piece in [cell.plain] if whole else cell.plain.split():
+                assert piece in text or len(piece) > width // 2, (piece, text)
+        for word in heading.plain.split():
+            assert word in text, (word, text)
+
+
+@pytest.fixture(scope="module")
+def credited():
+    return credit_rollouts(WRITTEN / "verl")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_credit_and_why(credited, width, tmp_path_factory):
+    check(figures_table(credited), width, keep=2)
+    found = reasons(credited)
+    check(_counts(credited, found, 3), width, keep=2)
+    for line in _one(credited, found, 1)[1:]:
+        if not isinstance(line, str):
+            check(line, width, keep=2)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_path_of_any_length_stands_above_the_table(width, tmp_path):
+    folder = tmp_path / ("deep" * 20)
+    folder.mkdir()
+    result = credit_rollouts(verl_file(folder / "1.jsonl", [said("4", "0.9"), said("5", "0.1")], acc=[1, 0]))
+    text = printed(Fitted(figures_table(result), 2), width)
+    assert str(folder) in re.sub(r"\s", "", text).replace("\n", "")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare(width):
+    generator = torch.Generator().manual_seed(0)
+    arms = ("outcome", "blended", LONG)
+    found = {
+        arm: {seed: {name: float(torch.rand((), generator=generator)) for name in FIGURES} for seed in range(3)}
+        for arm in arms
+    }
+    comparison = compare(found)
+    for thing in comparison_tables(comparison):
+        if isinstance(thing, Fitted):
+            check(thing.table, width, keep=thing.keep)
+    text = " ".join("".join(printed(thing, width) for thing in comparison_tables(comparison)).split())
+    for name in FIGURES:
+        assert name.replace("_", " ") in text
+    for arm in arms:
+        assert arm in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_methods_and_doctor(width):
+    check(methods_table(), width)
+    found = [
+        Finding("transformers", "5.0.1.dev20261101+cu128", "ok"), Finding("TRL", "1.17.0", "untested", ">=1.10,!=1.15.0,<2"),
+        Finding("verl", "", "not installed", ">=0.9,<0.10"),
+    ]  # fmt: skip
+    check(findings_table(found), width)
+
+
+def numbers(size, seed=0):
+    return torch.rand(size, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_figures_of_training_evaluation_and_demo(width):
+    names = (
+        "accuracy",
+        "refusal_rate",
+        "peak_refusal_rate",
+        "mean_accuracy",
+        "ece",
+        "brier",
+        "auroc",
+        "format_rate",
+        "seconds",
+    )
+    columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", LONG)}
+    text = printed(figure_table("the same start", columns), width)
+    assert max(map(len, text.splitlines())) <= width
+    for name in names:
+        assert name.replace("_", " ") in text
+    for found in columns.values():
+        assert all(f"{value:.3f}" in text for value in found.values())
+    intervals = {name: Interval(0.123, 0.1, 0.15, 0.01, 0.95, 512) for name in names}
+    text = printed(interval_table("runs/a", intervals), width)
+    assert text.count("0.100 to 0.150") == len(names)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_votes(width):
+    votes = voting(
+        [str(n % 5) for n in range(256)], torch.tensor(numbers(256)).double(), (torch.arange(256) % 3 == 0).double(),
+        prompts=[n // 64 for n in range(256)], resamples=5,
+    )  # fmt: skip
+    shown = vote_table("accuracy of a vote", votes)
+    check(shown.table, width)
+    check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])).table, width)
+
+
+@pytest.fixture(scope="module")
+def points():
+    return fixed_point_rows(group_sizes=(4,))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fidelity(points, width):
+    check(fixed_point_table(points), width, keep=2)
