@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser test test-verl test-skyrl check bench fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser test test-verl test-skyrl check docs docs-links bench fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -63,6 +63,13 @@ check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road,
 	$(BIN)/lint-imports
 	$(MAKE) test
 
+docs: .venv/docs.stamp           ## the site, in docs/_build/html: warnings are errors, every link inside it is followed
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python docs/_ext/site_links.py docs/_build/html
+
+docs-links: .venv/docs.stamp     ## links that leave the site; needs the network, so that neither `make docs` nor CI runs it
+	$(BIN)/python -m sphinx -q -b linkcheck -d docs/_build/doctrees docs docs/_build/links
+
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py
 	$(BIN)/python benchmarks/segmenters.py
@@ -105,6 +112,10 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]" --group test --group dev
 	touch $@
 
+.venv/docs.stamp: .venv/dev.stamp
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
+	touch $@
+
 # verl 0.9 runs on Python 3.10 to 3.12.
 .venv-verl/deps.stamp: pyproject.toml constraints-verl.txt
 	$(PYTHON) -m venv .venv-verl
@@ -117,4 +128,4 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	touch $@
 
 clean:
-	rm -rf .venv .venv-verl .venv-skyrl runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-verl .venv-skyrl runs docs/_build .pytest_cache .ruff_cache

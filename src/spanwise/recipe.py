@@ -123,8 +123,10 @@ class Recipe(BaseModel):
     micro_batch: int | None = Field(
         None, ge=1, description="completions per forward pass; default: a whole mini-batch, of a model by name at most 4"
     )
-    learning_rate: float = Field(4e-4, gt=0, le=1)
-    warmup_steps: int = Field(10, ge=0)
+    learning_rate: float = Field(4e-4, gt=0, le=1, description="of AdamW; constant after the warm-up")
+    warmup_steps: int = Field(
+        10, ge=0, description="generation batches over which the learning rate rises to its full value"
+    )
     clip: float = Field(0.2, gt=0, le=1, description="PPO clip range of the ratio")
     entropy: float = Field(
         0.04, ge=0, le=10, description="coefficient of the entropy bonus; where it starts, if there is a target"
@@ -134,14 +136,14 @@ class Recipe(BaseModel):
         ge=0,
         description="nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant",
     )
-    temperature: float = Field(1.0, ge=0.01, le=100)
+    temperature: float = Field(1.0, ge=0.01, le=100, description="of sampling, in training and in evaluations")
     max_completion_length: int | None = Field(None, ge=2, description="tokens; default: the task's")
-    seed: int = 0
+    seed: int = Field(0, description="of prompts and sampling")
     trainer: dict[str, Any] = Field(default_factory=dict, description="further SpanGRPOConfig options, as TRL names them")
 
     # What is looked at and kept.
     eval_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the end")
-    eval_prompts: int = Field(512, ge=1)
+    eval_prompts: int = Field(512, ge=1, description="held-out prompts of each evaluation")
     eval_samples: int = Field(8, ge=1, description="completions per prompt in the final evaluation; 2 while training")
     output: str | None = Field(None, description="folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>")
     save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
