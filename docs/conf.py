@@ -23,6 +23,7 @@ nb_execution_mode = "off"  # notebooks are run by the tests, and shown with what
 nb_render_markdown_format = "myst"
 
 add_module_names = False
+toc_object_entries = False  # every name has a heading
 python_maximum_signature_line_length = 80
 python_display_short_literal_types = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from pathlib import Path
@@ -84,7 +83,7 @@ class Twins(SphinxTransform):
                 continue
             dark = twin((folder / uri).resolve())
             if dark is not None:
-                other = copy.copy(image)
+                other = image.copy()
                 other["uri"] = Path(os.path.relpath(dark, folder)).as_posix()
                 image["classes"] = [*image["classes"], "only-light"]
                 other["classes"] = [*other["classes"], "only-dark"]

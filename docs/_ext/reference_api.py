@@ -118,11 +118,16 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def _annotation(note: Any) -> str:
-    if isinstance(note, str):
-        return note
-    if isinstance(note, type) and not typing.get_args(note):
-        return note.__name__ if note.__module__ != "jaxtyping" else note.__name__.replace("'", '"')
-    return str(note).replace("typing.", "").replace("collections.abc.", "").replace("torch.", "").replace("jaxtyping.", "")
+    """An annotation as it is written in the code, without the names of modules and with shapes in one kind of quotes.
+
+    >>> _annotation("Float[Tensor, ' n']"), _annotation(typing.Mapping[str, int])
+    ('Float[Tensor, "n"]', 'Mapping[str, int]')
+    """
+    if isinstance(note, typing.ForwardRef):
+        note = note.__forward_arg__
+    shown = note.__name__ if isinstance(note, type) and not typing.get_args(note) else str(note)
+    shown = re.sub(r"\b(typing|collections\.abc|torch|jaxtyping|pathlib|numpy)\.", "", shown)
+    return re.sub(r"(\[[\w.]+, )['\"] ?([^'\"]*)['\"]\]", r'\1"\2"]', shown)
 
 
 def _class(name: str, thing: type) -> str:

@@ -77,7 +77,7 @@ def _recipe_row(name: str) -> tuple[str, str, str, str]:
     shown = _value(default)
     if name in HUB:
         shown += f"; {_value(HUB[name])} with a model by name"
-    return name, ", ".join([kind_of(field.annotation), *bounds]), shown, f"{prose(_first_up(field.description or ''), link)}"
+    return name, ", ".join([kind_of(field.annotation), *bounds]), shown, prose(_first_up(field.description or ""), link)
 
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
@@ -135,8 +135,9 @@ def _value(value: Any) -> str:
 
 
 def _first_up(text: str) -> str:
-    text = " ".join(text.split())
-    return text and (text[0].upper() + text[1:] if not text.startswith("`") else text).rstrip(".") + "."
+    """A sentence; what begins with one of the values of its field stays as it is written."""
+    text = " ".join(text.split()).rstrip(".")
+    return text and (text if re.match(r"\w+[,:]|[`']", text) else text[0].upper() + text[1:]) + "."
 
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:

@@ -12,6 +12,7 @@ from spanwise.credit.checks import check_mask
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
+#: What a loss is a mean of: all tokens, or each sequence first.
 Mode = Literal[
     "token-mean",
     "sequence-mean-token-mean",

@@ -31,8 +31,9 @@ _OUT_OF_REACH = (
     "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference is of another model or token."
 )
 
-#: What is wrong -> the figure that shows it, and what usually causes it.
+#: What is wrong -> the figure that shows it.
 SHOWN_BY: Mapping[str, str] = {what: figure for figure, _, what, _ in _RULES}
+#: What is wrong -> what usually causes it.
 CAUSES: Mapping[str, str] = {
     "most completions refuse to answer": (
         "Usually a wrong answer costs more than none, as where all rewards are summed into one number: pay answer and confidence "

@@ -185,7 +185,7 @@ def find(name: str) -> Logged | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a name is one of a pattern's: parts in angle brackets stand for any name; so does that of one of a critic's values."""
+    """Whether a name is one of a pattern's: parts in angle brackets stand for any name, as does that of one of several values."""
     shape = re.sub(r"\\?<\w+\\?>", ".+", re.escape(pattern))
     if pattern in CRITIC:
         shape = shape.replace("critic/", "critic/(.+/)?")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 
+#: The scores that are best for whoever says what they believe.
 ScoreName = Literal["brier", "log_score"]
 
 

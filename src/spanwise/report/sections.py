@@ -71,6 +71,7 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
     return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(table, key=kind), legend=names)]
 
 
+#: Said where votes are weighed by a self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
 
 

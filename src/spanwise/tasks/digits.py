@@ -19,6 +19,7 @@ from spanwise.errors import DataError
 from spanwise.layout import Layout
 from spanwise.types import BlockText
 
+#: How good the warm start of the digit chain is.
 Difficulty = Literal["easy", "hard"]
 OPERATORS = "+-*~"
 OPERATOR_SHARE = (0.35, 0.25, 0.25, 0.15)

@@ -20,6 +20,7 @@ from spanwise.testing.suite import Suite
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _MASKED = ("masking", "poison", "padding")
+#: What a method credits -> the properties that are checked of it.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED),
     "block": (*_ALWAYS, *_REWARDED),

@@ -24,6 +24,7 @@ from spanwise.testing.batches import Draw
 from spanwise.testing.search import ConformanceError, chosen_properties, search
 from spanwise.types import BlockText, Status
 
+#: What is checked of a reward, and what each check means.
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "its inputs stay as they are and a second call gives the same numbers",

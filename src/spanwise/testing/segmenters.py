@@ -17,6 +17,7 @@ from spanwise.testing.batches import NAN, Batch, Input, batches_of, left_padded,
 from spanwise.testing.search import ConformanceError, chosen_properties, search, show, unchanged
 from spanwise.types import BlockText, Fault, Spans
 
+#: What is checked of a segmenter, and what each check means.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
     "contiguous": "the intervals of two blocks do not overlap",

@@ -1,0 +1,204 @@
+"""The reference says everything there is: names, fields, columns and log metrics of the code, none more and none less."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import public_face
+import reference_api
+import reference_pages
+import trl_critic_small
+from docstrings import has_example
+from reference_api import places, said_of
+from spanwise import Laser, Objective
+from spanwise.cli import app
+from spanwise.critic import CriticConfig
+from spanwise.measure import figures, logged
+from spanwise.recipe import Recipe
+from spanwise.rollouts import schema
+from trl_small import THIRD_PARTY, scheme, trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs" / "reference"
+SOURCE = ROOT / "src" / "spanwise"
+pytestmark = THIRD_PARTY
+
+
+# --------------------------------------------------------------------------------------------------------- public names
+
+
+def public():
+    """Each public thing once: where it is shown, and what it is."""
+    return dict(places().values())
+
+
+def test_every_room_has_a_page():
+    assert {page.stem for page in (DOCS / "api").glob("spanwise*.md")} == set(public_face.ROOMS)
+    for room in public_face.ROOMS:
+        assert f"```{{reference}} api {room}\n" in (DOCS / "api" / f"{room}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("room", public_face.ROOMS)
+def test_every_public_name_is_in_the_reference_once(room):
+    shown = reference_api.api(room)
+    for name in import_module(room).__all__:
+        home, _ = places()[f"{room}.{name}"]
+        headed = len(re.findall(rf"^## {re.escape(name)}$", shown, re.MULTILINE))
+        assert headed == (1 if home == f"{room}.{name}" else 0), name
+        assert headed or f"`{name} <{home}>`" in shown, name
+
+
+def test_every_function_and_class_says_what_it_is_and_shows_an_example():
+    lacking = [
+        name
+        for name, thing in public().items()
+        if (inspect.isclass(thing) or inspect.isfunction(thing)) and not (thing.__doc__ and has_example(thing))
+    ]
+    assert lacking == []
+
+
+def test_every_constant_says_what_it_is():
+    lacking = [
+        name
+        for name, thing in public().items()
+        if not (inspect.isclass(thing) or inspect.isfunction(thing)) and not said_of(name)
+    ]
+    assert lacking == []
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def test_every_command_and_option_is_on_the_page():
+    shown = reference_pages.cli()
+    for name in [name for name in app if not name.startswith("-")]:
+        part = shown.partition(f"## spanwise {name}\n")[2].partition("\n## ")[0]
+        assert part, name
+        for parameter in inspect.signature(app[name].default_command).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                line = re.search(rf"^\* `--{parameter.name.strip('_').replace('_', '-')}\b.*$", part, re.MULTILINE)
+                assert line, (name, parameter.name)
+                if parameter.default not in (None, parameter.empty, ""):
+                    assert f"default: {parameter.default}" in line[0], (name, parameter.name)
+
+
+# -------------------------------------------------------------------------------------------------------------- recipe
+
+
+def rows(shown):
+    return {
+        cells[0].strip("` "): cells
+        for cells in (line.strip("|").split(" | ") for line in shown.splitlines())
+        if len(cells) > 2
+    }
+
+
+def test_every_field_of_a_recipe_is_on_the_page_once():
+    listed = [name for names in reference_pages.recipe_groups().values() for name in names]
+    assert listed == list(Recipe.model_fields)
+    shown = rows(reference_pages.recipe().partition("## Fields of")[0])
+    assert [name for name in shown if name != "field"] == listed
+
+
+def test_every_field_of_a_recipe_has_a_sentence():
+    assert [name for name, field in Recipe.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("kind", [Objective, CriticConfig, Laser])
+def test_every_field_of_a_part_has_a_sentence(kind):
+    listed = reference_pages.part_rows(kind)
+    assert {name for name, *_ in listed} == set(inspect.signature(kind).parameters)
+    assert [name for name, *_, says in listed if not says] == []
+
+
+def test_values_are_shown_as_yaml_writes_them():
+    # The defaults as the class says them, and those of a model by name beside them.
+    whole = reference_pages.recipe()
+    shown = rows(whole.partition("## Fields of")[0])
+    assert shown["learning_rate"][1:3] == ["number, at most 1, more than 0", "`0.0004`; `1e-06` with a model by name"]
+    assert shown["report"][2] == "`true`"
+    assert shown["model"][1:3] == ["text", "null"]
+    assert rows(whole)["reward"][2] == "required"
+
+
+# ------------------------------------------------------------------------------------------------------- rollout files
+
+
+def test_every_column_of_a_rollout_file_is_on_the_page_with_its_type():
+    table = rows(reference_pages.rollouts())
+    names = {"timestamp": "int64"}
+    said = {name: cells[1].strip() for name, cells in table.items() if name != "column" and not set(name) <= {"-"}}
+    assert {name.partition("/")[0] if "/" in name else name for name in said} == set(schema._TYPES) | set(schema._FAMILIES)
+    for name, kind in said.items():
+        held = str(schema.type_of(name.replace("<", "").replace(">", "")))
+        arrow = re.sub(r"list<\w+: (\w+)>", r"list<\1>", held)
+        assert kind.partition(" ")[0] == names.get(arrow, arrow), name
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+OURS = re.compile(r"^(credit|critic|laser|spanwise|loss)/")
+
+
+def written():
+    """Every string of the code that logs which begins like a metric of ours; what is filled in stands as x."""
+    found = {}
+    for file in [SOURCE / "pipeline.py", *(SOURCE / "engines").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            elif isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            else:
+                continue
+            if OURS.match(text) and re.fullmatch(r"[\w/]+", text):
+                found[text] = file.name
+    return found
+
+
+#: Beginnings whose rest comes from elsewhere: figures of a critic, means of a score, and TRL's table of completions.
+BEGINNINGS = {"critic/x", "laser/x", "critic/", "laser/", "loss/avg_raw_advantagesx", "credit/x", "credit/", "credit/stop"}
+
+
+def test_every_name_that_the_code_writes_is_explained():
+    names = written()
+    assert len(names) > 12
+    assert [name for name in names if name not in BEGINNINGS and logged.find(name) is None] == []
+
+
+def test_every_metric_of_the_page_is_written_somewhere():
+    code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py") if file.name != "logged.py")
+    gone = []
+    for group in (logged.CREDIT, logged.CRITIC, logged.LASER_LOG, logged.ENGINES):
+        gone += [
+            name for name in group if not re.search(rf"\b{re.escape(name.rsplit('/', 1)[-1].rsplit('_', 1)[-1])}", code)
+        ]
+    assert gone == []
+
+
+def test_every_figure_of_an_evaluation_is_explained(unchecked_shapes):
+    import torch
+
+    half, yes = torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])
+    known = figures(half, yes, well_formed_n=yes.bool(), refusal_n=yes.bool())
+    assert [name for name in known if name not in logged.RUN] == []
+    assert logged.find("laser_ece") is logged.RUN["laser_<figure>"]
+    assert logged.find("second_accuracy") is logged.RUN["<block>_accuracy"]
+
+
+def test_every_number_in_the_log_of_a_run_is_explained(tmp_path):
+    """With a critic of two values, and with a score; what is not ours is TRL's."""
+    with_critic = trl_critic_small.with_critic(tmp_path / "critic", max_steps=2)
+    with_critic.train()
+    laser = Laser("?", beta=1.0, alpha=0.3, mix=0.0, self_rewarding_warmup=0, reasoning_warmup=0)
+    only = (Objective("correct", pays=("solution",), options={"verify": "exact"}, baseline="group"),)
+    with_score = trainer(tmp_path / "score", extra={"scheme": scheme(objectives=only, credit={"laser": laser})}, max_steps=2)
+    with_score.train()
+    names = {name for run in (with_critic, with_score) for line in run.state.log_history for name in line}
+    ours = {name for name in names if OURS.match(name.removeprefix("eval_"))}
+    assert [name for name in sorted(ours) if logged.find(name) is None] == []
+    assert {"critic/correct/explained_variance", "critic/seconds", "laser/loss", "credit/solution/zero_frac"} <= ours

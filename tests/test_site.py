@@ -1,0 +1,123 @@
+"""What the site is built from: links, pictures, examples of the concepts page, and the check that follows every link."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import concepts_pictures
+import site_links
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("module", ["docstrings", "reference_api", "reference_pages"])
+def test_the_examples_of_the_generators_run(module):
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
+
+
+# -------------------------------------------------------------------------------------------------------- concepts
+
+
+def concepts():
+    """Section -> its text."""
+    parts = re.split(r"^## ", (DOCS / "concepts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def test_every_concept_has_a_sentence_a_picture_and_an_example():
+    assert list(concepts()) == [
+        "Block", "Objective", "Baseline", "Given", "Stratum", "Stop credit", "Step", "Trajectory",
+    ]  # fmt: skip
+    for name, text in concepts().items():
+        assert f"**{name.lower()}**" in text.lower(), name
+        assert f"](images/concepts-{name.lower().replace(' ', '-')}.svg)" in text, name
+        assert len(PYTHON.findall(text)) == 1, name
+
+
+def test_the_concepts_print_what_the_page_says(unchecked_shapes):
+    """Every `print(...)  # value` prints the value, which was worked out by hand from the rewards on the page."""
+    namespace, said, printed = {}, [], io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for text in concepts().values():
+            code = PYTHON.findall(text)[0]
+            said += re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+            exec(compile(code, "docs/concepts.md", "exec"), namespace)
+    assert printed.getvalue().splitlines() == said
+    assert len(said) == 9
+
+
+def test_the_committed_pictures_are_those_of_the_script():
+    for name, picture in concepts_pictures.pictures().items():
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, (
+            f"run python docs/_ext/concepts_pictures.py ({name})"
+        )
+
+
+# -------------------------------------------------------------------------------------------------- links and pictures
+
+
+def site(folder, **pages):
+    for name, body in pages.items():
+        (folder / f"{name}.html").write_text(f"<html><body>{body}</body></html>")
+    return folder
+
+
+def test_links_of_a_whole_site_are_followed(tmp_path):
+    whole = site(tmp_path, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
+    assert site_links.broken(whole) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ('<a href="gone.html">', "one.html: 'gone.html' leads to no file."),
+        ('<img src="images/gone.png">', "one.html: 'images/gone.png' leads to no file."),
+        ('<a href="two.html#gone">', "one.html: 'two.html#gone' leads to no place on that page."),
+        ('<a href="#gone">', "one.html: '#gone' leads to no place on that page."),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_named(tmp_path, link, said):
+    assert site_links.broken(site(tmp_path, one=link, two="")) == [said]
+
+
+def links():
+    """The extension, where Sphinx is installed (`make docs`)."""
+    pytest.importorskip("sphinx")
+    return importlib.import_module("pictures_and_links")
+
+
+def test_links_out_of_docs_find_a_page_of_the_site():
+    for_site, page = links().for_site, DOCS / "howto" / "x.md"
+    assert for_site("[a](../../SECURITY.md) [b](../../README.md)", page) == "[a](../project/security.md) [b](../index.md)"
+    assert for_site("[recipes](../../recipes) and [verl](../verl.md#gae)", page) == "recipes and [verl](../verl.md#gae)"
+    assert for_site("```\n[a](../../SECURITY.md)\n```", page) == "```\n[a](../../SECURITY.md)\n```"
+    assert for_site("[a](docs/verl.md)", DOCS / "project" / "changelog.md", ROOT) == "[a](../verl.md)"
+
+
+def test_a_picture_has_its_dark_twin():
+    twin = links().twin
+    assert twin(DOCS / "images" / "fields.png") == DOCS / "images" / "fields-dark.png"
+    assert twin(DOCS / "images" / "report-train.png") is None
+    assert twin(DOCS / "images" / "fields-dark.png") is None
+
+
+def test_both_twins_are_on_the_page(tmp_path):
+    """A picture that is shown in one of the two only would be missing in the other."""
+    links()
+    from sphinx.application import Sphinx
+
+    (tmp_path / "images").mkdir()
+    for name in ("a.svg", "a-dark.svg"):
+        (tmp_path / "images" / name).write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (tmp_path / "index.md").write_text("# Title\n\n![words](images/a.svg)\n")
+    settings = {"extensions": ["myst_nb", "pictures_and_links"], "html_theme": "basic"}
+    Sphinx(tmp_path, None, tmp_path / "out", tmp_path / "trees", "html", settings, status=None, warning=None).build()
+    shown = re.findall(r'class="([^"]+)" src="_images/([^"]+)"', (tmp_path / "out" / "index.html").read_text())
+    assert shown == [("only-light", "a.svg"), ("only-dark", "a-dark.svg")]
