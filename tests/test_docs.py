@@ -29,6 +29,11 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
+def named_page(page):
+    """How a page is called in the names of tests: folders and name."""
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
 def blocks(page, language):
     return [
         code
@@ -71,12 +76,12 @@ def page_runs():
             del registry[name]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named_page)
 def test_python_blocks_run(page, page_runs):
     page_runs(page)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=named_page)
 def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     page_runs(page)  # a page may register the method that its recipe names
     for text in blocks(page, "yaml"):
@@ -85,7 +90,7 @@ def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
         assert scheme_of(load(recipe), DIGITS_LAYOUT, 32).objectives
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=named_page)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")

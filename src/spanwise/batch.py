@@ -23,6 +23,11 @@ class Steps:
         trajectory_s: id of each row's trajectory.
         step_s: number of the step; only its order counts.
         anchor_s: the state each step starts from: integer ids or anything hashable.
+
+    Example:
+        >>> steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), anchor_s=["door", "key", "door"])
+        >>> Batch(["q", "q", "q"], steps=steps).steps.trajectory_s.tolist()
+        [0, 0, 1]
     """
 
     trajectory_s: Int[Tensor, " s"]

@@ -12,34 +12,89 @@ from typing import Any
 
 
 class SpanwiseError(Exception):
-    """Base of every error this package raises on purpose; the CLI prints its message without a traceback."""
+    """Base of every error this package raises on purpose; the CLI prints its message without a traceback.
+
+    Example:
+        >>> from spanwise import Layout, Scheme
+        >>> try:
+        ...     Scheme.preset("bea", Layout(["answer"]))
+        ... except SpanwiseError as error:
+        ...     print(str(error)[:45])
+        There is no method 'bea'. Did you mean 'bae'?
+    """
 
 
 class LayoutError(SpanwiseError, ValueError):
-    """A layout names a tag or a block that cannot work; a ValueError."""
+    """A layout names a tag or a block that cannot work; a ValueError.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> Layout({"stop": ["answer"]})
+        Traceback (most recent call last):
+        spanwise.errors.LayoutError: ...'stop'...
+    """
 
 
 class RecipeError(SpanwiseError, ValueError):
-    """A recipe or an option asks for something that does not exist or does not fit together; a ValueError."""
+    """A recipe or an option asks for something that does not exist or does not fit together; a ValueError.
+
+    Example:
+        >>> from spanwise import Objective
+        >>> Objective("corect", pays="solution")
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: There is no reward 'corect'. Did you mean 'correct'? ...
+    """
 
 
 class AlignmentError(SpanwiseError, ValueError):
-    """Two things that must have one size differ, the message names both sizes; a ValueError."""
+    """Two things that must have one size differ, the message names both sizes; a ValueError.
+
+    Example:
+        >>> import torch
+        >>> from spanwise import Batch
+        >>> Batch(["a", "b"], ids_nt=torch.ones(3, 4).long(), mask_nt=torch.ones(3, 4).bool())
+        Traceback (most recent call last):
+        spanwise.errors.AlignmentError: ...3...2...
+    """
 
 
 class RewardError(SpanwiseError, ValueError):
-    """A reward is missing, not finite, or has the wrong length; a ValueError."""
+    """A reward is missing, not finite, or has the wrong length; a ValueError.
+
+    Example:
+        >>> import torch
+        >>> from spanwise import advantage
+        >>> advantage(torch.tensor([float("inf"), 0.0]), torch.tensor([0, 0]))
+        Traceback (most recent call last):
+        spanwise.errors.RewardError: ...
+    """
 
 
 class DataError(SpanwiseError):
     """A dataset, a model folder or a file lacks what the run needs.
 
     No ValueError: what is wrong is outside the program, and as often a file that cannot be read as one that holds nonsense.
+
+    Example:
+        >>> from spanwise.rollouts import read_rollouts
+        >>> read_rollouts("runs/gone")
+        Traceback (most recent call last):
+        spanwise.errors.DataError: ...runs/gone...
     """
 
 
 class DivergedError(SpanwiseError):
-    """A number that training would spread is not finite any more; it was stopped before any weight took it in."""
+    """A number that training would spread is not finite any more; it was stopped before any weight took it in.
+
+    Example:
+        >>> import torch
+        >>> from spanwise import Credit, Layout, Scheme, Spans, advantages
+        >>> none, huge = torch.zeros(1), torch.tensor([[1e300]], dtype=torch.float64)  # more than float32 can hold
+        >>> found = Credit(huge, none.double(), none.long(), none.long())
+        >>> advantages(found, Spans.of_blocks(("answer",), torch.zeros(1, 2).long()), Scheme.preset("grpo", Layout(["answer"])))
+        Traceback (most recent call last):
+        spanwise.errors.DivergedError: The advantage of completion 0 of 1 at token 0 is inf, ...
+    """
 
 
 #: A list of more names than this helps nobody.

@@ -46,6 +46,14 @@ class Reading:
         length_nk: trainable tokens of each block, 0 where it is absent.
         fault_n: `Fault` bits of each completion.
         spans, text: where the blocks lie and what they hold; None for completions of other processes.
+
+    Example:
+        Two completions of two blocks; the second one has no second block.
+
+        >>> nothing_n1 = torch.zeros(2, 1)
+        >>> scores = Scores(("correct",), torch.tensor([[1.0], [0.0]]).double(), nothing_n1.long(), torch.zeros(2, 1, 2))
+        >>> Reading(scores, torch.tensor([[3, 1], [2, 0]]), torch.zeros(2).long()).present_nk.tolist()
+        [[True, True], [True, False]]
     """
 
     scores: Scores
@@ -292,6 +300,16 @@ def advantages(
     Raises:
         RecipeError: a share is counted in the batch, and the credit is not of a batch.
         DivergedError: an advantage is not finite, and of which completion.
+
+    Example:
+        A block of two tokens shares .5, a block of one token has -.25 for itself.
+
+        >>> from spanwise import Layout
+        >>> nothing = torch.zeros(1)
+        >>> found = Credit(torch.tensor([[0.5, -0.25]]).double(), nothing.double(), nothing.long(), nothing.long())
+        >>> scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
+        >>> advantages(found, Spans.of_blocks(scheme.layout.names, torch.tensor([[0, 0, 1, -1]])), scheme).tolist()
+        [[0.25, 0.25, -0.25, 0.0]]
     """
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per

@@ -241,6 +241,12 @@ class Credit:
         length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
             None: those of the row.
         count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.
+
+    Example:
+        >>> nothing = torch.zeros(1)
+        >>> one = Credit(torch.tensor([[0.5, -0.25]]).double(), nothing.double(), nothing.long(), nothing.long())
+        >>> one.has_signal, one.take([0]).block_nk.tolist()
+        (True, [[0.5, -0.25]])
     """
 
     block_nk: Float[Tensor, "n k"]

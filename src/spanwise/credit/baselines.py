@@ -24,6 +24,13 @@ class Advantage(NamedTuple):
         missing_n: float64 `if_missing` minus baseline, scaled like the rest, where the reward is absent and `if_missing` was
             given; else 0.
         alone_n: the reward is present and has nobody to be compared with.
+
+    Example:
+        The mean of the two rewards is .5, and what is absent counts as -1.
+
+        >>> found = advantage(torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([0, 0, 0]), if_missing=-1.0)
+        >>> found.advantage_n.tolist(), found.missing_n.tolist()
+        ([0.5, -0.5, 0.0], [0.0, 0.0, -1.5])
     """
 
     advantage_n: Float[Tensor, " n"]
@@ -38,6 +45,11 @@ class Compared(NamedTuple):
         stratum_n: dense id of the stratum; -1 where the reward is absent, in no stratum, or compared with nothing (none).
         alone_n: the reward is present and has nobody to be compared with.
         level_n: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
+
+    Example:
+        >>> found = compared(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([7, 7, 9]))
+        >>> found.alone_n.tolist(), bool(found.stratum_n[0] == found.stratum_n[1])
+        ([False, False, True], True)
     """
 
     stratum_n: Int[Tensor, " n"]

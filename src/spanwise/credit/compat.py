@@ -142,7 +142,12 @@ def compatible(method_name: str, framework: Framework | str) -> Callable[..., Te
 
 
 def compat_table() -> str:
-    """All of `COMPAT` as a Markdown table, one row per framework and method."""
+    """All of `COMPAT` as a Markdown table, one row per framework and method.
+
+    Example:
+        >>> print(compat_table().splitlines()[0])
+        | framework | method | its name there | ddof | eps | group of one | whitening over the batch | masked tokens |
+    """
     lines = [
         "| framework | method | its name there | ddof | eps | group of one | whitening over the batch | masked tokens |",
         "|---|---|---|---|---|---|---|---|",

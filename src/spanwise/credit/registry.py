@@ -50,6 +50,10 @@ class Preset:
         per: what a token's share is counted in, see `spread`; "length" is the longest completion there may be.
         calibrated: there is a second objective, on the confidence or the second attempt.
         format: the weight of the objectives that pay tags which open and close once, in order; 0: there are none.
+
+    Example:
+        >>> METHODS["grpo"].preset.whole, METHODS["bae"].preset.whole
+        (True, False)
     """
 
     whole: bool = False
@@ -75,6 +79,10 @@ class Method:
 
     Raises:
         RecipeError: an exception to a property that does not exist.
+
+    Example:
+        >>> METHODS["gae"].kind, METHODS["gae"].required
+        ('token', ('reward_nt', 'value_nt', 'mask_nt'))
     """
 
     name: str
@@ -157,7 +165,15 @@ METHODS: Registry[Method] = Registry(
 
 
 def method(name: str) -> Method:
-    """The method called `name`, from here or from an installed plug-in; a RecipeError with a suggestion if there is none."""
+    """The method called `name`, from here or from an installed plug-in; a RecipeError with a suggestion if there is none.
+
+    Example:
+        >>> method("rloo").kind
+        'completion'
+        >>> method("bea")
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: There is no method 'bea'. Did you mean 'bae'? ...
+    """
     return METHODS.find(name)
 
 

@@ -108,6 +108,11 @@ class Moments:
         member_n: whether the value is present and in a stratum.
         deviation_n: value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members.
         count_s, mean_s, square_s: members, mean and sum of squared deviations of each stratum (mean is NaN if empty).
+
+    Example:
+        >>> found = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
+        >>> found.mean_n().tolist(), found.count_n().tolist(), found.deviation_n.tolist()
+        ([2.0, 2.0, 5.0], [2.0, 2.0, 1.0], [-1.0, 1.0, 0.0])
     """
 
     stratum_n: Int[Tensor, " n"]

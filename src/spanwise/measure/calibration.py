@@ -112,6 +112,12 @@ def figures(
         correct_n: 1 where right, 0 where wrong; NaN where the check gave no verdict (left out).
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
+
+    Example:
+        >>> said, right = torch.tensor([0.9, 0.5]), torch.tensor([1.0, 0.0])
+        >>> found = figures(said, right, well_formed_n=torch.tensor([True, True]))
+        >>> found["accuracy"], round(found["brier"], 2), found["coverage"]  # (.01 + .25) / 2
+        (0.5, 0.13, 1.0)
     """
     once = _once(correct_n)
     weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)

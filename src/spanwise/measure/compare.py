@@ -33,6 +33,11 @@ class Cell:
         interval: mean with Student's t interval; `count` seeds have the figure.
         sd: standard deviation over seeds (ddof 1); NaN for one seed.
         missing: seeds in which the figure does not exist.
+
+    Example:
+        >>> found = compare({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
+        >>> round(found.cells["a", "ece"].interval.value, 2), found.cells["a", "ece"].missing
+        (0.15, 0)
     """
 
     interval: Interval
@@ -53,6 +58,13 @@ class Difference:
         verdict: what may be said.
         seeds_needed: to call a true difference of this size clear with the power asked for, among as many pairs; None if it is 0,
             unknown, or equal in all seeds (no spread to plan with).
+
+    Example:
+        >>> ece = {"a": [0.07, 0.06, 0.08], "b": [0.13, 0.12, 0.14]}
+        >>> found = compare({name: {seed: {"ece": value} for seed, value in enumerate(values)} for name, values in ece.items()})
+        >>> (one,) = found.differences
+        >>> one.a, one.b, round(one.interval.value, 2)
+        ('a', 'b', -0.06)
     """
 
     figure: str
@@ -92,6 +104,11 @@ class Comparison:
         differences: by figure, then pair.
         level: of all intervals.
         wrong: by (method, figure), what is wrong with that figure in at least one seed (`measure.alarms`).
+
+    Example:
+        >>> found = compare({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
+        >>> found.methods, found.figures
+        (('a', 'b'), ('ece',))
     """
 
     methods: tuple[str, ...]

@@ -26,6 +26,11 @@ class Reports:
         confidence_n: in [0, 1].
         correct_n: 1 where right, else 0.
         prompts: the prompt of each completion.
+
+    Example:
+        >>> reports = Reports(torch.tensor([0.9, 0.6]), torch.tensor([1.0, 0.0]), prompts=["a", "b"])
+        >>> round(ece_interval(reports).value, 2)  # |1 - .9| / 2 + |0 - .6| / 2
+        0.35
     """
 
     confidence_n: Float[Tensor, " n"]

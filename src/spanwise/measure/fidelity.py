@@ -77,6 +77,13 @@ class Fidelity:
         value_bgf: the figures.
         draw_rbgf: the figures of R bootstrap draws of prompts, the same draws for every baseline and group size.
         share: of the completions that could be used: they state a confidence, and so do two of their re-rolls.
+
+    Example:
+        >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
+        >>> value_bgf[1, 0, FIGURES.index("rmse")] = 0.25
+        >>> found = Fidelity(("group", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0)
+        >>> found.value("outcome", 4, "rmse") - found.value("group", 4, "rmse")
+        0.25
     """
 
     baselines: tuple[str, ...]

@@ -27,6 +27,13 @@ class SimulatedFixedPoint:
         point_bz: q*.
         error_bz: one standard error of the simulation.
         share_bz2: how much of the gradient comes through where the answer is wrong and where it is right.
+
+    Example:
+        A prompt that is right half of the time: the point is .5.
+
+        >>> found = simulated_fixed_point(torch.tensor([[0.5]]).double(), group_size=4, baseline="outcome", copies=16, batches=200)
+        >>> tuple(found.point_bz.shape), bool((found.point_bz - 0.5).abs() < 0.01)
+        ((1, 1), True)
     """
 
     point_bz: Float[Tensor, "b z"]

@@ -23,6 +23,13 @@ class BrierParts:
         uncertainty: variance of correctness, accuracy * (1 - accuracy); no report can change it.
         within_variance: of the confidences inside bins.
         within_covariance: twice the covariance of confidence and correctness inside bins.
+
+    Example:
+        A coin that says .5: all of its score is uncertainty.
+
+        >>> found = brier_parts(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+        >>> found.brier, found.reliability, found.resolution, found.uncertainty
+        (0.25, 0.0, 0.0, 0.25)
     """
 
     brier: float
@@ -42,6 +49,11 @@ class Reliability:
         count_b: completions in it.
         confidence_b, accuracy_b: their mean confidence and accuracy.
         accuracy_low_b, accuracy_high_b: Wilson interval of the accuracy; (0, 1) in an empty bin.
+
+    Example:
+        >>> found = reliability(torch.tensor([0.75, 0.75, 0.25]), torch.tensor([1.0, 0.0, 0.0]), bins=2, one="last")
+        >>> found.count_b.tolist(), found.accuracy_b.tolist()
+        ([1, 2], [0.0, 0.5])
     """
 
     low_b: Float[Tensor, " b"]

@@ -32,6 +32,17 @@ class TokenFidelity:
         count_s: how many tokens of each kind were compared.
         prompt_n: the prompt of each completion.
         draws, seed: of the bootstrap; all figures see the same draws.
+
+    Example:
+        Two completions of two tokens, each compared with a critic that always says .5.
+
+        >>> trajectories = Trajectories(
+        ...     prompt_n=torch.tensor([0, 1]), reward_n=torch.tensor([1.0, 0.0]), value_nt=torch.tensor([[0.5, 1.0], [0.5, 0.0]]),
+        ...     noise_nt=torch.zeros(2, 2), logp_nt=torch.zeros(2, 2), mask_nt=torch.ones(2, 2).bool(),
+        ... )
+        >>> found = token_fidelity(trajectories, {"half": torch.full((2, 2), 0.5)}, draws=10)
+        >>> found.critics, found.count()
+        (('half',), 4)
     """
 
     critics: tuple[str, ...]

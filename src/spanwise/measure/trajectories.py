@@ -28,6 +28,14 @@ class Trajectories:
         mask_nt: the tokens that count; nothing is read at the others.
         weight_nt: how many tokens that count each one stands for, where only a sample of them was picked for Monte Carlo; 0: not
             picked, though its value may be known for the sake of a neighbour. None: all were picked.
+
+    Example:
+        >>> one = Trajectories(
+        ...     prompt_n=torch.tensor([0]), reward_n=torch.tensor([1.0]), value_nt=torch.tensor([[0.5, 0.75]]),
+        ...     noise_nt=torch.zeros(1, 2), logp_nt=torch.zeros(1, 2), mask_nt=torch.ones(1, 2).bool(),
+        ... )
+        >>> (one.reward_n[:, None] - one.value_nt).tolist()  # what each token leaves to come
+        [[0.5, 0.25]]
     """
 
     prompt_n: Int[Tensor, " n"]

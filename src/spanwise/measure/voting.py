@@ -33,6 +33,11 @@ class Curve:
         value_pb: expected correctness of each prompt at each budget; NaN where the prompt has fewer samples.
         prompts: the ids of the prompts, in the order of `value_pb`.
         intervals: mean over prompts at each budget, with its bootstrap interval; `count` is the number of prompts that have enough.
+
+    Example:
+        >>> curves = voting(["4", "4", "7"], torch.tensor([0.3, 0.4, 0.9]), torch.tensor([0.0, 0.0, 1.0]), prompts=[0, 0, 0])
+        >>> curves["majority"].budgets, curves["majority"].value_pb[0, -1].item()  # two of three say 4, which is wrong
+        ((1, 2, 3), 0.0)
     """
 
     budgets: tuple[int, ...]
@@ -151,6 +156,13 @@ def curve_difference(a: Curve, b: Curve, *, resamples: int = 1000, level: float 
 
     Raises:
         AlignmentError: other prompts or other budgets.
+
+    Example:
+        Of three samples the sure one is right: choosing the most confident wins where the majority loses.
+
+        >>> curves = voting(["4", "4", "7"], torch.tensor([0.3, 0.4, 0.9]), torch.tensor([0.0, 0.0, 1.0]), prompts=[0, 0, 0])
+        >>> curve_difference(curves["maxconf"], curves["majority"]).value_pb[0, -1].item()
+        1.0
     """
     if a.budgets != b.budgets or a.prompts != b.prompts:
         raise AlignmentError(

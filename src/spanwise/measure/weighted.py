@@ -14,7 +14,12 @@ from spanwise.measure.bins import BinScheme, One, bin_count, bin_index, check_re
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """Mean of the values, each counted as its weight says; NaN values are left out."""
+    """Mean of the values, each counted as its weight says; NaN values are left out.
+
+    Example:
+        >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
+        [2.0, 1.5]
+    """
     known_n = ~value_n.isnan().cpu()
     weight_rn = weight_rn.double()[:, known_n]
     return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
@@ -39,7 +44,13 @@ def weighted_correlation(
 def weighted_brier(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """`brier` under each row of weights."""
+    """`brier` under each row of weights.
+
+    Example:
+        >>> q, c = torch.tensor([0.5, 1.0]), torch.tensor([1.0, 0.0])  # squares of .25 and 1
+        >>> weighted_brier(q, c, torch.tensor([[1.0, 1.0], [1.0, 0.0]])).tolist()
+        [0.625, 0.25]
+    """
     check_reports(confidence_n, correct_n)
     return weighted_mean((confidence_n.double() - correct_n.double()).square(), weight_rn)
 
@@ -53,7 +64,13 @@ def weighted_ece(
     scheme: BinScheme = "width",
     one: One | None = None,
 ) -> Float[Tensor, " r"]:
-    """`ece` under each row of weights; the bins of equal mass are those of the weighted completions."""
+    """`ece` under each row of weights; the bins of equal mass are those of the weighted completions.
+
+    Example:
+        >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
+        >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
+        [0.25, 0.25]
+    """
     if scheme == "mass":
         check_reports(confidence_n, correct_n)
         q, c = confidence_n.cpu().double(), correct_n.cpu().double()
@@ -95,7 +112,13 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """`auroc` under each row of weights."""
+    """`auroc` under each row of weights.
+
+    Example:
+        >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
+        >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
+        [0.5, 1.0]
+    """
     check_reports(confidence_n, correct_n)
     q, weight_rn = confidence_n.cpu().double(), weight_rn.double()
     right_n = (correct_n.cpu() > 0.5).double()
@@ -104,7 +127,12 @@ def weighted_auroc(
 
 
 def weighted_sharpness(confidence_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """`sharpness` (ddof 0) under each row of weights."""
+    """`sharpness` (ddof 0) under each row of weights.
+
+    Example:
+        >>> weighted_sharpness(torch.tensor([0.0, 1.0]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])).tolist()
+        [0.25, 0.0]
+    """
     check_reports(confidence_n, torch.zeros_like(confidence_n))
     q, weight_rn = confidence_n.cpu().double(), weight_rn.double()
     deviation_rn = q - weighted_mean(q, weight_rn).unsqueeze(1)

@@ -23,7 +23,16 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def fidelity_rows(found: Fidelity) -> list[Row]:
-    """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
+    """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`.
+
+    Example:
+        >>> import torch
+        >>> from spanwise.measure import FIGURES
+        >>> nothing_bgf = torch.zeros(1, 1, len(FIGURES), dtype=torch.float64)
+        >>> row = fidelity_rows(Fidelity(("group",), (4,), nothing_bgf, nothing_bgf[None], share=1.0))[0]
+        >>> row["baseline"], row["group_size"], row["value"]
+        ('group', 4, 0.0)
+    """
     rows = []
     for baseline in found.baselines:
         for size in found.group_sizes:
@@ -37,7 +46,17 @@ def fidelity_rows(found: Fidelity) -> list[Row]:
 
 
 def difference_rows(found: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
+    """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`.
+
+    Example:
+        >>> import torch
+        >>> from spanwise.measure import FIGURES
+        >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
+        >>> value_bgf[0, 0, FIGURES.index("correlation")] = 0.25
+        >>> row = difference_rows(Fidelity(("blended", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0))[0]
+        >>> row["figure"], row["value"]
+        ('correlation', 0.25)
+    """
     rows = []
     for figure in ("correlation", "rmse_scaled", "gradient_noise"):
         for size in found.group_sizes:

@@ -42,6 +42,10 @@ class Headline:
         value: None and NaN are shown as "not measured".
         note: small print under it, in lines: an interval, where it started from.
         wrong: why it must not be read calmly.
+
+    Example:
+        >>> "not measured" in render(title="Run 7", lead="", headlines=[Headline("accuracy", None)])
+        True
     """
 
     label: str
@@ -60,6 +64,11 @@ class Panel:
         rows: the numbers, folded under the chart.
         note: one sentence under it.
         legend: as that of a section, for this panel alone.
+
+    Example:
+        >>> panel = Panel("Accuracy", (), [{"step": 0, "accuracy": 0.25}])
+        >>> "0.25" in render(title="Run 7", lead="", sections=[Section("Curves", panels=[panel])])
+        True
     """
 
     title: str
@@ -84,6 +93,10 @@ class Section:
         body: ready HTML, for the token view.
         needs: further styles and scripts.
         warnings: what is wrong, above all else.
+
+    Example:
+        >>> Section("What was found", points=["Accuracy rose."]).anchor
+        'what-was-found'
     """
 
     title: str

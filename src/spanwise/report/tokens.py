@@ -50,6 +50,11 @@ class TokenRow:
         credit: method -> block -> what the block is credited with; None where it is absent.
         score: the self-rewarding score, NaN where it did not end; None: nobody has read one.
         own: method -> the share of the score in the credit of blocks where it is mixed in, and the score as its group compares it.
+
+    Example:
+        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> row.advantages["grpo"]
+        [0.5]
     """
 
     prompt: str
@@ -77,6 +82,10 @@ class Paid:
         objectives: by name.
         plain: its credit is the reward of the only one, minus a baseline.
         mixed: but for the share of the completion's own score, which is mixed into it (`TokenRow.own`).
+
+    Example:
+        >>> Paid(("correct",)).objectives
+        ('correct',)
     """
 
     objectives: Sequence[str]
@@ -94,6 +103,11 @@ class TokenView:
         outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
         segments: what opens a segment, in words; "": there are none.
         paid: method -> block -> what pays it, as far as that is known.
+
+    Example:
+        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> len(TokenView(("grpo",), [row]).completions)
+        1
     """
 
     methods: tuple[str, ...]

@@ -144,6 +144,15 @@ class RolloutTable:
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
         rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
         self_reward_n: the self-rewarding score of each completion (`Laser`), NaN where it did not end; None: the file has none.
+
+    Example:
+        >>> import json, tempfile
+        >>> from spanwise.rollouts import read_rollouts
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "1.jsonl").write_text(json.dumps({"input": "2 + 2?", "output": "4", "score": 1.0, "step": 1}))
+        ...     table = read_rollouts(folder)
+        >>> table.source, list(table.prompts), table.step_n.tolist()
+        ('verl', ['2 + 2?'], [1])
     """
 
     source: str

@@ -70,6 +70,23 @@ def read_traces(path: str | Path) -> list[Trajectory]:
     Raises:
         DataError: a line that is not JSON or lacks a field; a sampled node without token ids; a stream whose length is not that of
             its tokens.
+
+    Example:
+        A prompt of two tokens and an answer of one.
+
+        >>> import json, tempfile
+        >>> nodes = [
+        ...     {"parent": None, "message": {"role": "user", "content": "2+2="}, "token_ids": [7, 8], "mask": [False, False]},
+        ...     {"parent": 0, "message": {"role": "assistant", "content": "4"}, "token_ids": [4], "mask": [True], "sampled": True},
+        ... ]
+        >>> exact = {"exact": {"score": 1.0, "weight": 1.0}}
+        >>> episode = {"group": {"id": "g"}, "traces": [{"id": "t", "nodes": nodes, "rewards": exact}]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "traces.jsonl"
+        ...     _ = file.write_text(json.dumps(episode) + chr(10))
+        ...     (one,) = read_traces(file)
+        >>> one.turns[0].prompt_ids, one.turns[0].response_ids, one.rewards["exact"]
+        ((7, 8), (4,), 1.0)
     """
     episodes = parsed([Path(path)], lambda record: list(_trajectories(record)))
     return [
@@ -93,6 +110,20 @@ def write_traces(
     Raises:
         DataError: a trajectory that was not read from the source, a turn without the entry or with a number that is not finite, a
             file that cannot be written.
+
+    Example:
+        >>> import json, tempfile
+        >>> from dataclasses import replace
+        >>> said = {"role": "assistant", "content": "4"}
+        >>> node = {"parent": None, "message": said, "token_ids": [4], "mask": [True], "sampled": True}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "traces.jsonl"
+        ...     _ = file.write_text(json.dumps({"traces": [{"id": "t", "nodes": [node], "rewards": {}}]}) + chr(10))
+        ...     (one,) = read_traces(file)
+        ...     paid = replace(one, turns=tuple(replace(turn, per_token={"advantages": [0.5]}) for turn in one.turns))
+        ...     write_traces(file, file, [paid])
+        ...     read_traces(file)[0].turns[0].per_token["advantages"]
+        [0.5]
     """
     target = Path(file)
     wanted = {(found.extra.get("episode"), found.extra.get("trace")): found for found in trajectories}

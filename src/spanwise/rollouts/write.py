@@ -28,6 +28,12 @@ class Credited:
         by_block: block -> credit of each completion, NaN where it does not have the block.
         stop_n: credit of the decision to stop.
         advantages: of each token, flat; NaN at the tokens of completions that were left out of the loss.
+
+    Example:
+        >>> import torch
+        >>> found = Credited({"all": torch.tensor([0.5])}, torch.zeros(1), np.array([0.25, 0.25], np.float32))
+        >>> sorted(found.by_block), found.advantages.sum().item()
+        (['all'], 0.5)
     """
 
     by_block: Mapping[str, Float[Tensor, " n"]]
@@ -57,6 +63,20 @@ class Completions:
 
     Raises:
         AlignmentError: something flat that does not have one entry per token.
+
+    Example:
+        One completion of two tokens, the second from a tool.
+
+        >>> import torch
+        >>> nothing_11 = torch.zeros(1, 1)
+        >>> one = Completions(
+        ...     step_n=torch.tensor([1]), group_n=torch.tensor([0]), prompts=["2 + 2?"], tokens=Ragged.of([[5, 9]]),
+        ...     trainable=np.array([True, False]), names=("all",), start_nk=nothing_11.long(), end_nk=nothing_11.long() + 1,
+        ...     scores=Scores(("correct",), nothing_11 + 1, nothing_11.long(), torch.zeros(1, 1, 2)),
+        ...     fault_n=torch.tensor([0]), credit={},
+        ... )
+        >>> rollout_table(one, None).column("trainable").to_pylist()
+        [[True, False]]
     """
 
     step_n: Int[Tensor, " n"]
@@ -100,6 +120,24 @@ def write_rollouts(
 
     Raises:
         DataError: the file cannot be written.
+
+    Example:
+        Two answers to one prompt, and what GRPO without a scale credits them with; then they are read again.
+
+        >>> import tempfile, torch
+        >>> from spanwise.rollouts import read_rollouts
+        >>> nothing_21, credit_n = torch.zeros(2, 1), torch.tensor([0.5, -0.5])
+        >>> part = Completions(
+        ...     step_n=torch.tensor([1, 1]), group_n=torch.tensor([0, 0]), prompts=["2 + 2?"] * 2, tokens=Ragged.of([[0], [1]]),
+        ...     trainable=np.array([True, True]), names=("all",), start_nk=nothing_21.long(), end_nk=nothing_21.long() + 1,
+        ...     fault_n=torch.tensor([0, 0]), credit={"grpo": Credited({"all": credit_n}, torch.zeros(2), credit_n.numpy())},
+        ...     scores=Scores(("correct",), torch.tensor([[1.0], [0.0]]), nothing_21.long(), torch.zeros(2, 1, 2)),
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_rollouts(Path(folder) / "step_1.parquet", [part], pieces=[b"4", b"5"])
+        ...     table = read_rollouts(Path(folder) / "step_1.parquet")
+        >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
+        ('2 + 2?', [1.0, 0.0])
     """
     texts = None if pieces is None else piece_texts(pieces)
     writer: pq.ParquetWriter | None = None

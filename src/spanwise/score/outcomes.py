@@ -42,6 +42,10 @@ class Outcome:
         name: as in recipes.
         function: `(text, *, columns) -> Sequence[bool | int | float | str | None]`.
         kind: "outcome".
+
+    Example:
+        >>> OUTCOMES.find("complete").name
+        'complete'
     """
 
     name: str
@@ -71,6 +75,13 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
+
+    Example:
+        >>> find_outcome("complete").__name__
+        'complete'
+        >>> find_outcome("compleet")
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: There is no outcome 'compleet'. Did you mean 'complete'? ...
     """
     if not isinstance(entry, str):
         return _checked(entry, function_name(entry))
@@ -144,6 +155,12 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
     Raises:
         RecipeError: there are more than 16.
+
+    Example:
+        >>> check_discrete({0.0, 1.0}, "right")
+        >>> check_discrete({n / 20 for n in range(20)}, "confidence")
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: The outcome 'confidence' took 20 different values in one batch: ...
     """
     if len(values) > MOST_VALUES:
         raise RecipeError(

@@ -30,7 +30,14 @@ Request = tuple[str | None, ...]
 
 
 class Verdict(NamedTuple):
-    """What one check said: 1.0 or 0.0 with status OK, NaN with any other status and the reason in `why`."""
+    """What one check said: 1.0 or 0.0 with status OK, NaN with any other status and the reason in `why`.
+
+    Example:
+        >>> Verdict(Status.OK, 1.0).value
+        1.0
+        >>> Verdict(Status.TIMEOUT, float("nan"), "no answer after 5 s").why
+        'no answer after 5 s'
+    """
 
     status: Status
     value: float

@@ -112,6 +112,14 @@ class Claim(NamedTuple):
         stop: the byte after its last one; None: it runs on to the next claim without an end, or to the end.
         inner: the bytes [start, end) of what it says, or what it says where that is spelled otherwise (escapes of JSON); None
             where it is not complete.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> (part,) = Layout(["answer"]).parts_of("tags")
+        >>> text = b"<answer>42</answer>"
+        >>> claim = Claim(part, start=0, stop=None, inner=(8, 10))
+        >>> text[claim.inner[0] : claim.inner[1]]
+        b'42'
     """
 
     part: Part
@@ -121,7 +129,12 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a finder says of one completion: claims that do not overlap, or lie one inside the other, and what is wrong with it."""
+    """What a finder says of one completion: claims that do not overlap, or lie one inside the other, and what is wrong with it.
+
+    Example:
+        >>> Found([]).fault
+        0
+    """
 
     claims: Sequence[Claim]
     fault: int = 0

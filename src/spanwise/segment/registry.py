@@ -28,6 +28,10 @@ class Segmenter:
             that do not. None: it finds what models write anyway.
         holds: a function of a text and a mark: whether the mark would find something in it; None: where `says` names the mark.
         opens: a function from a mark to what a prompt ends with that has opened it already. None: no prompt can.
+
+    Example:
+        >>> SEGMENTERS.find("json").reads_logp, SEGMENTERS.find("low_probability").reads_logp
+        (False, True)
     """
 
     name: str

@@ -16,7 +16,13 @@ _LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "digits_long"
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """The blocks of a recipe's task, where the recipe names none."""
+    """The blocks of a recipe's task, where the recipe names none.
+
+    Example:
+        >>> from spanwise.recipe import load
+        >>> task_layout(load(None)).names
+        ('solution', 'confidence')
+    """
     return Fields("independent", recipe.fields).layout if recipe.task == "fields" else _LAYOUTS[recipe.task]
 
 

@@ -50,6 +50,13 @@ class Task:
         layout: the blocks of a completion.
         max_completion_length: no completion that keeps the format needs more tokens.
         generation: sampling options for training and evaluation.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> from spanwise.tasks import DIGITS_LAYOUT
+        >>> rows = Dataset.from_dict({"prompt": ["2 + 2?"], "answer": ["4"]})
+        >>> Task("sums", "my/model", rows, rows, DIGITS_LAYOUT, 64).generation["temperature"]
+        1.0
     """
 
     name: str

@@ -28,7 +28,14 @@ _logger = logging.getLogger(__name__)
 
 
 def default_cache_folder() -> Path:
-    """`$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`."""
+    """`$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", {"SPANWISE_CACHE": "/data/warm"}):
+        ...     default_cache_folder().as_posix()
+        '/data/warm'
+    """
     if own := os.environ.get("SPANWISE_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"

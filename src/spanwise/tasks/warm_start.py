@@ -53,6 +53,10 @@ class Phase:
         steps: how many optimiser steps.
         learning_rate: AdamW's peak, for embeddings and norms.
         matrix_learning_rate: Muon's peak, for the weight matrices; with AdamW alone arithmetic takes several times as long.
+
+    Example:
+        >>> Phase(100, learning_rate=3e-3, matrix_learning_rate=2e-2).steps
+        100
     """
 
     steps: int

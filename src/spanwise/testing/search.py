@@ -18,7 +18,12 @@ _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A property does not hold; the message names the property, who breaks it, the smallest example and what was expected."""
+    """A property does not hold; the message names the property, who breaks it, the smallest example and what was expected.
+
+    Example:
+        >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
+        True
+    """
 
 
 def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int) -> None:

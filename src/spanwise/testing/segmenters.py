@@ -47,7 +47,13 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
 def texts(
     tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
 ) -> SearchStrategy[str]:
-    """Strategy: completions as a policy may write them: tags and other signs in any order, whole and broken, between noise."""
+    """Strategy: completions as a policy may write them: tags and other signs in any order, whole and broken, between noise.
+
+    Example:
+        >>> from hypothesis import find
+        >>> find(texts(), lambda text: "</answer>" in text)
+        '</answer>'
+    """
     known = [f"<{end}{tag}>" for tag in tags for end in ("", "/")] + list(signs)
     return st.lists(st.sampled_from([*known, *known, *_NOISE]), max_size=most).map("".join)
 
@@ -55,7 +61,14 @@ def texts(
 def token_rows(
     vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary."""
+    """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary.
+
+    Example:
+        >>> from hypothesis import given
+        >>> @given(token_rows(Vocabulary((b"<answer>", b"</answer>", b"4"))))
+        ... def every_id_is_known(ids):
+        ...     assert set(ids) <= {0, 1, 2}
+    """
     cut = cutter(vocabulary)
     drawn = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
     return drawn.map(lambda pair: cut(pair[0].encode(), pair[1]))

@@ -39,6 +39,11 @@ class Turn:
         truncated: it was cut off before the model stopped.
         per_token: further numbers for each response token (advantages, log-probs), by name.
         extra: anything else about the turn, by name. It is carried along untouched.
+
+    Example:
+        >>> turn = Turn([1, 2], [3, 4, 5], [1, 1, 0], rewards={"correct": 1.0})
+        >>> turn.response_ids, turn.mask
+        ((3, 4, 5), (1, 1, 0))
     """
 
     prompt_ids: Sequence[int]
@@ -70,6 +75,14 @@ class Branch:
         mask: 1 at each token that the model sampled.
         turn: position of the turn that each response token came with; -1 at an observation from between two turns.
         per_token: as in `Turn`; 0 at observations from between two turns, NaN at the tokens of a turn without such an entry.
+
+    Example:
+        The second turn goes on from the first and sees one token more, 5.
+
+        >>> turns = (Turn([1, 2], [3, 4], [1, 1]), Turn([5], [6], [1], parent=0))
+        >>> (branch,) = Trajectory("a", "q", turns).branches()
+        >>> branch.prompt_ids, branch.response_ids, branch.mask, branch.turn
+        ((1, 2), (3, 4, 5, 6), (1, 1, 0, 1), (0, 0, -1, 1))
     """
 
     turns: tuple[int, ...]

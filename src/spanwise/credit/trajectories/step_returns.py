@@ -28,6 +28,13 @@ class Timeline:
         index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
         next_s: the row that holds the next step of the same trajectory; -1 at its last step.
         left_s: how many steps of the trajectory come after this one.
+
+    Example:
+        >>> times = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
+        >>> times.next_s.tolist(), times.left_s.tolist()
+        ([1, -1, -1], [1, 0, 0])
+        >>> times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist()  # 1 + .5 x 2, 2, 3
+        [2.0, 2.0, 3.0]
     """
 
     index_s: Int[Tensor, " s"]
@@ -120,6 +127,14 @@ class Outcomes(NamedTuple):
         reward_j: float64 reward of each trajectory, in the order of `trajectory_s.unique()`; NaN where absent.
         group_j: its prompt id.
         index_s: the position in `reward_j` of each row's trajectory.
+
+    Example:
+        Two trajectories of one prompt, of two steps and of one; the last reward of each counts.
+
+        >>> reward_s, trajectory_s = torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0, 0, 1])
+        >>> found = trajectory_outcomes(reward_s, torch.tensor([7, 7, 7]), trajectory_s, torch.tensor([0, 1, 0]))
+        >>> found.reward_j.tolist(), found.group_j.tolist(), found.index_s.tolist()
+        ([1.0, 0.5], [7, 7], [0, 0, 1])
     """
 
     reward_j: Float[Tensor, " j"]

@@ -22,6 +22,13 @@ class Turns:
         step_s: its number in the sequence, from 0.
         place_su: the position in the sequence of each token of the turn, -1 at padding.
         width: tokens of a sequence, padding included.
+
+    Example:
+        Two turns of one sequence, of two tokens and of one.
+
+        >>> turns = split_turns(torch.tensor([[0, 1, 1, 0, 1]]).bool())
+        >>> turns.take(torch.tensor([[1, 2, 3, 4, 5]])).tolist()
+        [[2, 3], [5, 0]]
     """
 
     row_s: Int[Tensor, " s"]
