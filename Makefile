@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser test test-verl test-skyrl check docs docs-links bench fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser test test-verl test-skyrl check hooks dist notebooks docs docs-links bench fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -57,8 +57,7 @@ test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; need
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(MAKE) test
@@ -69,6 +68,14 @@ docs: .venv/docs.stamp           ## the site, in docs/_build/html: warnings are 
 
 docs-links: .venv/docs.stamp     ## links that leave the site; needs the network, so that neither `make docs` nor CI runs it
 	$(BIN)/python -m sphinx -q -b linkcheck -d docs/_build/doctrees docs docs/_build/links
+hooks: .venv/dev.stamp           ## look at each commit with the tools of the environment
+	$(BIN)/pre-commit install
+
+dist: .venv/dev.stamp            ## wheel and sdist in dist/, checked as an index checks them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py

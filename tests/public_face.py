@@ -6,6 +6,11 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+from trl.trainer.grpo_config import GRPOConfig
+
+from spanwise.cli import app
+from spanwise.engines.trl import SpanGRPOConfig
+
 FILE = Path(__file__).with_name("public_signatures.txt")
 ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.losses", "spanwise.measure",
          "spanwise.rollouts", "spanwise.trajectories", "spanwise.engines.tinker", "spanwise.engines.trl", "spanwise.report",
@@ -19,16 +24,40 @@ def lines():
         module = import_module(room)
         for name in module.__all__:
             found += _of(f"{room}.{name}", getattr(module, name))
-    return sorted(found)
+    return sorted([*found, *_of_the_command_line(), *_of_the_trainer()])
+
+
+def _of_the_command_line():
+    """`spanwise COMMAND` with its arguments; an option as it is typed."""
+    found = []
+    for command in app:
+        if command.startswith("-"):  # --help and --version, which cyclopts brings
+            continue
+        parts = []
+        for p in inspect.signature(app[command].default_command).parameters.values():
+            default = "" if p.default is p.empty else f"={p.default!s}"
+            option = "--" + p.name.rstrip("_").replace("_", "-") if p.kind is p.KEYWORD_ONLY else p.name.upper()
+            parts.append(option + default)
+        found.append(" ".join(["$ spanwise", command, *parts]))
+    return found
+
+
+def _of_the_trainer():
+    """What `SpanGRPOConfig` adds to TRL's configuration or sets otherwise; the rest is TRL's."""
+    theirs = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    ours = [f for f in dataclasses.fields(SpanGRPOConfig) if f.name not in theirs or f.default != theirs[f.name]]
+    return [f"spanwise.engines.trl.SpanGRPOConfig({', '.join(f'{f.name}={f.default!r}' for f in ours)})"]
 
 
 def _of(name, thing):
     if inspect.isclass(thing) and issubclass(thing, Exception):
         return [name]
-    if dataclasses.is_dataclass(thing) and inspect.isclass(thing) and "GRPOConfig" not in name:
+    if dataclasses.is_dataclass(thing) and inspect.isclass(thing) and thing is not SpanGRPOConfig:
         members = [_signature(f"{name}.{n}", m) for n, m in vars(thing).items() if not n.startswith("_") and _callable(m)]
         fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(thing) if f.init)
         return [f"{name}({fields})", *members]
+    if thing is SpanGRPOConfig:
+        return []  # see `_of_the_trainer`
     if inspect.isfunction(thing):
         return [_signature(name, thing)]
     return [name]

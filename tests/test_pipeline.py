@@ -10,6 +10,7 @@ from spanwise import (
     AlignmentError,
     Batch,
     Credit,
+    DataError,
     Layout,
     Objective,
     Reading,
@@ -202,6 +203,13 @@ def test_sentences():
     sae = Scheme("sae", ONE.layout, ONE.objectives)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
         credit(reading_of([1.0], [[1]], [0]), Batch([0]), sae)
+
+
+def test_without_spans_there_is_nowhere_to_put_credit():
+    reading = reading_of([1.0, 0.0], [[1], [1]], [0, 0])
+    assert reading.spans is None  # as after a gather
+    with pytest.raises(DataError, match="spans is None, as in a reading that was unpacked"):
+        advantages(credit(reading, Batch([0, 0]), ONE), reading.spans, ONE)
 
 
 def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):

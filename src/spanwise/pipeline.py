@@ -28,7 +28,7 @@ from spanwise.credit import (
     spread_tokens,
 )
 from spanwise.credit.assign import streams_of
-from spanwise.errors import AlignmentError, DivergedError, RecipeError
+from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.laser import Laser
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
@@ -278,7 +278,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
 
 def advantages(
     found: Credit,
-    spans: Spans,
+    spans: Spans | None,
     scheme: Scheme,
     *,
     mask_nt: Bool[Tensor, "n t"] | None = None,
@@ -299,6 +299,7 @@ def advantages(
 
     Raises:
         RecipeError: a share is counted in the batch, and the credit is not of a batch.
+        DataError: a reading without spans, of completions that another process read.
         DivergedError: an advantage is not finite, and of which completion.
 
     Example:
@@ -311,6 +312,11 @@ def advantages(
         >>> advantages(found, Spans.of_blocks(scheme.layout.names, torch.tensor([[0, 0, 1, -1]])), scheme).tolist()
         [[0.25, 0.25, -0.25, 0.0]]
     """
+    if spans is None:
+        raise DataError(
+            "Where the blocks lie is not known: spans is None, as in a reading that was unpacked or joined. Give the spans of the "
+            "reading that `read` made of these completions."
+        )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
     if per is None:

@@ -1,0 +1,128 @@
+"""What is handed to an index: the contents of wheel and sdist, and the long description as it will be shown."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+import yaml
+
+import spanwise
+from installed import installed
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+tools = pytest.mark.skipif(
+    not all(map(installed, ("build", "hatch-fancy-pypi-readme", "twine"))), reason="they are of the group dist"
+)
+
+
+def built(source, out, *kinds):
+    command = [sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Both, each made of the tree itself."""
+    return built(ROOT, tmp_path_factory.mktemp("dist"), "--wheel", "--sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(dist):
+    (path,) = dist.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def sdist(dist):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+@tools
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    info = f"spanwise-{spanwise.__version__}.dist-info/"
+    source = ROOT / "src"
+    package = {
+        path.relative_to(source).as_posix()
+        for path in (source / "spanwise").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in wheel if not name.startswith(info)} == package
+    assert {name.removeprefix(info) for name in wheel if name.startswith(info)} == {
+        "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
+    }  # fmt: skip
+    # What is not Python, by kind: were one left out of the sources as well, the comparison above would not see it.
+    assert {"spanwise/py.typed", "spanwise/.agents/skills/spanwise/SKILL.md"} <= set(wheel)
+    assert {Path(name).suffix for name in package} >= {".py", ".typed", ".md", ".css", ".js", ".j2"}
+    assert sum(map(len, wheel.values())) < 4_000_000
+
+
+@tools
+def test_the_sdist_holds_what_the_repository_holds(sdist):
+    if not (ROOT / ".git").exists():
+        pytest.skip("there is no repository to compare with")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    known = set(subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n"))
+    assert sdist - known == {"PKG-INFO"}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/test_packaging.py"} <= sdist
+    assert not any(name.startswith(("runs/", "dist/", ".venv")) for name in sdist)
+
+
+@tools
+def test_the_sdist_builds_the_same_wheel(dist, wheel, tmp_path):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (again,) = built(next(tmp_path.iterdir()), tmp_path / "dist", "--wheel").glob("*.whl")
+    with zipfile.ZipFile(again) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == wheel
+
+
+@tools
+def test_an_index_renders_the_description_and_no_link_is_dead(dist, wheel):
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.iterdir())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+    metadata = message_from_string(wheel[f"spanwise-{spanwise.__version__}.dist-info/METADATA"].decode())
+    text = str(metadata.get_payload())
+    links = re.findall(r"\]\(([^)]*)\)|src=\"([^\"]*)\"|href=\"([^\"]*)\"", text)
+    assert all("".join(link).startswith("https://") for link in links), links
+    assert "# spanwise" in text
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_extras_name_each_other_and_nothing_that_is_not_there():
+    extras = PROJECT["optional-dependencies"]
+    for name, needs in extras.items():
+        for inner in re.findall(r"spanwise\[([\w,]+)\]", " ".join(needs)):
+            assert set(inner.split(",")) <= set(extras), name
+
+
+def test_versions_and_licence_agree():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert PROJECT["version"] == spanwise.__version__ == cited["version"]
+    assert PROJECT["license"] == cited["license"]
+
+
+def test_the_citation_has_what_the_format_asks_for():
+    """The required fields of Citation File Format 1.2.0, its types, and people and entities told apart."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    paper = cited["preferred-citation"]
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert {"type", "title", "authors"} <= set(paper)
+    assert (cited["cff-version"], cited["type"], paper["type"]) == ("1.2.0", "software", "article")
+    assert all(set(author) == {"name"} for author in cited["authors"])
+    assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
+    assert paper["url"].endswith(paper["identifiers"][0]["value"].removeprefix("arXiv:"))
