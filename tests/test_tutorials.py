@@ -1,0 +1,55 @@
+"""Every step of every tutorial runs, prints what the page shows, and leads where its links say."""
+
+import re
+
+import pytest
+import torch
+
+import tutorial_pages
+from spanwise.credit import METHODS
+from trl_small import THIRD_PARTY
+
+PAGES = sorted(tutorial_pages.FOLDER.glob("*.md"))
+pytestmark = [
+    *THIRD_PARTY,
+    pytest.mark.usefixtures("unchecked_shapes"),
+    pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning"),
+]
+
+
+def test_the_tutorials_are_there():
+    assert [page.stem for page in PAGES] == ["agent_turns", "calibrated_answers", "json_fields", "your_own_method"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_step_prints_what_the_page_shows(page, tmp_path_factory, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "tutorials-cache"))
+    monkeypatch.chdir(tmp_path)
+    before, state = set(METHODS), torch.get_rng_state()
+    steps = 0
+    try:
+        for step, printed in tutorial_pages.run(page.read_text(encoding="utf-8"), page.stem):
+            steps += 1
+            expected = step["output"] or ""
+            assert tutorial_pages.agree(expected, printed, about=step["about"]), f"step {steps} prints\n{printed}"
+    finally:
+        torch.set_rng_state(state)
+        for name in set(METHODS) - before:
+            del METHODS[name]
+    assert 5 <= steps <= 12
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_another_output_is_seen():
+    assert tutorial_pages.agree("a 1.00\n", "a 1.00\n", about=None)
+    assert not tutorial_pages.agree("a 1.00\n", "a 1.01\n", about=None)
+    assert tutorial_pages.agree("a 1.00\n", "a 1.01\n", about=" about")
+    assert not tutorial_pages.agree("a 1.00\n", "a 1.20\n", about=" about")
+    assert not tutorial_pages.agree("a 1.00\n", "b 1.00\n", about=" about")
+    assert not tutorial_pages.agree("a 1.00 2.00\n", "a 1.00\n", about=" about")
