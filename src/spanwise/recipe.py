@@ -23,6 +23,8 @@ from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
+#: The task of a run that a script drives: its prompts are not known here.
+SCRIPT = "own"
 #: What only an embedded task, and what only a model by name can use.
 _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),
@@ -47,11 +49,12 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
-    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts"] = Field(
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = Field(
         "digits",
         description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some "
         "seventy tokens; fields: a JSON object of many small answers; "
-        "confidence, two_attempts: a model and a dataset by name or folder",
+        "confidence, two_attempts: a model and a dataset by name or folder; "
+        "own: of a script of your own, in the recipe.yaml that it leaves in its run folder",
     )
     start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
     start_seed: int = Field(0, description="embedded task: seed of the warm start, shared by runs of every seed")
@@ -199,13 +202,15 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         if self.task not in EMBEDDED:
-            for field in ("model", "dataset"):
+            for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
                     raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")
         elif self.model or self.dataset:
             raise ValueError(
                 f"A model or dataset is given, but the task is '{self.task}'; add --task confidence to train on them."
             )
+        if self.task == SCRIPT and self.layout is None:
+            raise ValueError(f"The task is '{SCRIPT}', whose blocks are not known otherwise; the recipe needs a layout.")
         for field in _ONLY[self.task not in EMBEDDED]:
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(
@@ -378,7 +383,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         _layout(recipe, task_layout),
         objectives=_of_task(recipe, task_layout)
         if objectives is None
-        else [_objective(entry, n) for n, entry in enumerate(objectives)],
+        else [_objective(_without_code(recipe, entry, recorded), n) for n, entry in enumerate(objectives)],
         calibration=recipe.calibration,
         baseline=recipe.baseline,
         per=recipe.per,
@@ -502,6 +507,21 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
             if not isinstance(objective.reward, str) and str(entry["reward"]).endswith(f":{objective.reward.__qualname__}"):
                 filled["reward"] = entry["reward"]
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
+
+
+def _without_code(recipe: Recipe, entry: Mapping[str, Any], recorded: Collection[str]) -> Mapping[str, Any]:
+    """An objective of a script's run; where its rewards are recorded its function is not looked for, as that would run the script."""
+    named = ":" in str(entry.get("reward")) and entry.get("name") in recorded
+    return {**entry, "reward": recorded_elsewhere} if recipe.task == SCRIPT and named else entry
+
+
+def recorded_elsewhere(**_: Any) -> list[float]:
+    """The reward function of a script that has ended.
+
+    Raises:
+        RecipeError: always; rewards of a run of one's own script are those that it recorded.
+    """
+    raise RecipeError("This reward is a function of the script that wrote the run; only what it recorded is known here.")
 
 
 def _objective(entry: Mapping[str, Any], position: int) -> Objective:

@@ -102,6 +102,7 @@ def train_report(
         lead=_lead(recipe, summary, batches),
         command=command,
         warnings=[
+            *_unfinished(recipe, summary, batches),
             *_warnings(points, unmeasured or {}),
             *batch_alarms(batches),
             *critic_alarms(batches).values(),
@@ -120,6 +121,14 @@ def train_report(
 def _of_step(view: TokenView | None) -> str:
     steps = sorted({row.step for row in view.completions if row.step is not None}) if view else []
     return f", of step {steps[0]}" if len(steps) == 1 else ""
+
+
+def _unfinished(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines) -> list[str]:
+    """A run that was interrupted, or goes on still."""
+    done, asked = (batches[-1]["step"] if batches else 0), recipe.get("steps")
+    if summary or asked is None or done >= asked:
+        return []
+    return [f"The run has not ended: it did {done} of {asked} steps. It was interrupted, or it still goes on."]
 
 
 def _not_trained(view: TokenView | None) -> str:

@@ -1,7 +1,7 @@
 """What to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
 
 from spanwise.layout import Layout
-from spanwise.recipe import Recipe
+from spanwise.recipe import SCRIPT, Recipe, own_layout
 from spanwise.tasks.digits import DIGITS_LAYOUT, Difficulty, held_out_problems, is_refusal
 from spanwise.tasks.digits_long import LONG_LAYOUT
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
@@ -16,13 +16,16 @@ _LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "digits_long"
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """The blocks of a recipe's task, where the recipe names none.
+    """The blocks of a recipe's task, where the recipe names none; a script's run has those that it names.
 
     Example:
         >>> from spanwise.recipe import load
         >>> task_layout(load(None)).names
         ('solution', 'confidence')
     """
+    named = own_layout(recipe) if recipe.task == SCRIPT else None
+    if named is not None:
+        return named
     return Fields("independent", recipe.fields).layout if recipe.task == "fields" else _LAYOUTS[recipe.task]
 
 

@@ -25,9 +25,10 @@ from spanwise.errors import DataError, SpanwiseError
 from spanwise.laser import Laser
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
-from spanwise.recipe import answer_tags, load, own_layout
+from spanwise.recipe import SCRIPT, answer_tags, load, own_layout
 from spanwise.report import TokenView, compare_report, fidelity_report, train_report
 from spanwise.rollouts import schema
+from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.recorded import read_rows
 from spanwise.rollouts.write import rollout_table
 
@@ -72,7 +73,7 @@ def train_page(folder: Path) -> str:
     recipe = read_recipe(folder)
     view, credit = last_rollouts(folder, recipe)
     return train_report(
-        recipe=recipe,
+        recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
         metrics=read_lines(folder / "metrics.jsonl"),
         summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=None if samples is None else _columns(samples),
@@ -80,7 +81,7 @@ def train_page(folder: Path) -> str:
         credit=credit,
         view=view,
         unmeasured=_unmeasured(folder),
-        command=train_command(folder),
+        command="" if recipe.get("task") == SCRIPT else train_command(folder),
     )
 
 
@@ -91,7 +92,13 @@ def _unmeasured(folder: Path) -> dict[str, str]:
         layout = own_layout(recipe)
     except SpanwiseError:
         return {}
+    if recipe.task == SCRIPT and not (folder / FILE).is_file():
+        return dict.fromkeys(_HELD_OUT, "the training script asks no held-out prompts")
     return unmeasured({} if layout is None else layout.keys, answer_tags(recipe), scored=recipe.laser is not None)
+
+
+#: The figures of held-out prompts.
+_HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 
 def compare_page(folder: Path) -> str:
@@ -222,7 +229,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     segments = Segments.of(recipe.get("method"), recipe.get("options"))
     laser = recipe.get("laser")
     own = {methods[0]: own_shares(table, Laser.of(laser))[:MOST]} if laser and methods else {}
-    rows = token_rows(table.slice(0, MOST), read_pieces(folder / "model"), segments, own)
+    rows = token_rows(table.slice(0, MOST), read_pieces(tokenizer_in(folder) or folder / "model"), segments, own)
     credit = recorded_credit(table)
     paid = {methods[0]: paid_of(str(recipe.get("method")), asked, laser)}
     return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words, paid), credit

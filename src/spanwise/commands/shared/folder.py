@@ -1,29 +1,43 @@
-"""The folder of a run: whose it is, and what is in it: recipe, metrics, rollouts, summary."""
+"""Where runs of the command line go, and what else their commands write into a folder."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import yaml
-from filelock import FileLock, Timeout
-
-from spanwise.disk import add_line, write_text, writing
+from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts import Completions, write_rollouts
+from spanwise.rollouts.folder import (
+    WRITES,
+    RunFolder,
+    check_free,
+    is_filled,
+    is_first_rank,
+    is_run,
+    metrics_until,
+    sole_writer,
+    write_summary,
+)
+
+__all__ = [
+    "RUNS",
+    "RunFolder",
+    "check_free",
+    "check_no_run",
+    "check_removable",
+    "is_filled",
+    "is_first_rank",
+    "is_run",
+    "metrics_until",
+    "new_folder",
+    "newest_folder",
+    "sole_writer",
+    "write_page",
+    "write_summary",
+]
 
 #: Where runs go that name no folder.
 RUNS = Path("runs")
-#: What a run ends with, in no folder of a run that has not.
-RESULTS = ("summary.json", "evaluation.parquet", "report.html")
-#: All that a run writes, files and folders.
-WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "critic", "laser.json", *RESULTS)
 
 
 def new_folder(name: str) -> Path:
@@ -36,37 +50,6 @@ def newest_folder(name: str) -> Path | None:
     found = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
     numbered = [place for place, number in found.items() if number.isdecimal() and place.is_dir()]
     return max(numbered, key=lambda place: int(found[place]), default=None)
-
-
-def is_run(path: Path) -> bool:
-    """Whether a run has begun in a folder."""
-    return (path / "recipe.yaml").is_file() and (path / "metrics.jsonl").is_file()
-
-
-def check_free(path: str | Path, *, overwrite: bool = False) -> None:
-    """Refuse a folder in which a new run would write over something.
-
-    Args:
-        path: of the new run.
-        overwrite: a run that is there may be replaced. Other files of the same names, which no run wrote, may not.
-
-    Raises:
-        DataError: naming the folder and what to do.
-    """
-    place = Path(path)
-    if is_run(place):
-        if not overwrite:
-            raise DataError(
-                f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
-                f"--resume last, or replace it by --overwrite."
-            )
-        return
-    there = [name for name in WRITES if is_filled(place / name)]
-    if there:
-        raise DataError(
-            f"'{path}' holds {', '.join(there)}, which a run would write over and which no run of spanwise wrote. Give another "
-            f"--output, or move {'it' if len(there) == 1 else 'them'} away."
-        )
 
 
 def check_no_run(path: str | Path) -> None:
@@ -98,129 +81,6 @@ def check_removable(path: Path, **sources: str | None) -> None:
                 )
 
 
-def is_filled(path: Path) -> bool:
-    """Whether a file has content, or a folder files."""
-    return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
-
-
-@contextmanager
-def sole_writer(path: str | Path) -> Iterator[None]:
-    """Keep a folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
-
-    Args:
-        path: what is written into, made if it does not exist; it goes again if nothing was written into it.
-
-    Edge cases:
-        Several ranks of one training: the first holds it for all. A file system that cannot lock: nothing is held.
-
-    Raises:
-        DataError: another process writes into the folder, or it cannot be written.
-    """
-    if not is_first_rank():
-        yield
-        return
-    place = Path(path)
-    made = not place.exists()
-    with writing(place, _output(place)):
-        place.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise DataError(
-            f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
-        ) from None
-    except (OSError, NotImplementedError):  # no locks there; a folder that cannot be written is said by RunFolder
-        pass
-    try:
-        yield
-    finally:
-        if not any(file.name != ".lock" for file in place.iterdir()):
-            (place / ".lock").unlink(missing_ok=True)
-            if made:
-                place.rmdir()
-        lock.release()
-
-
-def is_first_rank() -> bool:
-    """Whether this process is the one of its training that writes."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-class RunFolder:
-    """Writes what a run leaves behind: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
-
-    Args:
-        path: of the run; nothing is written before `begin` or `go_on`.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe as it was resolved, without the folder: that may be moved."""
-        written = {name: value for name, value in recipe.items() if name != "output"}
-        write_text(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
-
-    def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Begin a run: of all that runs write nothing is left of an earlier one, and what else lies there stays.
-
-        Args:
-            recipe: as it was resolved.
-        """
-        with writing(self.path, _output(self.path)):
-            for name in WRITES:
-                _remove(self.path / name)
-            self._start(recipe, ())
-
-    def go_on(self, recipe: Mapping[str, Any], *, step: int, history: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with a run from a step: its checkpoints and what it wrote until then stay.
-
-        Args:
-            recipe: as in `begin`.
-            step: of the checkpoint.
-            history: the lines of `metrics.jsonl` up to it.
-        """
-        with writing(self.path, _output(self.path)):
-            for file in (self.path / "rollouts").glob("step_*.parquet"):
-                if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > step:
-                    file.unlink()
-            for name in RESULTS:
-                _remove(self.path / name)
-            self._start(recipe, history)
-
-    def _start(self, recipe: Mapping[str, Any], history: Iterable[Mapping[str, Any]]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_recipe(recipe)
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
-
-    @property
-    def model(self) -> Path:
-        """Where the trained model and its tokenizer go."""
-        return self.path / "model"
-
-    def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl`."""
-        add_line(self.path / "metrics.jsonl", json.dumps(dict(line)))
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
-        write_summary(self.path, summary)
-
-    def write_rollouts(self, parts: Sequence[Completions], *, step: int) -> None:
-        """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write `summary.json` into a folder, which is made if it does not exist.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    write_text(folder / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
-
-
 def write_page(folder: Path, html: str) -> Path:
     """Write `report.html` into a folder; where it lies.
 
@@ -230,34 +90,3 @@ def write_page(folder: Path, html: str) -> Path:
     target = folder / "report.html"
     write_text(target, html)
     return target
-
-
-def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
-
-    What an interruption cut off in the middle of a line ends them as well.
-    """
-    file = run / "metrics.jsonl"
-    if not file.is_file():
-        return
-    with file.open(encoding="utf-8") as written:
-        for text in written:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                return
-            if line["step"] > step or "final" in line:
-                return
-            yield line
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder with all that is in it; of a link the link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _output(path: Path) -> str:
-    return f"The output folder '{path}'"

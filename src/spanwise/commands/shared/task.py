@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.shared.display import warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import EMBEDDED, Recipe, answer_layout, load, own_layout
+from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, load, own_layout
 from spanwise.tasks import (
     Fields,
     Start,
@@ -44,6 +44,11 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         RecipeError: the layout has tags that the embedded model does not write, or that no prompt asks for; DataError: what
             `load_task` refuses.
     """
+    if recipe.task == SCRIPT:
+        raise RecipeError(
+            "The recipe is of a run that a script drove, and only the script knows its prompts. Say what is to be asked: "
+            "--set task=confidence --set dataset=FILE, or --recipe FILE."
+        )
     if recipe.task in EMBEDDED:
         _check_written(recipe)
         common: dict[str, Any] = {

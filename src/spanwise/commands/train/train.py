@@ -38,6 +38,7 @@ from spanwise.critic import CriticConfig
 from spanwise.disk import whole_folder
 from spanwise.engines.critic import megabytes
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.engines.trl.keeping import steps_per_batch
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.recipe import EMBEDDED, Recipe, answer_tags, check_begins, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
@@ -226,24 +227,11 @@ def _check_names(recipe: Recipe) -> None:
             )
 
 
-#: What TRL counts in optimizer steps, and the recipe in generation batches.
-_OWN_FIELD = {"max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)"}
-
-
-def steps_per_batch(args: SpanGRPOConfig) -> int:
-    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it.
-
-    Raises:
-        RecipeError: a step would take completions of two batches.
-    """
-    passes, steps = args.num_iterations, args.steps_per_generation or 1
-    if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
-        raise RecipeError(
-            f"A generation batch of {steps} micro-batches (steps_per_generation) that is passed over {passes} times "
-            f"(num_iterations) is no whole number of optimizer steps of {args.gradient_accumulation_steps} of them "
-            "(gradient_accumulation_steps)."
-        )
-    return steps * passes // args.gradient_accumulation_steps
+#: What TRL counts in optimizer steps and the recipe in generation batches, and what the run itself writes.
+_OWN_FIELD = {
+    "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
+    "keep_rollouts": "keep_rollouts", "report": "report",
+}  # fmt: skip
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:

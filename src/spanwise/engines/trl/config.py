@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from trl.trainer.grpo_config import GRPOConfig
 
+from spanwise.engines.keep import check_keeping
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import RecipeError
 
@@ -30,7 +31,8 @@ class SpanGRPOConfig(GRPOConfig):
     `scale_rewards` and `multi_objective_aggregation` shape a scalar advantage of TRL's that nothing is trained on.
 
     Raises:
-        RecipeError: a value that cannot work, `reward_weights`, or a `loss_type` whose normaliser cannot be undone.
+        RecipeError: a value that cannot work, `reward_weights`, a `loss_type` whose normaliser cannot be undone, or `report`
+            without the packages that draw it.
 
     Example:
         >>> config = SpanGRPOConfig("out", use_cpu=True, bf16=False, gradient_checkpointing=None)
@@ -46,6 +48,17 @@ class SpanGRPOConfig(GRPOConfig):
         default=True,
         metadata={"help": "On the first micro-batch, check that TRL weighs every token with its own advantage."},
     )
+    keep_rollouts: int = field(
+        default=0,
+        metadata={
+            "help": "Write a run folder into output_dir: recipe.yaml, metrics.jsonl and the rollouts of every k-th generation "
+            "batch. `spanwise report`, `why` and `credit` read it. 0: no rollouts."
+        },
+    )
+    report: bool = field(
+        default=False,
+        metadata={"help": "Write the run folder and, when training ends or is interrupted, its report.html."},
+    )
 
     def __post_init__(self) -> None:
         self._check_before()
@@ -54,6 +67,7 @@ class SpanGRPOConfig(GRPOConfig):
         except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
             raise RecipeError(str(error)) from error
         check_loss_type(self.loss_type)
+        check_keeping(self.keep_rollouts, self.report)
 
     def _check_before(self) -> None:
         # TRL's own message for a group of one is a bare ValueError after the distributed set-up; say it first.

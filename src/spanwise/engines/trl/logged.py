@@ -12,7 +12,7 @@ from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
 
-def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> None:
+def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
     """Put the credit of a batch in the place of the scalar advantage that TRL worked out for its table of completions.
 
     The columns are `credit/<block>` (None where the completion does not have it), `credit/stop`, and `advantage`, their sum: with
@@ -23,7 +23,16 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
         found: of all processes, in TRL's order.
         present_nk: which blocks each completion has.
         scheme: names the blocks.
+
+    Returns:
+        What to tell the user where TRL keeps no such table any more, which costs the training nothing; else nothing.
     """
+    lack = [name for name in ("advantages", "extra") if name not in logs]
+    if lack:
+        return (
+            f"TRL's table of completions (log_completions) has no {' and no '.join(lack)} in this version, so it does not show the "
+            "credit of blocks. Training is the same; keep_rollouts=10 writes the credit of every block."
+        )
     total = logs["advantages"]
     for _ in range(min(len(total), len(present_nk))):
         total.pop()
@@ -32,6 +41,7 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
         held = zip(found.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
         logs["extra"][f"credit/{name}"].extend(value if there else None for value, there in held)
     logs["extra"]["credit/stop"].extend(found.stop_n.tolist())
+    return ""
 
 
 def cited(scheme: Scheme) -> tuple[str, dict[str, str]]:

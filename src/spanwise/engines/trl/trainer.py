@@ -25,6 +25,7 @@ from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.diverged import GradientGuard, check_loss
 from spanwise.engines.trl.fold import fold_factor, loss_mask
+from spanwise.engines.trl.keeping import Keeping
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
@@ -68,6 +69,7 @@ class SpanGRPOTrainer(Scoring):
 
     Attributes:
         last_rollouts: the `Rollouts` of the last generation batch of this process, None before the first.
+        last_metrics: what was measured of the last training batch of all processes: credit, and the mean of each reward.
         zero_batches: how many training batches had no credit other than 0.
         critic: the `Critic`, None without one.
         self_rewarding: the reserved token and its reference, None without `Scheme.laser`.
@@ -115,12 +117,15 @@ class SpanGRPOTrainer(Scoring):
         self.scheme = scheme
         self._name, self._paper = cited(scheme)
         self.last_rollouts: Rollouts | None = None
+        self.last_metrics: dict[str, float] = {}
         self.zero_batches = 0
         self._batch: Batch | None = None
         self._turns: Turns | None = None
         self._reading: Reading | None = None
         self._everyone: Reading | None = None
         self._seconds = 0.0
+        self._reward_means: dict[str, float] = {}
+        self._said_once: set[str] = set()
         self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
         self._prompts_checked = False
@@ -150,6 +155,10 @@ class SpanGRPOTrainer(Scoring):
         self.self_rewarding = None if scheme.laser is None else self._self_rewarding(scheme.laser)
         self._critic_seconds = self._step_seconds = 0.0
         self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
+        keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
+        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
+        if self.keeping is not None:
+            self.add_callback(self.keeping)
 
     def _critic(self, config: CriticConfig) -> Critic:
         names, tokenizer = self.scheme.value_names, self._text_tokenizer
@@ -204,6 +213,10 @@ class SpanGRPOTrainer(Scoring):
             value_sm = completed(reading.scores, self.scheme.objectives).float()
             value_nm = self._gather(of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list)))
         self._everyone = everyone
+        self._reward_means = {
+            f"rewards/{name}/mean": float(mean)
+            for name, mean in zip(self.scheme.names, value_nm.nanmean(dim=0), strict=True)
+        }
         self._seconds = time.perf_counter() - started
         return value_nm.to(self.accelerator.device)
 
@@ -225,7 +238,8 @@ class SpanGRPOTrainer(Scoring):
         score_n, whole = self._with_scores(batch, everyone, whole, here, output)
         with self._unmoved() if mode == "eval" else nullcontext():
             found = credit(everyone, whole, self.scheme)
-        log_credit(self._logs, *self._by_completion(found, everyone, whole, len(mask_nt)), self.scheme)
+        shown_n = self._by_completion(found, everyone, whole, len(mask_nt))
+        self._say_once(log_credit(getattr(self, "_logs", {}), *shown_n, self.scheme))
         own = found.take(here)
         spans = restrict(reading.spans, mask_nt) if turns is None else restrict_turns(reading.spans, mask_nt, turns)
         advantages_nt = advantages(own, spans, self.scheme)
@@ -237,6 +251,8 @@ class SpanGRPOTrainer(Scoring):
         shown = metrics(found, everyone, self.scheme, group_n=whole.group_n)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
+        if mode == "train":
+            self.last_metrics = {**shown, **self._reward_means}
         told = self._say(reading, shown, mode)
         if mode == "train" and not found.has_signal:
             self._no_signal(explained=told)
@@ -354,6 +370,11 @@ class SpanGRPOTrainer(Scoring):
                 warnings.warn(f"Step {self.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         return unscored
 
+    def _say_once(self, sentence: str) -> None:
+        if sentence and sentence not in self._said_once and self.accelerator.is_main_process:
+            warnings.warn(sentence, UserWarning, stacklevel=2)
+        self._said_once.add(sentence)
+
     def _no_signal(self, *, explained: bool) -> None:
         self.zero_batches += 1
         if self.zero_batches == 1 and self.accelerator.is_main_process:
@@ -450,6 +471,11 @@ class SpanGRPOTrainer(Scoring):
     def _critic_only(self) -> bool:
         """Whether the policy waits for its critic still."""
         return self.critic is not None and self.critic.batches <= self.critic.config.policy_training_start_step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's training; where the run folder is asked for, it is complete however training ends."""
+        with nullcontext() if self.keeping is None else self.keeping.running():
+            return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """A step of TRL's; while the critic alone is fitted, one that leaves the policy without gradients."""

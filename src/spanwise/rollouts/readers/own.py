@@ -101,9 +101,12 @@ def _given(names: Sequence[str]) -> list[str]:
 
 
 def _tokenizer(folder: Path | None, found: pa.Schema) -> Path | None:
-    if folder is not None and (folder / "model" / "tokenizer.json").is_file():
-        return folder / "model"
-    return schema.tokenizer_of(found)
+    return (None if folder is None else tokenizer_in(folder)) or schema.tokenizer_of(found)
+
+
+def tokenizer_in(run: Path) -> Path | None:
+    """The folder of a run that holds its tokenizer: that of its model, or the one that a script's run lays beside its rollouts."""
+    return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
 def run_folder(file: Path) -> Path | None:

@@ -1,0 +1,231 @@
+"""`RunRecord`: the folder that `spanwise train` leaves behind, for a training that another script or trainer drives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spanwise.disk import whole_folder
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import Completions
+from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
+from spanwise.scheme import Scheme
+
+#: All that is written; everything else in the folder is the trainer's or the user's, and stays.
+WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
+#: What `recipe.yaml` names as its task: prompts and rewards are the script's, and no recipe can say them.
+OWN = "own"
+#: What the report is made with, and the extras that bring it.
+_REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
+#: What of the recipe a run may not change while it goes on.
+_RULE = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values", "laser")
+
+
+def check_keeping(keep_rollouts: Any, report: Any) -> None:
+    """Refuse what cannot be kept, before anything is trained.
+
+    Args:
+        keep_rollouts: the rollouts of every k-th generation batch are written; 0: none.
+        report: whether `report.html` is made at the end.
+
+    Raises:
+        RecipeError: another value, or a report without the packages that draw it.
+
+    Example:
+        >>> check_keeping(-1, False)
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: keep_rollouts is -1; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none.
+    """
+    if isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0:
+        raise RecipeError(
+            f"keep_rollouts is {keep_rollouts!r}; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none."
+        )
+    if not isinstance(report, bool):
+        raise RecipeError(f"report is {report!r}; it is true or false.")
+    lack = [name for name in _REPORT if report and find_spec(name) is None]
+    if lack:
+        raise RecipeError(
+            f"report=True draws report.html, and {', '.join(lack)} {'is' if len(lack) == 1 else 'are'} not installed: "
+            "pip install 'spanwise[cli,report]'. Or leave report out: `spanwise report FOLDER` makes it later, on any machine."
+        )
+
+
+def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
+    """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known.
+
+    Args:
+        scheme: the rule of credit. A function is written by its name, which nobody calls: rewards are recorded.
+        settings: recipe fields; None is left out.
+
+    Example:
+        >>> from spanwise import Layout
+        >>> made = own_recipe(Scheme.preset("bae", Layout({"a": ["answer"], "b": ["confidence"]})), steps=3, model=None)
+        >>> made["task"], made["method"], made["steps"], "model" in made
+        ('own', 'bae', 3, False)
+    """
+    return {"task": OWN, **scheme.plain(), **{name: value for name, value in settings.items() if value is not None}}
+
+
+class RunRecord:
+    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
+
+    Args:
+        folder: of the run; other files in it stay as they are.
+        keep_rollouts: the rollouts of every k-th batch are written; 0: none.
+        report: make `report.html` at the end, of an interrupted run as well.
+        output: what the trainer calls the folder, for messages.
+
+    Edge cases:
+        Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs
+        and whatever goes wrong in it stays out of the training, and a run that could not draw one has all its data.
+
+    Raises:
+        RecipeError: see `check_keeping`.
+    """
+
+    def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, output: str) -> None:
+        check_keeping(keep_rollouts, report)
+        self.folder, self.keep, self.report, self.output = RunFolder(folder, writes=WRITES), keep_rollouts, report, output
+        self.step = 0
+        self.seconds = self.own_seconds = 0.0
+        self._begun = False
+        self._line: dict[str, Any] = {}
+        self._recipe: dict[str, Any] = {}
+
+    def wants(self, step: int) -> bool:
+        """Whether the rollouts of a batch, counted from 1, are written."""
+        return self.keep > 0 and step % self.keep == 0
+
+    def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
+        """Refuse a folder that holds something else; it is only looked at.
+
+        Args:
+            recipe: of `own_recipe`.
+            step: of the checkpoint that is gone on from; 0: the run begins.
+
+        Raises:
+            DataError: a run that would be written over, files that no run wrote, or a run under another rule of credit.
+        """
+        place = self.folder.path
+        if not is_run(place):
+            check_free(place, writes=WRITES)
+        elif not step:
+            raise DataError(
+                f"'{place}' holds a run already, and this one starts from its first step. Give another {self.output}, move that "
+                "run away, or go on with it from a checkpoint."
+            )
+        else:
+            written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
+            other = [name for name in _RULE if written.get(name) != _plain(recipe.get(name))]
+            if other:
+                raise DataError(
+                    f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
+                    f"Give another {self.output}."
+                )
+
+    def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any = None) -> None:
+        """Begin the run, or go on with it from a step.
+
+        Args:
+            recipe, step: as in `check`.
+            tokenizer: its files are laid beside the rollouts, which are ids.
+        """
+        place = self.folder.path
+        self.step, self._recipe = step, _plain(recipe)
+        if is_run(place):
+            self.folder.go_on(self._recipe, step=step, history=list(metrics_until(place, step)))
+        else:
+            self.folder.begin(self._recipe)
+        if tokenizer is not None:
+            with whole_folder(place / "tokenizer"):
+                tokenizer.save_pretrained(str(place / "tokenizer"))
+        self._begun = True
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """What is known of a batch; whatever comes later of the same batch joins its line."""
+        if self._line and self._line["step"] != step:
+            self.flush()
+        self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
+
+    def flush(self) -> None:
+        """Write the line of metrics that is complete."""
+        if self._line and self._begun:
+            self.own_seconds += self._line.get("spanwise/seconds") or 0.0
+            self.step = max(self.step, self._line["step"])
+            self.folder.add_metrics(self._line)
+        self._line = {}
+
+    def write(self, parts: Sequence[Completions], *, step: int) -> None:
+        """Write the rollouts of a batch, what each process has of it."""
+        self.folder.write_rollouts(parts, step=step)
+
+    @contextmanager
+    def running(self, *, main: bool = True) -> Iterator[None]:
+        """Train inside: nobody else writes into the folder, and whatever ends the training, what it left is complete.
+
+        Args:
+            main: this process writes.
+        """
+        if not main:
+            yield
+            return
+        started, ended = time.perf_counter(), False
+        with sole_writer(self.folder.path):
+            try:
+                yield
+                ended = True
+            finally:
+                if self._begun:
+                    self._end(time.perf_counter() - started, ended=ended)
+
+    def _end(self, seconds: float, *, ended: bool) -> None:
+        self.flush()
+        if ended:
+            told = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+            share = self.own_seconds / self.seconds if self.seconds else None
+            known = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+            self.folder.write_summary({**told, "steps": self.step, "seconds": seconds, **known})
+        if self.report:
+            make_report(self.folder.path)
+        self._begun = False
+
+
+def make_report(folder: Path) -> bool:
+    """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        Whether it was made.
+    """
+    command = [sys.executable, "-m", "spanwise.commands.report", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        warnings.warn(
+            f"report.html of '{folder}' could not be made: {why} All data is there; try again with: spanwise report {folder}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return not done.returncode
+
+
+def _plain(value: Any) -> Any:
+    """The same as YAML reads it again: tuples are lists."""
+    return yaml.safe_load(yaml.safe_dump(_listed(value), sort_keys=False))
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _listed(entry) for key, entry in value.items()}
+    return [_listed(entry) for entry in value] if isinstance(value, list | tuple) else value

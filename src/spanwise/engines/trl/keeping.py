@@ -1,0 +1,108 @@
+"""`Keeping`: a user's own training script leaves the folder behind that `spanwise train` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
+
+from spanwise.engines.keep import RunRecord, own_recipe
+from spanwise.errors import RecipeError
+from spanwise.scheme import Scheme
+
+
+def steps_per_batch(args: GRPOConfig) -> int:
+    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it.
+
+    Raises:
+        RecipeError: a step would take completions of two batches.
+    """
+    passes, steps = args.num_iterations, args.steps_per_generation or 1
+    if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
+        raise RecipeError(
+            f"A generation batch of {steps} micro-batches (steps_per_generation) that is passed over {passes} times "
+            f"(num_iterations) is no whole number of optimizer steps of {args.gradient_accumulation_steps} of them "
+            "(gradient_accumulation_steps)."
+        )
+    return steps * passes // args.gradient_accumulation_steps
+
+
+class Keeping(TrainerCallback):
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch.
+
+    Args:
+        trainer: the `SpanGRPOTrainer`; what it knows of its batches is read from it.
+        keep_rollouts, report: as in `SpanGRPOConfig`.
+
+    Raises:
+        RecipeError: see `steps_per_batch`, `engines.keep.check_keeping`.
+    """
+
+    def __init__(self, trainer: Any, *, keep_rollouts: int, report: bool) -> None:
+        self.trainer, self.per_batch = trainer, steps_per_batch(trainer.args)
+        self.record = RunRecord(trainer.args.output_dir, keep_rollouts=keep_rollouts, report=report, output="output_dir")
+        self._started = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Train inside."""
+        with self.record.running(main=self.trainer.accelerator.is_main_process):
+            yield
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a folder that holds something else, in every process; then begin it, or go on with it."""
+        step = state.global_step // self.per_batch
+        recipe = recipe_of(args, self.trainer.scheme, steps=-(-state.max_steps // self.per_batch), trainer=self.trainer)
+        self.record.check(recipe, step=step)
+        self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+        if state.is_world_process_zero:
+            self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the line of the batch that has ended; start the step's clock."""
+        if state.global_step % self.per_batch == 0:
+            self.record.flush()
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep a generation batch that is used up: what was measured of it, and its rollouts of all processes."""
+        self.record.seconds += time.perf_counter() - self._started
+        if state.global_step % self.per_batch:
+            return
+        step = state.global_step // self.per_batch
+        if state.is_world_process_zero:
+            self.record.add(step, self.trainer.last_metrics)
+        rollouts = self.trainer.last_rollouts
+        if rollouts is not None and self.record.wants(step):
+            parts = gather_object([rollouts.recorded(step=step)])
+            if state.is_world_process_zero:
+                self.record.write(parts, step=step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """What the trainer says of a step belongs to the line of its batch."""
+        if state.is_world_process_zero and logs and "loss" in logs:
+            self.record.add(-(-state.global_step // self.per_batch), logs)
+
+
+def recipe_of(args: GRPOConfig, scheme: Scheme, *, steps: int, trainer: Any) -> dict[str, Any]:
+    """The `recipe.yaml` of a script's run: its rule of credit, and what a recipe has a field for."""
+    size = args.num_generations or 1
+    name = str(getattr(getattr(trainer.model, "config", None), "_name_or_path", ""))
+    return own_recipe(
+        scheme,
+        model=name or None,
+        steps=steps,
+        prompts=max(1, (args.generation_batch_size or size) // size),
+        group_size=size,
+        learning_rate=args.learning_rate if 0 < args.learning_rate <= 1 else None,
+        temperature=args.temperature,
+        max_completion_length=args.max_completion_length,
+        seed=args.seed,
+        keep_rollouts=trainer.args.keep_rollouts,
+        report=trainer.args.report,
+    )

@@ -1,0 +1,269 @@
+"""A user's own script leaves the folder of `spanwise train`: same files, same columns, credit by hand, whatever ends it."""
+
+import importlib.util
+import io
+import json
+from collections import deque
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from transformers import TrainerCallback
+from trl import GRPOConfig
+
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.task import make_task
+from spanwise.commands.why.why import why
+from spanwise.engines.trl import SpanGRPOConfig
+from spanwise.engines.trl.keeping import steps_per_batch
+from spanwise.engines.trl.logged import log_credit
+from spanwise.errors import DataError, RecipeError
+from spanwise.objective import Objective
+from spanwise.recipe import load, own_layout
+from spanwise.rollouts import read_rollouts
+from spanwise.types import Credit
+from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, credit, scheme, trainer, weights
+from two_ranks import launched
+
+pytestmark = THIRD_PARTY
+KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
+
+
+def solved(completions, answer, **columns):
+    """A reward function of a script."""
+    return [float(f"<answer>{right}</answer>" in said) for said, right in zip(completions, answer, strict=True)]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def kept(folder):
+    return sorted(file.name for file in (folder / "rollouts").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A run of three steps that keeps every second batch and makes its report."""
+    folder = tmp_path_factory.mktemp("own")
+    trainer(folder, **{**KEEP, "keep_rollouts": 2, "report": True}).train()
+    return folder
+
+
+def test_the_folder_holds_what_spanwise_train_leaves(ran):
+    names = {"metrics.jsonl", "recipe.yaml", "report.html", "rollouts", "summary.json", "tokenizer"}
+    assert {file.name for file in ran.iterdir()} - {".lock"} == names
+    assert kept(ran) == ["step_000002.parquet"]
+    assert [line["step"] for line in lines(ran)] == [1, 2, 3]
+    assert {"loss", "credit/malformed", "rewards/correct/mean", "spanwise/seconds"} <= set(lines(ran)[0])
+    assert lines(ran)[0]["rewards/correct/mean"] == pytest.approx(sum(one.right for one in SAID) / 8)
+    said = json.loads((ran / "summary.json").read_text())
+    assert (said["task"], said["method"], said["steps"]) == ("own", "bae", 3)
+    page = (ran / "report.html").read_text()
+    assert "has not ended" not in page
+    assert "the training script asks no held-out prompts" in page
+
+
+def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
+    recipe = load(ran / "recipe.yaml")
+    assert own_layout(recipe) == LAYOUT
+    assert (recipe.task, recipe.steps, recipe.prompts, recipe.group_size) == ("own", 3, 2, 4)
+    assert list(yaml.safe_load((ran / "recipe.yaml").read_text())["layout"]) == ["solution", "confidence"]
+
+
+def test_the_credit_of_every_block_is_that_of_the_definitions(ran):
+    table = pq.read_table(ran / "rollouts" / "step_000002.parquet").to_pylist()
+    for row, one, (solution, confidence, stop) in zip(table, SAID, credit(SAID), strict=True):
+        assert row["credit/bae/solution"] == pytest.approx(solution, abs=1e-6)
+        found = row["credit/bae/confidence"]
+        assert found is None if one.confidence is None else found == pytest.approx(confidence, abs=1e-6)
+        assert row["credit/bae/stop"] == pytest.approx(stop, abs=1e-6)
+        assert row["text"] == "".join(piece for piece in one.pieces)
+
+
+def test_every_command_reads_it(ran):
+    read = read_rollouts(ran)
+    assert (read.source, read.has_ids, len(read)) == ("spanwise", True, 8)
+    again = {one.name: one for one in credit_rollouts(ran, methods=["bae"]).applied}["bae"]
+    by_hand = torch.tensor([solution for solution, _, _ in credit(SAID)], dtype=torch.float64)
+    assert again.credit.block_nk[:, 0].double() == pytest.approx(by_hand, abs=1e-6)
+    said = io.StringIO()
+    why(ran, methods=["bae"], console=Console(file=said, width=100))
+    assert "credited" in said.getvalue()
+    assert report_folder(ran).is_file()
+    with pytest.raises(RecipeError, match="only the script knows its prompts"):
+        make_task(load(ran / "recipe.yaml"), Console(quiet=True))
+
+
+def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
+    paid = [Objective(solved, pays="solution"), Objective("format", pays="confidence", if_missing=0.0)]
+    trainer(tmp_path, extra={"objectives": paid}, **KEEP).train()
+    file = tmp_path / "recipe.yaml"
+    file.write_text(file.read_text().replace(f"{__name__}:solved", "no_such_script:solved"))
+    assert "no_such_script" in file.read_text()
+    result = credit_rollouts(tmp_path, methods=["recipe"])
+    assert result.applied[0].credit.block_nk.shape == (24, 2)
+
+
+def test_nothing_else_changes(tmp_path):
+    plain = trainer(tmp_path / "plain", max_steps=3, learning_rate=0.01)
+    plain.train()
+    with_folder = trainer(tmp_path / "kept", **KEEP)
+    with_folder.train()
+    assert all(torch.equal(weights(plain.model)[name], value) for name, value in weights(with_folder.model).items())
+    timed = ("spanwise/seconds", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+    logged = [
+        [{k: v for k, v in line.items() if k not in timed} for line in run.state.log_history] for run in (plain, with_folder)
+    ]
+    assert logged[0] == logged[1]
+    assert not (tmp_path / "plain").exists() or not any(file.suffix == ".yaml" for file in (tmp_path / "plain").iterdir())
+
+
+def test_a_line_for_each_batch_however_rarely_the_trainer_logs(tmp_path):
+    several = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 8}
+    run = trainer(tmp_path, **{**KEEP, **several, "logging_steps": 100})
+    assert steps_per_batch(run.args) == 4
+    run.train()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
+    assert "credit/solution/mean_abs" in lines(tmp_path)[0]
+
+
+class Stops(TrainerCallback):
+    """Somebody presses Ctrl-C after the second step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_has_its_data_and_a_report_that_says_so(tmp_path):
+    run = trainer(tmp_path, **{**KEEP, "report": True})
+    run.add_callback(Stops())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
+    assert not (tmp_path / "summary.json").exists()
+    assert "The run has not ended: it did 2 of 3 steps." in (tmp_path / "report.html").read_text()
+
+
+def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
+    saved = {**KEEP, "save_strategy": "steps", "save_steps": 2}
+    run = trainer(tmp_path, **saved)
+    run.add_callback(Stops())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    (tmp_path / "rollouts" / "step_000003.parquet").write_text("of what was lost")
+    trainer(tmp_path, **saved).train(resume_from_checkpoint=True)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+    assert len(pq.read_table(tmp_path / "rollouts" / "step_000003.parquet")) == 8
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
+
+
+def test_another_rule_does_not_go_on_in_the_same_folder(tmp_path):
+    saved = {**KEEP, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, **saved).train()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    other = trainer(tmp_path, **{**saved, "max_steps": 3}, extra={"credit": {"per": "completion"}})
+    with pytest.raises(DataError, match="trained with another per"):
+        other.train(resume_from_checkpoint=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_is_there_is_not_written_over(ran):
+    before = {file: file.read_bytes() for file in ran.rglob("*") if file.is_file() and file.name != ".lock"}
+    with pytest.raises(
+        DataError, match=r"holds a run already, and this one starts from its first step\. Give another output_dir"
+    ):
+        trainer(ran, **KEEP).train()
+    assert {file: file.read_bytes() for file in before} == before
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
+def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=rf"holds {name.split('/')[0]}, which a run would write over"):
+        trainer(tmp_path, **KEEP).train()
+    assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / name).unlink()
+    trainer(tmp_path, **KEEP).train()
+    assert (tmp_path / "model" / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5])
+def test_what_is_no_number_of_batches_is_refused(tmp_path, value):
+    with pytest.raises(RecipeError, match=r"keep_rollouts is .*; write the rollouts of every k-th batch"):
+        config(tmp_path, keep_rollouts=value)
+
+
+def test_a_report_without_what_draws_it_is_refused_at_construction(tmp_path, monkeypatch):
+    there = importlib.util.find_spec
+    monkeypatch.setattr("spanwise.engines.keep.find_spec", lambda name: None if name == "altair" else there(name))
+    with pytest.raises(RecipeError, match=r"altair is not installed: pip install 'spanwise\[cli,report\]'"):
+        config(tmp_path, report=True)
+    assert config(tmp_path, keep_rollouts=1).keep_rollouts == 1
+
+
+def test_batches_that_no_step_ends_are_refused(tmp_path):
+    args = {
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 3,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 6,
+    }
+    with pytest.raises(RecipeError, match="is no whole number of optimizer steps"):
+        trainer(tmp_path, **{**KEEP, **args})
+
+
+def test_a_report_that_fails_is_said_and_ends_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.warns(UserWarning, match=r"could not be made.* try again with: spanwise report"):
+        trainer(tmp_path, **{**KEEP, "report": True}).train()
+    assert (tmp_path / "summary.json").is_file()
+
+
+def test_without_rollouts_there_are_metrics_and_a_plain_config_keeps_nothing(tmp_path):
+    trainer(tmp_path / "a", **{**KEEP, "keep_rollouts": 0, "report": True}).train()
+    assert (tmp_path / "a" / "report.html").is_file()
+    assert not (tmp_path / "a" / "rollouts").exists()
+    fields = {name: getattr(config(tmp_path / "b", max_steps=1), name) for name in ("max_steps", "use_cpu", "bf16")}
+    plain = GRPOConfig(
+        str(tmp_path / "b"), per_device_train_batch_size=8, num_generations=4, max_completion_length=16, report_to="none",
+        gradient_checkpointing=False, loss_type="dr_grpo", save_strategy="no", **fields,
+    )  # fmt: skip
+    trainer(tmp_path / "b", extra={"args": plain}).train()
+    assert not (tmp_path / "b" / "recipe.yaml").exists()
+
+
+def test_two_processes_write_one_folder(tmp_path):
+    folder = launched("launch_two_ranks_keep.py", tmp_path) / "run"
+    assert kept(folder) == ["step_000001.parquet", "step_000002.parquet"]
+    assert [line["step"] for line in lines(folder)] == [1, 2]
+    rows = pq.read_table(folder / "rollouts" / "step_000001.parquet").to_pylist()
+    assert [row["group"] for row in rows] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [row["credit/bae/solution"] for row in rows] == pytest.approx([s for s, _, _ in credit(SAID)], abs=1e-6)
+    assert lines(folder)[0]["rewards/correct/mean"] == pytest.approx(sum(one.right for one in SAID) / 8)
+    assert (folder / "report.html").is_file()
+
+
+def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark(recwarn):
+    found = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
+    present = torch.ones(1, 2, dtype=torch.bool)
+    said = log_credit({"extra": {}}, found, present, scheme(objectives=OBJECTIVES))
+    assert "has no advantages in this version" in said
+    logs = {"advantages": deque([9.0]), "extra": {}}
+    logs["extra"] = {name: deque() for name in ("credit/solution", "credit/confidence", "credit/stop")}
+    assert log_credit(logs, found, present, scheme(objectives=OBJECTIVES)) == ""
+    assert list(logs["extra"]["credit/confidence"]) == [-0.5]
+    assert list(logs["advantages"]) == [0.0]
+
+
+def test_the_options_have_a_default_that_changes_nothing():
+    assert (SpanGRPOConfig.keep_rollouts, SpanGRPOConfig.report) == (0, False)
