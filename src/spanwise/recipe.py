@@ -510,7 +510,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def _without_code(recipe: Recipe, entry: Mapping[str, Any], recorded: Collection[str]) -> Mapping[str, Any]:
-    """An objective of a script's run; where its rewards are recorded its function is not looked for, as that would run the script."""
+    """An objective of a script's run; where its rewards are recorded its function is not looked for: that would run the script."""
     named = ":" in str(entry.get("reward")) and entry.get("name") in recorded
     return {**entry, "reward": recorded_elsewhere} if recipe.task == SCRIPT and named else entry
 
