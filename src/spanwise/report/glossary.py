@@ -16,7 +16,7 @@ GLOSSARY: Mapping[str, str] = {
     "credit": "What a block of a completion is praised or blamed with: above 0 it becomes more likely, below 0 less.",
     "advantage": "The number that a trainer multiplies a token's log-probability ratio with.",
     "spread": "The step that turns the credit of a block into an advantage for each of its tokens.",
-    "stop credit": "What a completion is credited with for leaving out every block that an objective pays; its last token carries it.",
+    "stop credit": "What leaving out every block that an objective pays is credited with; the last token carries it.",
     "step": "One step of training, with all the completions that were generated in it.",
     "turn": "One reply of a model within a conversation, or one action of an agent.",
     "trajectory": "All turns of one conversation or episode, which has one vote however many turns it takes.",
@@ -36,8 +36,8 @@ GLOSSARY: Mapping[str, str] = {
 def explained(terms: Iterable[str] | None = None) -> dict[str, str]:
     """The sentences of some terms, in the order of the glossary; None: of all.
 
-    >>> explained(["group", "block"])
-    {'block': 'A named part of a completion, such as its solution or its confidence.', 'group': 'The completions that were sampled for one prompt.'}
+    >>> list(explained(["group", "block"]))
+    ['block', 'group']
     """
     wanted = set(GLOSSARY) if terms is None else set(terms)
     return {term: meaning for term, meaning in GLOSSARY.items() if term in wanted}
