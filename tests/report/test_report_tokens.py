@@ -179,12 +179,12 @@ def test_hostile_completions_do_not_change_the_markup():
 
 
 def test_the_script_builds_text_nodes_only():
-    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "tokens")]
+    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "why", "list", "tokens")]
     forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
     for script in scripts:
         assert not re.search(forbidden, script)
         assert len(script.splitlines()) < 310
-    for name in ("courses.js", "courses.css", "tokens.js", "tokens.css"):
+    for name in (f"{asset}.{end}" for asset in ("courses", "why", "list", "tokens") for end in ("js", "css")):
         assert "</" not in (STATIC / name).read_text()
 
 
@@ -317,6 +317,8 @@ def test_rows_of_a_rollouts_table():
         fault="",
         step=3,
         credit={"bae": {"solution": 0.0, "confidence": 0.0}},
+        stated={"correct": None, "brier": None},
+        group=0,
     )
     assert second.prompt == 'user: say "é"\nnow'
     assert second.fault == "missing, truncated"

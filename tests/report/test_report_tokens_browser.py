@@ -28,7 +28,8 @@ body { margin: 8px; background: var(--background); color: var(--text); }
 """
 STATIC = Path(code.__file__).parent / "static"
 SCRIPT, STYLE = (
-    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "tokens")) for end in ("js", "css")
+    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "why", "list", "tokens"))
+    for end in ("js", "css")
 )
 
 
@@ -498,7 +499,7 @@ def test_every_control_has_a_name_and_changes_are_announced(browser):
     opened(browser, FIRST, SECOND)
     names = browser.run(
         "return [...document.querySelectorAll('select, input, button')].map(c =>"
-        " c.ariaLabel || c.closest('label')?.innerText || c.innerText)"
+        " c.ariaLabel || c.closest('label')?.textContent || c.textContent)"
     )
     assert all(names)
     assert browser.run("return [...document.querySelectorAll('[aria-live=polite]')].map(e => e.className)") == [

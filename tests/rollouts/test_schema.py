@@ -36,7 +36,7 @@ def table_type(name):
 
 def plain(kind):
     """A type in the words of the table: the name of a list's entry says nothing."""
-    return re.sub(r"list<\w+: ", "list<", str(kind))
+    return re.sub(r"struct<.*?>", "struct", re.sub(r"list<\w+: ", "list<", str(kind)))
 
 
 def written(path, **changes):
@@ -53,8 +53,9 @@ def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     families = {name.partition("/")[0] for name in found.names}
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
-    # scores of their own where a recipe has laser: test_credit_score.
-    assert families == {name.partition("/")[0] for name in TABLE} - {other, "rollout", "block", "self_reward"}
+    # scores of their own where a recipe has laser: test_credit_score; parts and what is stated: test_report_parts.
+    elsewhere = {other, "rollout", "block", "self_reward", "parts", "stated"}
+    assert families == {name.partition("/")[0] for name in TABLE} - elsewhere
 
 
 def test_tokens_that_cut_characters_are_bytes(tmp_path):
@@ -70,7 +71,7 @@ def test_every_type_of_the_table_is_known():
 
 
 #: What starts a column and nothing else; metrics of training are called credit/..., too.
-FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/", "values/")
+FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/", "values/", "parts/", "stated/")
 COLUMNS = ("completion_ids", "logprobs", "trainable")
 
 

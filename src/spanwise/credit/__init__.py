@@ -28,6 +28,7 @@ from spanwise.credit.methods._rloo import rloo
 from spanwise.credit.methods._sae import sae, segment_openings
 from spanwise.credit.methods._spo_chain import spo_chain
 from spanwise.credit.methods._vineppo import vineppo
+from spanwise.credit.parts import JOINED, Parts, parts
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
 from spanwise.credit.registry import METHODS, Method, Preset, method
@@ -52,6 +53,7 @@ from spanwise.credit.trajectories.unused import keep_for_rollouts
 
 __all__ = [
     "COMPAT",
+    "JOINED",
     "METHODS",
     "Advantage",
     "Branch",
@@ -60,6 +62,7 @@ __all__ = [
     "Method",
     "Moments",
     "Outcomes",
+    "Parts",
     "Preset",
     "Streams",
     "Timeline",
@@ -105,6 +108,7 @@ __all__ = [
     "oar",
     "opo",
     "outcome_methods",
+    "parts",
     "precision_mean",
     "preset_layout",
     "preset_objectives",

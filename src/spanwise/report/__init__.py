@@ -8,9 +8,10 @@ from spanwise.report.rows import with_stop
 from spanwise.report.sections import VOTES_BY_SCORE
 from spanwise.report.tokens import Paid, TokenRow, TokenView, token_view
 from spanwise.report.train import train_report, unmeasured_sentences
+from spanwise.report.why import Part, Rule, rule_words
 
 __all__ = [
-    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Section", "TokenRow", "TokenView", "compare_report", "credit_report",
-    "difference_rows", "fidelity_report", "fidelity_rows", "render", "token_view", "train_report", "unmeasured_sentences",
-    "with_stop",
+    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Part", "Rule", "Section", "TokenRow", "TokenView", "compare_report",
+    "credit_report", "difference_rows", "fidelity_report", "fidelity_rows", "render", "rule_words", "token_view",
+    "train_report", "unmeasured_sentences", "with_stop",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from spanwise.report.charts import Drawn, Palette
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
-Asset = Literal["courses", "tokens"]
+Asset = Literal["courses", "why", "list", "tokens"]
 
 ABSENT = "not measured"
 #: Not ASCII or meaningful to an HTML parser; JSON may write any of them as \uXXXX.

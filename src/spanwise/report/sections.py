@@ -144,7 +144,10 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
     if view is None or not view.completions:
         return Section("Tokens")
     return Section(
-        "Tokens", f"What every token is credited with. {note}".strip(), body=token_view(view), needs=("courses", "tokens")
+        "Tokens",
+        f"What every token is credited with. {note}".strip(),
+        body=token_view(view),
+        needs=("courses", "why", "list", "tokens"),
     )
 
 

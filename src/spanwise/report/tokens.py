@@ -15,7 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
+from spanwise.report.glossary import explained
 from spanwise.report.page import deflated
+from spanwise.report.why import Part, Reasons, Rule, credits, units
 
 #: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
 #: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
@@ -50,6 +52,10 @@ class TokenRow:
         credit: method -> block -> what the block is credited with; None where it is absent.
         score: the self-rewarding score, NaN where it did not end; None: nobody has read one.
         own: method -> the share of the score in the credit of blocks where it is mixed in, and the score as its group compares it.
+        parts: method -> what its credit is made of, objective by objective; empty where nobody says it.
+        answer: the gold answer; None: there is none.
+        stated: objective -> the number that the completion states and the reward read (a confidence).
+        group: completions of one step with one number are compared; None: not known.
 
     Example:
         >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
@@ -72,6 +78,10 @@ class TokenRow:
     credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     score: float | None = None
     own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+    answer: str | None = None
+    stated: Mapping[str, float | None] = field(default_factory=dict)
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,9 @@ class TokenView:
         outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
         segments: what opens a segment, in words; "": there are none.
         paid: method -> block -> what pays it, as far as that is known.
+        rules: method -> how it credits, as far as that is known.
+        own: the method of the user's recipe, which stands on the right; None: the second one.
+        total: completions that there are, of which these are some; None: these are all.
 
     Example:
         >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
@@ -115,6 +128,18 @@ class TokenView:
     outcome: str | None = None
     segments: str = ""
     paid: Mapping[str, Mapping[str, Paid]] = field(default_factory=dict)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    own: str | None = None
+    total: int | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What stands on the left and on the right at first: grpo, where there is one, and the user's own method."""
+        left = "grpo" if "grpo" in self.methods else self.methods[0]
+        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
+        if left == right:
+            left = next((name for name in self.methods if name != right), right)
+        return left, right
 
 
 def token_view(view: TokenView) -> Markup:
@@ -195,9 +220,29 @@ def payload(view: TokenView) -> dict[str, Any]:
             if (column := _coded_numbers([_array(row.values.get(name)) for row in rows], COARSE))
         ],
         "segments": view.segments,
-        "sums": [[_sums(row, method, view.paid.get(method, {})) for method in view.methods] for row in rows],
+        **_reasons(view),
         "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
         "probabilities": _coded_numbers([_array(row.probabilities) for row in rows], COARSE),
+    }
+
+
+def _reasons(view: TokenView) -> dict[str, Any]:
+    """Why each number is what it is: a sentence for each pair of methods, credit, arithmetic and groups."""
+    rows, reasons = view.completions, Reasons(view)
+    pairs = [(left, right) for left in view.methods for right in view.methods]
+    return {
+        "pair": [view.methods.index(name) for name in view.pair],
+        "headlines": [_coded([[reasons.headline(row, *pair)] for row in rows]) for pair in pairs],
+        "why": [[reasons.of(row, method) for method in view.methods] for row in rows],
+        "credits": [[credits(row, method) for method in view.methods] for row in rows],
+        "units": units(rows, view.methods),
+        "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
+        "answers": [row.answer for row in rows],
+        "stated": [
+            next((value for value in row.stated.values() if value == value and value is not None), None) for row in rows
+        ],
+        "glossary": explained(),
+        "total": max(view.total or 0, len(rows)),
     }
 
 
@@ -211,35 +256,6 @@ def _own_score(score: float | None) -> str | None:
         return None if score is None else "no score of its own: it was cut off"
     clipped = min(max(score, 0.0), 1.0)
     return f"says of itself {clipped:.2f}" + (f" ({score:.2g}, clipped)" if clipped != score else "")
-
-
-def _sums(row: TokenRow, method: str, paid: Mapping[str, Paid]) -> dict[str, str]:
-    """What pays each block that is there: "near 1, baseline 0.25, credit +0.75".
-
-    With a share of the score: "near 1, baseline 0.25, credit 0.9 · +0.75 and 0.1 · +1.1 of its own score = +0.785".
-    """
-    found = {}
-    for block, entry in paid.items():
-        credit = row.credit.get(method, {}).get(block)
-        if credit is None or math.isnan(credit) or not entry.objectives:
-            continue
-        rewards = [row.rewards.get(name) for name in entry.objectives]
-        named = [
-            f"{name} {row.statuses.get(name, 'none') if reward is None else f'{reward:.{DIGITS}g}'}"
-            for name, reward in zip(entry.objectives, rewards, strict=True)
-        ]
-        said = ", ".join(named) if len(named) < 3 else f"{len(named)} objectives"
-        share, own = row.own.get(method, (0.0, 0.0)) if entry.mixed else (0.0, 0.0)
-        mixed = f"{share:.{DIGITS}g} · {own:+.{DIGITS}g} of its own score"
-        summed = "credit "
-        if entry.plain and rewards[0] is not None and share < 1:
-            apart = (credit - share * own) / (1 - share)
-            said += f", baseline {rewards[0] - apart:.{DIGITS}g}"
-            summed += f"{1 - share:.{DIGITS}g} · {apart:+.{DIGITS}g} and {mixed} = " if share else ""
-        elif share:
-            summed = f"with {mixed} in it, credit "
-        found[block] = f"{said}, {summed}{credit:+.{DIGITS}g}".replace("-", "\u2212")
-    return found
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:

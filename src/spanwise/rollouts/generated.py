@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit import Parts, method, parts
 from spanwise.errors import AlignmentError
+from spanwise.objective import Objective
 from spanwise.rollouts import schema
 from spanwise.rollouts.table import Ragged
 from spanwise.rollouts.write import Completions, Credited
@@ -37,6 +39,7 @@ class Rollouts:
         spans: where each block lies among the tokens that enter the loss.
         scores: rewards and statuses of the N completions.
         credit: credit per block of the N completions; its two counters cover all processes.
+        objectives: what was credited; None where nobody says, so that a file does not say what the credit is made of.
         advantages_nt: what every token is trained with, before the fold.
         value_nt: what a critic expected before each token, or (N, T, S) by `value_names`; NaN where there is none. None: no critic.
         logp_nt: log-probability of each token under the policy and at the temperature that sampled it.
@@ -62,9 +65,10 @@ class Rollouts:
     logp_nt: Float[Tensor, "n t"] | None = None
     value_names: tuple[str, ...] = ()
     self_reward_n: Float[Tensor, " n"] | None = None
+    objectives: Sequence[Objective] | None = None
 
     def recorded(self, *, step: int) -> Completions:
-        """What a rollout file keeps of them: no padding, no dataset columns.
+        """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
@@ -90,7 +94,8 @@ class Rollouts:
             end_nk=self.spans.end_nk,
             fault_n=self.spans.fault_n,
             scores=self.scores,
-            credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy())},
+            credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy(), self._parts())},
+            answers=self.columns.get(schema.ANSWER),
             text=[whole_text(blocks) for blocks in self.text],
             self_reward_n=None if self.self_reward_n is None else self.self_reward_n.double(),
             block=self.spans.block_nt[filled_nt].numpy() if self.spans.interleaved else None,
@@ -99,6 +104,13 @@ class Rollouts:
                 for name, known_nt in self._known().items()
             },
         )
+
+    def _parts(self) -> Parts | None:
+        """What the credit is made of, where it is that of whole completions and each has one number per objective."""
+        whole = self.credit.length_nk is None and self.credit.adv_nm is not None and self.credit.stratum_nm is not None
+        if self.objectives is None or not whole or method(self.method).kind not in ("block", "completion"):
+            return None
+        return parts(self.credit, self.scores, self.group_n, objectives=self.objectives, method=self.method)
 
     def _known(self) -> dict[str, Float[Tensor, "n t"]]:
         """Values, by stream where there are several, and log-probabilities, as far as there are any."""

@@ -20,15 +20,18 @@ under the name of the method that made it. A run has one method, an export has t
 | `block` | list<int16> | the block of each token, by its place among the blocks, -1 for none; where blocks lie in several pieces |
 | `reward/<objective>` | double | null where there is none |
 | `status/<objective>` | string | why the reward has its value or has none: `Status` in lower case |
+| `stated/<objective>` | double | the number that its text states and the reward read, as a confidence; null where there is none |
 | `values` | list<float> | what a critic expected before each token; null where it is not known |
 | `values/<stream>` | list<float> | the same of a critic with several values, by their names (`Scheme.value_names`) |
 | `logprobs` | list<float> | log-probability of each token under the policy that sampled it; null where it is not known |
 | `self_reward` | double | the score r_s of the completion's reserved token (`Laser`); null where it did not end |
 | `credit/<method>/<block>` | double | null where the completion does not have the block |
 | `credit/<method>/stop` | double | credit of the decision to stop, which the last trainable token carries |
+| `parts/<method>` | list<struct> | what the credit is made of, an entry per objective: the fields of `credit.Parts` |
 | `advantages/<method>` | list<float> | what each token trains with; null where the completion was left out of the loss |
 
-Required are `prompt`, `trainable` and one of `completion_ids` and `tokens`. Any other column (answers, ...) is handed to rewards.
+Required are `prompt`, `trainable` and one of `completion_ids` and `tokens`. Any other column is handed to rewards; a gold answer
+is called `answer`, and is JSON where it is no text.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from spanwise.errors import DataError, SpanwiseError
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
 TRAINABLE, TEXT, FAULT, STOP, BLOCK, SELF_REWARD = "trainable", "text", "fault", "stop", "block", "self_reward"
+ANSWER = "answer"
 #: What may be known of each token, and its column; one value of several is `value/<stream>`.
 PER_TOKEN = {"value": "values", "logp": "logprobs"}
 
@@ -59,9 +63,14 @@ _TYPES = {
     SELF_REWARD: pa.float64(),
     **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
+#: What `parts/<method>` says of each objective, see `credit.Parts`.
+PART = pa.struct({
+    "objective": pa.string(), "worth": pa.float64(), "baseline": pa.float64(), "divisor": pa.float64(), "weight": pa.float64(),
+    "part": pa.float64(), "stratum": pa.int64(),
+})  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),
-    "advantages": _NUMBERS, PER_TOKEN["value"]: _NUMBERS,
+    "advantages": _NUMBERS, PER_TOKEN["value"]: _NUMBERS, "stated": pa.float64(), "parts": pa.list_(PART),
 }  # fmt: skip
 
 
@@ -97,6 +106,16 @@ def credit(method: str, block: str) -> str:
 def advantages(method: str) -> str:
     """The column of a method's advantages."""
     return f"advantages/{_checked(method)}"
+
+
+def parts(method: str) -> str:
+    """The column of what the credit of a method is made of."""
+    return f"parts/{_checked(method)}"
+
+
+def stated(objective: str) -> str:
+    """The column of what completions state, as an objective read it."""
+    return f"stated/{objective}"
 
 
 def token_column(known: str) -> str:
@@ -177,7 +196,8 @@ def made_by(method: str, names: Iterable[str]) -> list[str]:
     >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
     ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
     """
-    return [name for name in names if name == advantages(method) or name.startswith(credit(method, ""))]
+    own = (advantages(method), parts(method))
+    return [name for name in names if name in own or name.startswith(credit(method, ""))]
 
 
 def _behind(names: Iterable[str], family: str) -> list[str]:

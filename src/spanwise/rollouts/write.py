@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from spanwise.credit import Parts
 from spanwise.disk import whole_file
 from spanwise.errors import AlignmentError
 from spanwise.rollouts import schema
@@ -28,6 +31,7 @@ class Credited:
         by_block: block -> credit of each completion, NaN where it does not have the block.
         stop_n: credit of the decision to stop.
         advantages: of each token, flat; NaN at the tokens of completions that were left out of the loss.
+        parts: what the credit is made of, objective by objective; None where nobody knows.
 
     Example:
         >>> import torch
@@ -39,6 +43,7 @@ class Credited:
     by_block: Mapping[str, Float[Tensor, " n"]]
     stop_n: Float[Tensor, " n"]
     advantages: Float[np.ndarray, " v"]
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Completions:
         rollout_n: see `RolloutTable`.
         block: the block of each token, flat, -1 for none; None where each block is one piece, so that its span says it.
         self_reward_n: the self-rewarding score of each completion, NaN where it did not end; None: there is none.
+        answers: the gold answer of each, None where there is none; None: nobody knows any.
 
     Raises:
         AlignmentError: something flat that does not have one entry per token.
@@ -95,6 +101,7 @@ class Completions:
     rollout_n: Int[Tensor, " n"] | None = None
     block: Int[np.ndarray, " v"] | None = None
     self_reward_n: Float[Tensor, " n"] | None = None
+    answers: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         flat = {"trainable flags": self.trainable, **self.token_values}
@@ -182,6 +189,7 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
         schema.GROUP: _array(schema.GROUP, part.group_n.numpy()),
         **({} if part.rollout_n is None else {schema.ROLLOUT: _array(schema.ROLLOUT, part.rollout_n.numpy())}),
         schema.PROMPT: _array(schema.PROMPT, [clean(prompt) for prompt in part.prompts]),
+        **_answers(part.answers),
         **({} if part.text is None else {schema.TEXT: _array(schema.TEXT, part.text)}),
         schema.FAULT: _array(schema.FAULT, part.fault_n.numpy()),
         **_blocks(part),
@@ -202,8 +210,35 @@ def rollout_table(part: Completions, pieces: pa.Array | None = None) -> pa.Table
         for block, credit_n in {**one.by_block, schema.STOP: one.stop_n}.items():
             name = schema.credit(method, block)
             columns[name] = _array(name, credit_n.numpy())
+        columns |= {} if one.parts is None else {schema.parts(method): _parts(one.parts)}
         columns |= _lists(part.tokens, {schema.advantages(method): _floats(one.advantages)})
     return pa.table(columns)
+
+
+def _answers(answers: Sequence[Any] | None) -> dict[str, pa.Array]:
+    """Gold answers as text, JSON where they are none; nothing where nobody knows any."""
+    if answers is None:
+        return {}
+    said = [one if one is None or isinstance(one, str) else json.dumps(one, default=str) for one in answers]
+    return {schema.ANSWER: pa.array([None if one is None else clean(one) for one in said], pa.string())}
+
+
+def _parts(apart: Parts) -> pa.Array:
+    """A list per completion with a struct per objective."""
+    n, m = apart.part_nm.shape
+    columns = {
+        "objective": pa.array(list(apart.names) * n, pa.string()),
+        "weight": pa.array(np.tile(apart.weight_m.double().numpy(), n)),
+        "stratum": pa.array(apart.stratum_nm.long().flatten().numpy()),
+        **{
+            name: pa.array(table_nm.double().flatten().numpy(), from_pandas=True)
+            for name, table_nm in (
+                ("worth", apart.worth_nm), ("baseline", apart.baseline_nm), ("divisor", apart.divisor_nm), ("part", apart.part_nm),
+            )
+        },
+    }  # fmt: skip
+    flat = pa.StructArray.from_arrays([columns[field.name] for field in schema.PART], fields=list(schema.PART))
+    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), flat)
 
 
 def _spelled(pieces: pa.Array, ids: np.ndarray) -> pa.Array:
@@ -226,6 +261,8 @@ def _rewards(scores: Scores) -> dict[str, pa.Array]:
         reward, status = schema.reward(objective), schema.status(objective)
         columns[reward] = _array(reward, scores.reward_nm[:, m].numpy())
         columns[status] = _array(status, [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()])
+        if scores.stated_nm is not None:
+            columns[schema.stated(objective)] = _array(schema.stated(objective), scores.stated_nm[:, m].double().numpy())
     return columns
 
 

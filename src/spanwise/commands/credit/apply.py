@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.per_token import scores_of, token_keys
 from spanwise.commands.credit.score import AT_A_TIME, Marked
+from spanwise.credit import Parts, parts
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
@@ -33,6 +34,7 @@ class Applied:
         tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
         dead: comparison -> share of its strata in which nobody gets any credit.
         reading: what the completions say and are worth; None where nothing was compared.
+        parts: what the credit is made of, objective by objective; None where no baseline alone explains it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Applied:
     tokens: np.ndarray | Scheme
     dead: dict[str, float]
     reading: Reading | None = None
+    parts: Parts | None = None
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
@@ -81,6 +84,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     strata, dead = Counter[str](), Counter[str]()
     length_nk = marked.length_nk.clone()
     mean_length_n = torch.zeros(len(table), dtype=torch.float64)
+    apart: list[tuple[Tensor, Parts]] = []
     for rows in steps(table.step_n):
         batch = Batch(group_n[rows], steps=_steps(table, rows), self_reward_n=scores_of(arm.scheme, table, rows))
         found = credit(reading.take(rows), batch, arm.scheme)
@@ -92,6 +96,9 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
         block_nk[rows], stop_n[rows] = found.block_nk, found.stop_n.masked_fill(~held_n, 0.0)
         if found.adv_nm is not None:
             adv_nm[rows] = found.adv_nm
+        if table.rollout_n is None and arm.scheme.entry.kind in ("block", "completion"):
+            rule: dict[str, Any] = {"objectives": arm.scheme.objectives, "method": arm.scheme.entry}
+            apart.append((rows, parts(found, reading.take(rows).scores, group_n[rows], **rule)))
         singleton_m += found.singleton_m
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
             strata[name] += total
@@ -99,7 +106,24 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
     whole = Credit(block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk)
     silent = {name: dead[name] / total for name, total in strata.items() if total}
-    return Applied(arm.name, marked, whole, arm.scheme, silent, reading)
+    return Applied(arm.name, marked, whole, arm.scheme, silent, reading, _joined(apart, len(table)))
+
+
+def _joined(apart: Sequence[tuple[Tensor, Parts]], completions: int) -> Parts | None:
+    """The parts of all steps, each at its rows; strata of different steps have different numbers."""
+    if not apart:
+        return None
+    tables: dict[str, Tensor] = {}
+    first = apart[0][1]
+    strata = 0
+    for rows, part in apart:
+        here = part.stratum_nm
+        numbered = replace(part, stratum_nm=torch.where(here >= 0, here + strata, -1))
+        strata += int(here.max()) + 1 if here.numel() else 0
+        for name in ("worth_nm", "baseline_nm", "divisor_nm", "part_nm", "stratum_nm"):
+            value_nm = getattr(numbered, name)
+            tables.setdefault(name, value_nm.new_zeros((completions, value_nm.shape[1])))[rows] = value_nm
+    return replace(first, **tables)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:

@@ -274,7 +274,13 @@ def _scores(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> Scores:
         torch.stack([scores.reward_nm[:, m] for scores, m in parts.values()], dim=1),
         torch.stack([scores.status_nm[:, m] for scores, m in parts.values()], dim=1),
         torch.stack([scores.by_outcome_nmo[:, m] for scores, m in parts.values()], dim=1),
+        stated_nm=torch.stack([_stated(scores, m) for scores, m in parts.values()], dim=1),
     )
+
+
+def _stated(scores: Scores, m: int) -> Tensor:
+    """What an objective read that completions state; NaN where nobody kept it."""
+    return torch.full((len(scores.reward_nm),), torch.nan).double() if scores.stated_nm is None else scores.stated_nm[:, m]
 
 
 def _origins(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> str:

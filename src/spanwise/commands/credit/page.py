@@ -14,7 +14,7 @@ from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import paid_of
+from spanwise.commands.shared.paid import paid_of, rule_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, recorded_rewards, token_rows
 from spanwise.commands.shared.segments import Segments
 from spanwise.laser import Laser
@@ -49,7 +49,16 @@ def credit_page(folder: Path) -> str:
         rewards=recorded_rewards(table),
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
-        view=TokenView(tuple(credit), rows, summary.get("outcome"), "" if segments is None else segments.words, paid),
+        view=TokenView(
+            tuple(credit),
+            rows,
+            summary.get("outcome"),
+            "" if segments is None else segments.words,
+            paid,
+            rules={name: rule_of(**listed) for name, listed in paying.items()},
+            own=summary.get("own"),
+            total=len(table),
+        ),
         samples=scored_samples(table, (summary.get("score") or {}).get("verdict", "correct")),
         command=credit_command(folder, summary["source"], options),
     )

@@ -16,7 +16,7 @@ from spanwise.commands.credit.apply import Applied
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.commands.shared.segments import Segments
-from spanwise.rollouts import Completions, Credited, RolloutTable, write_rollouts
+from spanwise.rollouts import Completions, Credited, RolloutTable, schema, write_rollouts
 from spanwise.score import judge_of
 from spanwise.types import Scores
 
@@ -65,7 +65,8 @@ def credited_parts(
             start_nk=marked.start_nk[rows] * learned_n[:, None],
             end_nk=marked.end_nk[rows] * learned_n[:, None],
             fault_n=marked.fault_n[rows],
-            scores=Scores(scores.names, scores.reward_nm[rows], scores.status_nm[rows], scores.by_outcome_nmo[rows]),
+            scores=scores.take(rows),
+            answers=None if (answers := table.columns.get(schema.ANSWER)) is None else answers[rows],
             block=table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
             rollout_n=None if table.rollout_n is None else table.rollout_n[rows],
             self_reward_n=None if table.self_reward_n is None else table.self_reward_n[rows],
@@ -82,7 +83,8 @@ def _credited(one: Applied, table: RolloutTable, learned_n: Bool[Tensor, " r"], 
     if not bool(learned_n.all()):
         advantages = np.where(np.repeat(learned_n.numpy(), table.tokens.lengths[rows]), advantages, np.float32(np.nan))
     by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
-    return Credited(by_block, one.credit.stop_n[rows], advantages)
+    apart = None if one.parts is None else one.parts.take(rows)
+    return Credited(by_block, one.credit.stop_n[rows], advantages, apart)
 
 
 def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +95,8 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
         options: of `credit_rollouts`, and `rows`.
 
     Returns:
-        `options` as plain data; `paid`, the objectives of each arm; `outcome`, the objective that says what is right, if there is
-        one; `segments`, where a method cuts completions into some.
+        `options` as plain data; `paid`, the objectives of each arm; `own`, the arm that the recipe is; `outcome`, the objective
+        that says what is right, if there is one; `segments`, where a method cuts completions into some.
     """
     given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
     cut = (Segments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
@@ -102,6 +104,7 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
         "paid": {arm.name: _paying(arm) for arm in arms},
+        "own": next((arm.name for arm in arms if arm.own), None),
         "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
         **({"segments": segments.plain} if segments is not None else {}),
     }
@@ -110,8 +113,12 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
 def _paying(arm: Arm) -> dict[str, Any]:
     """What `paid_of` reads of an arm."""
     listed = [
-        {"name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none"} for o in arm.scheme.objectives
-    ]
+        {
+            "name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none", "if_missing": o.if_missing,
+            "baseline": o.baseline, "given": list(o.outcomes),
+        }
+        for o in arm.scheme.objectives
+    ]  # fmt: skip
     laser = arm.scheme.laser
     return {"method": arm.scheme.method, "objectives": listed, **({} if laser is None else {"laser": dict(vars(laser))})}
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
-from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
+from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, remembered
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import paid_of
+from spanwise.commands.shared.paid import paid_of, rule_of
 from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
@@ -208,8 +208,8 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
 
     Args:
         folder: of the run.
-        recipe: that it was trained with. Beside its method stands `bae`, or `rlcr` (one number for everything) where it is `bae`;
-            nothing, where the file does not tell enough for that.
+        recipe: that it was trained with. Beside its method stands `grpo` (one number for everything), or `bae` where it is
+            `grpo`; nothing, where the file does not tell enough for that.
 
     Returns:
         The token view, and the credit of each block under each method; None and nothing where no rollouts were kept.
@@ -217,7 +217,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
-    table = read_rows(files[-1])
+    table, paying = read_rows(files[-1]), {}
     methods = schema.methods(table.column_names)
     asked = recipe.get("objectives") or ()
     lists = (entry.get("given") or () for entry in asked)
@@ -225,26 +225,31 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
-        table = _beside(table, files[-1], "rlcr" if methods[0] in ("bae", "bae_paper") else "bae")
+        table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
     segments = Segments.of(recipe.get("method"), recipe.get("options"))
     laser = recipe.get("laser")
     own = {methods[0]: own_shares(table, Laser.of(laser))[:MOST]} if laser and methods else {}
     rows = token_rows(table.slice(0, MOST), read_pieces(tokenizer_in(folder) or folder / "model"), segments, own)
     credit = recorded_credit(table)
-    paid = {methods[0]: paid_of(str(recipe.get("method")), asked, laser)}
-    return TokenView(tuple(credit), rows, outcome, "" if segments is None else segments.words, paid), credit
+    if methods:
+        paying = {methods[0]: {"method": str(recipe.get("method")), "objectives": asked, "laser": laser}, **paying}
+    paid = {name: paid_of(**listed) for name, listed in paying.items()}
+    rules = {name: rule_of(**listed) for name, listed in paying.items()}
+    words = "" if segments is None else segments.words
+    view = TokenView(tuple(credit), rows, outcome, words, paid, rules=rules, own=next(iter(methods), None), total=len(table))
+    return view, credit
 
 
-def _beside(table: pa.Table, file: Path, method: str) -> pa.Table:
-    """Rollouts with what another method would have credited them with, if they tell enough for that."""
+def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
+    """Rollouts with what another method would have credited them with and what pays there, if they tell enough for that."""
     try:
         found = credit_rollouts(file, methods=[method])
     except SpanwiseError:
-        return table
+        return table, {}
     if not found.table.has_ids:  # its tokens are not those of the file
-        return table
+        return table, {}
     parts = credited_parts(found.table, found.applied, found.scores, found.marked, found.group_n)
     other = pa.concat_tables(rollout_table(part) for part in parts)
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
-    return table
+    return table, remembered(found.arms, {})["paid"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from spanwise.credit import METHODS
 from spanwise.laser import Laser
-from spanwise.report import Paid
+from spanwise.report import Paid, Rule, rule_words
+from spanwise.rollouts.schema import RECORDED
 
 
 def paid_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping[str, Any] | None = None) -> dict[str, Paid]:
@@ -37,3 +38,31 @@ def paid_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping
         )
         for block, listed in found.items()
     }
+
+
+def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping[str, Any] | None = None) -> Rule:
+    """How a method credits, as far as a page explains it; `method` and the others as in `paid_of`.
+
+    Example:
+        >>> rule = rule_of("bae", [{"name": "brier", "pays": ["b"], "baseline": "outcome", "given": ["correct"]}])
+        >>> rule.kind, rule.baselines
+        ('block', {'brier': 'same prompt, same correct'})
+    """
+    if method == RECORDED or method not in METHODS:
+        return Rule()
+    chosen = METHODS[method]
+    listed = {str(one.get("name") or one.get("reward")): one for one in objectives}
+    given = {name: one.get("given") or [] for name, one in listed.items()}
+    by_block = chosen.kind == "block"
+    return Rule(
+        kind=chosen.kind,
+        about=f"{method}: {chosen.summary}",
+        baselines={
+            name: rule_words(one["baseline"], [given[name]] if isinstance(given[name], str) else given[name])
+            for name, one in listed.items()
+            if by_block and one.get("baseline")
+        },
+        weights={name: float(one.get("weight", 1.0)) for name, one in listed.items()},
+        missing={name: one.get("if_missing") for name, one in listed.items()},
+        verdict="" if laser is None else Laser.of(laser).verdict,
+    )

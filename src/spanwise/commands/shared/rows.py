@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import AlignmentError, DataError, SpanwiseError
-from spanwise.report import TokenRow, with_stop
+from spanwise.report import Part, TokenRow, with_stop
 from spanwise.rollouts import schema
 from spanwise.rollouts.parquet import flat, offsets
 from spanwise.rollouts.recorded import numbers
@@ -96,6 +96,7 @@ def token_rows(
     texts = _texts(table[source], edges, pieces)
     plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
     scored, own = schema.SELF_REWARD in names, own or {}
+    parts = {one: _parts(table[schema.parts(one)]) for one in methods if schema.parts(one) in names}
     made = []
     for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
         known = {name: values[first:last] for name, values in flat_of.items()}
@@ -124,9 +125,18 @@ def token_rows(
                 },
                 score=math.nan if scored and row[schema.SELF_REWARD] is None else row.get(schema.SELF_REWARD),
                 own={one: shares[n] for one, shares in own.items()},
+                parts={one: listed[n] for one, listed in parts.items()},
+                answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
+                stated={name: row.get(schema.stated(name)) for name in schema.objectives(names)},
+                group=row.get(schema.GROUP),
             )
         )
     return made
+
+
+def _parts(column: pa.ChunkedArray) -> list[list[Part]]:
+    """What the credit of each completion is made of."""
+    return [[Part(**entry) for entry in listed or ()] for listed in column.to_pylist()]
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:

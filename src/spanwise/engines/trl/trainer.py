@@ -347,6 +347,7 @@ class SpanGRPOTrainer(Scoring):
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
             self_reward_n=score_n,
+            objectives=self.scheme.objectives,
         )
 
     def _all_cut_off(self, completions: int) -> None:

@@ -23,36 +23,7 @@
   const join = (tokens) => tokens.join("").replace(/[\u{dc80}-\u{dcff}]+/gu, (run) =>
     new TextDecoder().decode(Uint8Array.from(run, (half) => half.charCodeAt(0) - 0xdc00)));
   // ---- writing ----
-  const make = (tag, name, ...children) => {
-    const element = Object.assign(document.createElement(tag), { className: name ?? "" });
-    element.append(...children); // strings become text nodes
-    return element;
-  };
-  const plain = (x) => Number.isNaN(x) ? "none" : (x < 0 ? "−" : "") + Math.abs(x);
-  const signed = (x) => Number.isNaN(x) ? "not trained" : (x > 0 ? "+" : "") + plain(x);
-  const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-  // Controls, bidi, zero width, blanks that look like nothing; a mark without a base; a fourth mark on one base.
-  const HIDDEN = "(?![ \\n\\t])[\\p{C}\\p{Z}\\u034f\\u115f\\u1160\\u2800\\u3164\\uffa0]|^\\p{M}|(?<=\\p{M}{3})\\p{M}+";
-  const WHERE_IT_MATTERS = new RegExp(`[\\n\\t]| {2,}|^ $|${HIDDEN}`, "gu"), EVERYWHERE = new RegExp(`[\\n\\t]| +|${HIDDEN}`, "gu");
-  const escape = (part) => {
-    const hex = (point) => point.toString(16).toUpperCase(), point = part.codePointAt(0);
-    if (point >= 0xdc80 && point <= 0xdcff) return `‹${hex(point - 0xdc00)}›`; // a byte
-    return /^\p{M}/u.test(part) && point !== 0x34f ? `⟨+${count([...part].length, "mark")}⟩` : `⟨U+${hex(point).padStart(4, "0")}⟩`;
-  };
-  const show = (element, text, where = WHERE_IT_MATTERS) => { // append text, with what would not be seen made visible
-    let from = 0;
-    for (const { 0: part, index } of text.matchAll(where)) {
-      element.append(text.slice(from, index));
-      if (part === "\n" || part === "\t") {
-        element.append(make("span", "token-mark", part === "\n" ? "⏎" : "⇥"), where === EVERYWHERE ? "" : part);
-      } else if (part[0] === " ") element.append(make("span", "token-mark", "·".repeat(part.length)));
-      else if (index === 0 && /^\p{M}$/u.test(part) && part !== "\u034f") element.append(`◌${part}`);
-      else element.append(make("span", "token-escape", escape(part)));
-      from = index + part.length;
-    }
-    element.append(text ? text.slice(from) : make("span", "token-escape", "∅")); // some ids write nothing
-    return element;
-  };
+  const { make, show, plain, signed, count, EVERYWHERE } = window.spanwiseText;
   const paint = (element, x, scale, kind) => {
     const share = kind === "probability" ? 1 - x : Math.sqrt(Math.min(1, Math.abs(x) / scale));
     const name = Number.isNaN(x) ? "none" : kind === "probability" ? "surprise" : x > 0 ? "plus" : x < 0 ? "minus" : "zero";
@@ -65,10 +36,11 @@
   const start = (view, data, owner) => {
     const find = (selector) => view.querySelector(selector);
     const control = Object.fromEntries([...view.querySelectorAll("select, input")].map((each) => [each.name, each]));
-    const panes = find(".token-panes"), details = find(".token-details"), end = find(".token-end");
+    const panes = find(".token-panes"), end = find(".token-end");
     const total = data.steps.length, everyone = [...data.steps.keys()];
     const courses = window.spanwiseCourses({ view, data, make, show, plain, count, inspect: (t) => inspect(t) });
     const extras = Object.fromEntries([...courses.columns, ...(data.probabilities ? [["probability", data.probabilities]] : [])]);
+    const hints = window.spanwiseHints({ view, box: find(".token-details"), make, show, glossary: data.glossary });
     let listed = everyone, at = 0, shown = null, waiting = [], pinned = null;
     const credit = (side) => data.advantages[control[side].value], name = (side) => data.methods[control[side].value];
     const kind = () => control.colour.value, column = (side) => extras[kind()] ?? credit(side);
@@ -83,20 +55,16 @@
       absent: (n) => statuses(n).includes("absent"), failed: (n) => statuses(n).some((status) => FAILED.has(status)),
       ...Object.fromEntries(["left", "right"].map((side) => [side, (n) => numbers(credit(side), n).every((x) => !x)])),
     };
-    const difference = (n) => { // mean difference of the two colours, over the tokens both train
-      const [a, b] = ["left", "right"].map((side) => numbers(credit(side), n).map((x) => x / scale(side, credit)));
-      const gaps = a.map((x, t) => Math.abs(x - b[t])).filter((gap) => !Number.isNaN(gap));
-      return gaps.reduce((sum, gap) => sum + gap, 0) / (gaps.length || 1);
-    };
-    const select = () => {
-      const words = control.search.value.toLowerCase(), outcome = { right: 1, wrong: 0 }[control.outcome.value];
-      const current = listed[at], differ = control.order.value === "differ";
-      listed = everyone.filter((n) => fits[control.status.value](n)
-        && (outcome === undefined || data.rewards[n][data.outcome] === outcome) && (!words || text(n).includes(words)));
-      const gap = new Map(differ ? listed.map((n) => [n, difference(n)]) : []);
-      if (differ) listed.sort((a, b) => gap.get(b) - gap.get(a));
-      at = differ ? 0 : Math.max(0, listed.indexOf(current));
+    const select = (keep = true) => {
+      const words = control.search.value.toLowerCase(), outcome = { right: 1, wrong: 0 }[control.outcome.value], current = listed[at];
+      listed = list.sorted(everyone.filter((n) => fits[control.status.value](n) && list.fits(n)
+        && (outcome === undefined || data.rewards[n][data.outcome] === outcome) && (!words || text(n).includes(words))));
+      at = keep ? Math.max(0, listed.indexOf(current)) : 0;
       draw();
+    };
+    const sort = (order) => {
+      if (order !== "list") list.order(order === "differ" && data.methods.length > 1 ? "difference" : "completion", order === "differ");
+      list.heads();
     };
     // ---- drawing ----
     const rewards = (n) => data.objectives.map((objective, m) => {
@@ -148,15 +116,18 @@
       }
       return rows;
     };
+    const paidHere = (block, m) => { // a method with one block for everything pays it here, too
+      const found = data.why[shown.n][m].blocks, [only, ...more] = Object.keys(found), paid = found[block] ? block : more.length ? "" : only;
+      return paid ? [" · ", hints.term("credit", "credit"), show(make("span", "token-block"), ` of the ${paid === block ? "block" : paid} ${found[paid].credit}`)] : [];
+    };
     const head = (row, side, x) => {
       const values = x.slice(...row.opens).filter((value) => !Number.isNaN(value)), write = kind() === "probability" ? plain : signed;
       let low = Infinity, high = -Infinity;
       for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
       const range = low === high ? `${write(low)} × ` : `${write(low)} to ${write(high)}, `;
       return make("p", "token-head", show(make("b"), row.names.join(" + ") || "no block"),
-        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), values.length ? range + count(values.length, "token") : write(NaN),
-        ...[kind() === "credit" && row.begins && data.sums[shown.n][control[side].value][row.names[0]]].filter(Boolean)
-          .map((paid) => show(make("span", "token-sum"), ` · ${paid}`)));
+        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), ...(kind() === "credit" ? [hints.term("advantage", "per token"), " "] : []), values.length ? range + count(values.length, "token") : write(NaN),
+        ...(kind() === "credit" && row.begins ? paidHere(row.names[0], control[side].value) : []));
     };
     const drawRow = () => {
       const row = waiting.shift(), line = make("div", `token-row ${row.opens ? "opens" : "later"}`);
@@ -179,7 +150,8 @@
       const n = listed[at], focused = panes.contains(document.activeElement), whole = listed.length === total;
       find(".token-count").textContent = !listed.length ? "No completion fits." : whole && control.order.value === "file"
         ? `${n + 1} of ${total}` : `${at + 1} of ${listed.length}${whole ? "" : " that fit"}: completion ${n + 1} of ${total}`;
-      find(".token-body").hidden = !listed.length;
+      find(".token-body").hidden = find(".token-headline").hidden = !listed.length;
+      list.draw(listed, n);
       panes.replaceChildren();
       [shown, waiting, pinned] = [null, [], null];
       if (!listed.length) return;
@@ -189,6 +161,7 @@
       shown = { n, values, tokens: decode(data.tokens, n), spans: data.spans[n] };
       shown.columns = sides().map((side) => ({ side, full: scale(side), x: values(column(side)) }));
       panes.classList.toggle("alone", shown.columns.length === 1);
+      why.draw(n, Number(control.left.value), Number(control.right.value));
       [drawFacts, drawLegend, () => courses.draw(n, shown.tokens.length, values), inspect].forEach((step) => step());
       waiting = cut(shown.tokens, shown.spans);
       while (waiting.length && panes.childElementCount < 6 && panes.querySelectorAll(".token").length < ROW_TOKENS) drawRow();
@@ -196,14 +169,13 @@
       if (focused) moves.leave();
       more.observe(end);
     };
-    const inspect = (t = null) => {
+    const inspect = (t = null, anchor = find(".token-courses")) => {
       panes.querySelectorAll(".current").forEach((token) => token.classList.remove("current"));
       courses.point(t);
-      details.replaceChildren(...(t === null ? [find(".token-hint").content.cloneNode(true)] : []));
-      if (t === null) return;
+      if (t === null) return hints.hide();
       panes.querySelectorAll(`[data-token="${t}"]`).forEach((token) => token.classList.add("current"));
-      const list = make("dl"), token = shown.tokens[t], rest = token.length - DETAIL_CHARACTERS;
-      const add = (term, text) => list.append(make("div", "", show(make("dt"), term), text.append ? text : show(make("dd"), text)));
+      const entries = make("dl"), token = shown.tokens[t], rest = token.length - DETAIL_CHARACTERS;
+      const add = (term, text) => entries.append(make("div", "", show(make("dt"), term), text.append ? text : show(make("dd"), text)));
       const body = show(make("dd", "token-text"), token.slice(0, DETAIL_CHARACTERS), EVERYWHERE);
       add(`token ${t + 1} of ${shown.tokens.length}`, rest > 0 ? make("dd", "", body, `… ${count(rest, "more character")}`) : body);
       add("block", blocksAt(t, shown.spans).join(" + ") || "none");
@@ -216,7 +188,7 @@
       for (const [extra, column] of Object.entries(extras)) say(extra, column, plain);
       for (const entry of courses.segments(t)) add(...entry);
       add("rewards", rewards(shown.n).map(([reward]) => reward).join(", ") || "none");
-      details.append(list);
+      hints.say(entries, anchor);
     };
     const tokenAt = (event) => event.target.closest?.(".token-panes .token");
     const indexAt = (event) => tokenAt(event) ? Number(tokenAt(event).dataset.token) : null;
@@ -239,7 +211,7 @@
     };
     const moves = {
       first: () => go(0), previous: () => go(at - 1), next: () => go(at + 1), last: () => go(listed.length - 1),
-      leave: () => panes.focus({ preventScroll: true }), reset: () => { control.status.value = control.outcome.value = control.search.value = ""; select(); },
+      leave: () => panes.focus({ preventScroll: true }), reset: () => { control.status.value = control.outcome.value = control.search.value = ""; list.clear(); select(); },
     };
     const open = (n) => {
       if (!listed.includes(n)) moves.reset();
@@ -261,15 +233,21 @@
       if (button) moves[button.dataset.go]();
       else if (token && getSelection().isCollapsed) pin(indexAt(event), sideOf(token)); // text can still be marked
     });
-    panes.addEventListener("pointerover", (event) => inspect(indexAt(event) ?? pinned));
-    panes.addEventListener("pointerleave", () => inspect(pinned));
-    panes.addEventListener("focusin", (event) => inspect(pinned = indexAt(event)));
+    const back = () => inspect(pinned, document.activeElement.closest(".token-panes .token") ?? undefined); // to the token that has the focus
+    panes.addEventListener("pointerover", (event) => tokenAt(event) ? inspect(indexAt(event), tokenAt(event)) : back());
+    panes.addEventListener("pointerleave", back);
+    panes.addEventListener("focusin", (event) => inspect(pinned = indexAt(event), tokenAt(event) ?? undefined));
+    panes.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !panes.contains(relatedTarget) && inspect(pinned = null));
     view.addEventListener("change", ({ target }) => {
       if (target === control.jump) open(Math.min(Math.max(Math.round(target.value) || 1, 1), total) - 1);
-      else [label, select].forEach((step) => step());
+      else if (target.closest(".token-more")) {
+        if (target === control.left || target === control.right) list.redefine();
+        if (target === control.order) sort(target.value);
+        [label, () => select(target !== control.order)].forEach((step) => step());
+      }
       if (listed.length) control.jump.value = listed[at] + 1; // also where it was beyond the last one
     });
-    control.search.addEventListener("input", select);
+    control.search.addEventListener("input", () => select());
     const follow = () => {
       const n = Number(/^#token-(\d+)$/.exec(location.hash)?.[1]) - 1;
       if (!owner || !everyone.includes(n)) return;
@@ -282,14 +260,29 @@
       control.right.closest("label").hidden = control.scale.closest("label").hidden = sides().length === 1;
     };
     for (const side of ["left", "right"]) control[side].append(...data.methods.map((method, m) => new Option(method, m)));
-    control.right.value = Math.min(1, data.methods.length - 1);
+    [control.left.value, control.right.value] = data.pair;
     control.colour.append(...Object.keys(extras).map((extra) => new Option(extra)));
     if (data.methods.length === 1) control.order.closest("label").hidden = control.status.querySelector("[value=right]").hidden = true;
     control.outcome.closest("label").hidden = data.outcome === null;
     show(find(".token-outcome"), data.objectives[data.outcome] ?? "");
-    find(".token-more").open = matchMedia("(min-width: 641px)").matches;
+    const visit = (n) => {
+      open(n);
+      if (find(".token-headline").getBoundingClientRect().top < 0) view.scrollIntoView();
+    };
+    const changed = (change) => {
+      const before = list.sorting();
+      change();
+      if (before !== list.sorting()) control.order.value = "list";
+      list.heads();
+      select(before === list.sorting());
+    };
+    const list = window.spanwiseList({ view, data, make, show, decode, numbers, statuses, fault, hints, open: visit, changed,
+      sides: () => [Number(control.left.value), Number(control.right.value)] });
+    const why = window.spanwiseWhy({ view, data, make, show, decode, count, hints, open: visit,
+      outcomes: data.outcome === null ? [] : ["outcome"], rewards: (n) => data.rewards[n].map((reward, m) => reward === null ? statuses(n)[m] || "none" : plain(Number(reward))) });
+    control.order.value = data.methods.length > 1 ? "differ" : "file";
     find(".token-app").hidden = false;
-    [label, draw, follow].forEach((step) => step());
+    [label, () => sort(control.order.value), () => select(false), follow].forEach((step) => step());
   };
 
   document.querySelectorAll(".token-view").forEach(async (view, i) => {
