@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser test test-verl test-skyrl check hooks dist notebooks docs docs-links bench fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-verl test-skyrl check hooks dist notebooks docs docs-links bench fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -46,6 +46,9 @@ chain: .venv/train.stamp         ## credit in a chain of dependent parts, five s
 
 laser: .venv/train.stamp         ## a spoken confidence, one read off a reserved token (LaSeR), and both, five seeds: docs/evidence.md; goes on where it stopped
 	$(BIN)/python benchmarks/laser.py --charts docs/images
+
+screenshots: .venv/dev.stamp     ## the pictures of docs/report.md from small seeded runs; needs chromium and chromedriver; half an hour, then minutes
+	$(BIN)/python benchmarks/screenshots.py
 
 test: .venv/dev.stamp            ## the whole test suite
 	$(BIN)/python -m pytest -q -n 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,12 @@ class Browser:
         path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]))
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A Chromium for the whole session, offline; skipped where there is none."""
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs Chromium and chromedriver on the PATH")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+@contextmanager
+def opened(folder: Path) -> Iterator[Browser]:
+    """A Chromium, offline, that writes its pages into `folder`."""
+    from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    folder = tmp_path_factory.mktemp("browser")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
@@ -106,3 +104,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield Browser(driver, folder)
     finally:
         driver.quit()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium for the whole session; skipped where there is none."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Chromium and chromedriver on the PATH")
+    pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    with opened(tmp_path_factory.mktemp("browser")) as found:
+        yield found

@@ -146,14 +146,20 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
-        self.texts: list[str] = []
+        self._texts: list[str] = []
         self.cells: list[list[str]] = []
         self._open: list[str] = []
+        self._apart, self._in_term = True, False  # a term of the glossary stands inside a text and does not end it
         self.feed(html)
         self.close()
+        self.texts = [text.strip() for text in self._texts]
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
+        if dict(attrs).get("class") == "term":
+            self._in_term = True
+            return
+        self._apart = True
         if tag not in ("meta", "link", "path", "br", "input"):
             self._open.append(tag)
         if tag == "script":
@@ -164,6 +170,10 @@ class Page(HTMLParser):
             self.cells[-1].append("")
 
     def handle_endtag(self, tag):
+        if self._in_term:
+            self._in_term = False
+            return
+        self._apart = True
         while self._open and self._open.pop() != tag:
             pass
 
@@ -172,7 +182,9 @@ class Page(HTMLParser):
         if here == "script":
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
         elif here != "style":
-            self.texts.append(data.strip())
+            self._texts += [data] if self._apart else []
+            self._texts[-1] += "" if self._apart else data
+            self._apart = False
             if here in ("td", "th"):
                 self.cells[-1][-1] += data
 

@@ -14,7 +14,7 @@ def cards(html):
     found, inside = {}, html.split('<dl class="headlines">')[1].split("</dl>")[0]
     for card in inside.split("<div")[1:]:
         text = Page(f"<div{card}").text
-        found[card.split("<dt>")[1].split("</dt>")[0]] = ("wrong" if 'class="wrong"' in card else "", text)
+        found[Page(card.split("<dt>")[1].split("</dt>")[0]).text] = ("wrong" if 'class="wrong"' in card else "", text)
     assert marks.count("wrong") == sum(mark == "wrong" for mark, _ in found.values())
     return found
 

@@ -102,9 +102,9 @@ def test_a_tooltip_says_the_number(browser, pages):
     browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", point)
     browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     ActionChains(browser.driver).move_to_element(point).move_by_offset(1, 0).perform()
-    said = browser.wait("return document.querySelector('#vg-tooltip-element.visible')?.textContent")
-    assert "share of completions0.1" in said  # both arms start at .1
-    assert "from0.1" in said
+    said = browser.wait("const e = document.getElementById('values'); return e.hidden ? null : e.innerText")
+    words = ["step", "0", *(part for arm in ("blended", "outcome") for part in (arm, "10", "%", "[10", "%,", "10", "%]"))]
+    assert said.split() == words  # all seeds start at .1
     assert browser.console() == []
 
 

@@ -27,7 +27,7 @@ def points(panel):
     found = {}
     for chart in panel.charts:
         spec = chart.to_dict()
-        for row in (row for rows in spec["datasets"].values() for row in rows):
+        for row in (row for rows in spec["datasets"].values() for row in rows if "series" in row):
             found.setdefault(row["series"], []).append((row["x"], row["value"]))
     return found
 

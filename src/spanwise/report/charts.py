@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import altair as alt
 
+from spanwise.report.hover import bands, crosshair
+
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
@@ -50,7 +52,7 @@ def curves(
         >>> rows = [{"x": 0, "value": 0.5, "series": "bae"}, {"x": 9, "value": float("nan"), "series": "bae"}]
         >>> chart = curves(rows, names=["bae"], y="accuracy").to_dict()
         >>> [layer["mark"]["type"] for layer in chart["layer"]], list(chart["datasets"].values())[0][1]["value"]
-        (['line', 'point'], None)
+        (['line', 'point', 'rule'], None)
     """
     base = _chart(rows).encode(x=_x("x", x), color=_color(names))
     scaled = _y("value", y, zero=y_zero, percent=percent)
@@ -69,8 +71,8 @@ def curves(
     if marked:
         points = base.mark_point(filled=True, size=36, opacity=1)
         points.data = _data(marked)
-        layers.append(points.encode(y=scaled, shape=_shape(names), tooltip=_tips(rows, x=x, value=y)))
-    return _wide(_layers(*layers), height)
+        layers.append(points.encode(y=scaled, shape=_shape(names)))
+    return _wide(_layers(*layers, crosshair(rows, x=_x("x", x), key="x", title=x, percent=percent)), height)
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
@@ -88,8 +90,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     x = alt.X("confidence:Q", scale=x_scale, axis=axis)
     y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(minExtent=_AXIS))
-    named = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "from", "accuracy_high": "to"}
-    tips = _tips(full, **named, count="completions")
+    named = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
+    tips = _tips(full, low="from", high="to", **named, count="completions")
     base = _chart(full)
     diagonal = _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(
         x=alt.X("a:Q", scale=x_scale, axis=axis), y=alt.Y("b:Q", scale=alt.Scale(domain=[0, 1]))
@@ -97,7 +99,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     whiskers = base.mark_rule(strokeWidth=2).encode(
         x=x, y=alt.Y("accuracy_low:Q", title="accuracy", scale=alt.Scale(domain=[0, 1])), y2="accuracy_high:Q"
     )
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, tooltip=tips)
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y)
     drawn = [{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full]
     bars = _chart(drawn).mark_bar(binSpacing=1).encode(
         x=alt.X("low:Q", title=by, scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)),
@@ -106,7 +108,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
         y2=alt.datum(0),
         tooltip=tips,
     )  # fmt: skip
-    return _wide(_layers(diagonal, whiskers, points), height), _wide(bars, 115)
+    hover = _chart(drawn).mark_rect(opacity=0).encode(x=alt.X("low:Q", scale=x_scale, axis=axis), x2="high:Q", tooltip=tips)
+    return _wide(_layers(diagonal, whiskers, points, hover), height), _wide(_layers(bars, hover), 115)
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
@@ -133,8 +136,9 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
         bounds = {"y": _y("low", y), "y2": alt.Y2("high:Q")}
         layers.append(base.mark_rule(strokeWidth=2).encode(xOffset=offset, **bounds))
     points = base.mark_point(filled=True, size=50, opacity=1)
-    layers.append(points.encode(y=scaled, xOffset=offset, shape=_shape(names), tooltip=_tips(rows, x=x, value=y)))
-    return _wide(_layers(*layers), height)
+    layers.append(points.encode(y=scaled, xOffset=offset, shape=_shape(names)))
+    exact = [{"x": key, "series": "exact advantages", "value": value} for key, value in references.items()]
+    return _wide(_layers(*layers, bands([*rows, *exact], keys={"x": x}, x=at)), height)
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Drawn:
@@ -146,18 +150,19 @@ def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Draw
         height: in pixels.
     """
     unit = alt.Scale(domain=[0, 1])
+    x = alt.X("p:Q", title="probability of being right, p", scale=unit)
     base = _chart(rows).encode(
-        x=alt.X("p:Q", title="probability of being right, p", scale=unit),
+        x=x,
         y=alt.Y("q:Q", title="where its confidence ends, q*", scale=unit),
         color=_color(names),
     )
     diagonal = _chart([{"p": 0, "q": 0}, {"p": 1, "q": 1}]).mark_line(style="reference")
     line = base.mark_line(strokeWidth=2)
     points = base.mark_point(filled=True, size=36, opacity=1)
-    tips = _tips(rows, p="p", q="q*", error="standard error")
+    hover = crosshair(rows, x=x, key="p", title="p", value="q")
     return _wide(
         _layers(diagonal.encode(x=alt.X("p:Q", scale=unit), y=alt.Y("q:Q", scale=unit)), line,
-                  points.encode(shape=_shape(names), tooltip=tips)), height,
+                  points.encode(shape=_shape(names)), hover), height,
     )  # fmt: skip
 
 
@@ -171,14 +176,15 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
         zero: a dashed line at 0.
         height: in pixels.
     """
-    base = _chart(rows).encode(
-        x=alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7)), color=_color(names)
-    )
+    at = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
+    base = _chart(rows).encode(x=at, color=_color(names))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     area = base.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share.stack(None))
     line = base.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share)
     at_zero = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
-    return _wide(_layers(*at_zero, area, line), height)
+    bins = [row for row in rows if row["low"] < row["high"]]
+    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=at, x2=alt.X2("high:Q"))
+    return _wide(_layers(*at_zero, area, line, hover), height)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, palette: Palette = "series") -> Drawn:
@@ -191,16 +197,15 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, 
         at: where the dashed line stands; None for none.
         palette: the colours.
     """
-    base = _chart(rows).encode(
-        y=alt.Y("name:N", sort=_order(rows), title=None, axis=alt.Axis(labelLimit=150, ticks=False, domain=False)),
-        color=_color(names, palette),
-    )
+    axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
+    lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
+    base = lines.encode(color=_color(names, palette))
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(
-        x=_x("value", x), shape=_shape(names), tooltip=_tips(rows, name="", value=x)
-    )
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(x=_x("value", x), shape=_shape(names))
+    series = "verdict" if palette == "verdicts" else "series"
+    hover = lines.mark_rect(opacity=0).encode(tooltip=_tips(rows, name="", series=series, value=x))
     line = [] if at is None else [_chart([{"value": at}]).mark_rule(style="reference").encode(x="value:Q")]
-    return _wide(_layers(*line, whiskers, points), 45 + 24 * max(2, len(_order(rows))))
+    return _wide(_layers(*line, whiskers, points, hover), 45 + 24 * max(2, len(_order(rows))))
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
@@ -253,7 +258,7 @@ def _x(field: str, title: str) -> alt.X:
 
 
 def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> alt.Y:
-    axis = alt.Axis(tickCount=5, minExtent=_AXIS, format="~%" if percent else alt.Undefined)
+    axis = alt.Axis(tickCount=5, minExtent=_AXIS, format=".3~p" if percent else alt.Undefined)
     return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=zero), axis=axis)
 
 
@@ -267,7 +272,7 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    found = {key for row in rows for key in row}
+    found = {key for row in rows for key in row if row[key] != ""}
     named = {"series": " ", **titles, "low": "from", "high": "to"}
     return [_tip(key, title or " ") for key, title in named.items() if key in found]
 

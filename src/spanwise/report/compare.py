@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import Comparison, Curve, Difference
+from spanwise.measure import CAUSES, Comparison, Curve, Difference
 from spanwise.report.charts import curves, forest
+from spanwise.report.findings import compare_finding
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, is_share, seed_curves, wide
 from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, scores_alone, voting_section
@@ -56,6 +57,7 @@ def compare_report(
             f"Mean ± half of the {100 * comparison.level:g} % interval (Student's t) over {most} seeds; "
             "n where a figure exists in fewer.",
             table=_table(comparison, most),
+            asks="Which arm is best, and in what?",
         ),
         Section(
             "Differences",
@@ -64,6 +66,7 @@ def compare_report(
             palette="verdicts",
             points=comparison.sentences("clear"),
             panels=_forests(comparison),
+            asks="Is it noise?",
         ),
         Section(
             "Learning",
@@ -71,6 +74,7 @@ def compare_report(
             "calibration: a collapsed policy has a beautiful ECE.",
             legend=arms,
             panels=[panel for name in figures_of(points) if (panel := _curve_panel(curves, arms, name))],
+            asks="Did it learn? Did it collapse?",
         ),
         calibration_section(
             samples or {},
@@ -82,8 +86,9 @@ def compare_report(
         title=title,
         lead=f"{len(arms)} arms from the same start, {'up to ' if uneven else ''}{most} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
+        finding=compare_finding(comparison),
         command=command,
-        warnings=comparison.warnings(),
+        warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arms)),
             Headline("seeds per arm", most),
@@ -97,6 +102,21 @@ def compare_report(
         sections=sections,
         recipe=recipe,
     )
+
+
+def _warnings(comparison: Comparison) -> list[str]:
+    """What is wrong with which arm, what usually causes it, and arms that are not there at all."""
+    said = [
+        f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
+        for sentence in comparison.warnings()
+    ]
+    empty = [
+        arm for arm in comparison.methods
+        if not any(comparison.cells[arm, figure].interval.count for figure in comparison.figures)
+    ]  # fmt: skip
+    return said + [
+        f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
+    ]
 
 
 def _votes_by_score(samples: Mapping[str, Mapping[str, Tensor]]) -> str:

@@ -59,7 +59,13 @@ def critic_section(batches: Lines) -> Section:
         error, level = _rows(batches, key, _PARTS), _rows(batches, key, _LEVELS)
         panels += _panel(f"Error of the critic{behind}", error, list(_PARTS.values()), "squared error", notes[0])
         panels += _panel(f"Expected and earned{behind}", level, list(_LEVELS.values()), "mean", notes[1])
-    return Section("Critic", _text(batches), warnings=list(critic_alarms(batches).values()), panels=panels)
+    return Section(
+        "Critic",
+        _text(batches),
+        warnings=list(critic_alarms(batches).values()),
+        panels=panels,
+        asks="Does the critic know anything?",
+    )
 
 
 def critic_headlines(batches: Lines) -> list[Headline]:

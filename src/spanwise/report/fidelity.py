@@ -7,6 +7,7 @@ from typing import Any
 
 from spanwise.measure import Fidelity
 from spanwise.report.charts import dodged, fixed_points, forest
+from spanwise.report.findings import fidelity_finding
 from spanwise.report.page import Headline, Panel, Section, Table, render
 from spanwise.report.rows import Row, percent, wide
 
@@ -105,11 +106,13 @@ def fidelity_report(
             "depend on scale. The grey tick is what the exact advantages would reach.",
             legend=names,
             panels=[panel for figure in PANELS if (panel := _panel(figures, figure, names))],
+            asks="Which baseline is nearest to the truth?",
         ),
         Section(
             "Paired differences",
             "On the same prompts; an interval that excludes 0 is beyond the noise.",
             panels=_pairs(differences),
+            asks="Is it noise?",
         ),
         Section(
             "The q* test",
@@ -117,17 +120,36 @@ def fidelity_report(
             "right.",
             legend=names,
             panels=_point_panels(points, names),
+            asks="Is the confidence honest?",
         ),
         _token_section(tokens),
     ]
     return render(
         title=f"Fidelity of the baselines on {source}",
         lead=_lead(counts),
+        finding=fidelity_finding(figures, differences, tokens),
+        warnings=_warnings(figures, counts, tokens),
         command=command,
         headlines=_headlines(figures, counts),
         sections=sections,
         recipe=recipe,
     )
+
+
+def _warnings(figures: Table, counts: Mapping[str, int | float], tokens: Table) -> list[str]:
+    """What the figures must not be read without."""
+    said = []
+    if not any(row["value"] is not None and row["value"] == row["value"] for row in (*figures, *tokens)):
+        said.append(
+            "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
+        )
+    share = counts.get("share")
+    if share is not None and share < 0.5:
+        said.append(
+            f"Only {percent(share)} of the completions could be used; the figures are of those alone. Usually the others are "
+            "malformed or have no verdict."
+        )
+    return said
 
 
 def _lead(counts: Mapping[str, int | float]) -> str:
@@ -215,4 +237,4 @@ def _token_section(tokens: Table) -> Section:
         ]
         panels.append(Panel(critic, (forest(rows, names=("",), x="correlation with Monte Carlo"),), table))
     text = "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics."
-    return Section("Token advantages", text, panels=panels)
+    return Section("Token advantages", text, panels=panels, asks="Which estimator is right at the tokens?")

@@ -21,7 +21,9 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from spanwise import __version__
 from spanwise.report.charts import Drawn, Palette
+from spanwise.report.terms import Terms
 
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None
@@ -29,6 +31,11 @@ Table = Sequence[Mapping[str, Cell]]
 Asset = Literal["courses", "why", "list", "tokens"]
 
 ABSENT = "not measured"
+#: What CITATION.cff asks for, without an address: the page holds none.
+CITE = (
+    "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
+    "arXiv:2602.10231."
+)
 #: Not ASCII or meaningful to an HTML parser; JSON may write any of them as \uXXXX.
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"}
 
@@ -93,6 +100,7 @@ class Section:
         body: ready HTML, for the token view.
         needs: further styles and scripts.
         warnings: what is wrong, above all else.
+        asks: the question that the section answers.
 
     Example:
         >>> Section("What was found", points=["Accuracy rose."]).anchor
@@ -109,6 +117,7 @@ class Section:
     body: Markup | None = None
     needs: tuple[Asset, ...] = ()
     warnings: Sequence[str] = ()
+    asks: str = ""
 
     @property
     def anchor(self) -> str:
@@ -120,8 +129,10 @@ def render(
     *,
     title: str,
     lead: str,
+    finding: str = "",
     command: str = "",
     warnings: Sequence[str] = (),
+    notes: Sequence[str] = (),
     headlines: Sequence[Headline] = (),
     sections: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
@@ -131,7 +142,10 @@ def render(
     Args:
         title: of the page.
         lead: one sentence on what was run.
+        finding: what was found, with its numbers; under the title, in large letters, and not calm where there are warnings.
         command: how to run it again.
+        warnings: what is wrong, before anything else.
+        notes: what a reader must know that is nobody's fault.
         headlines: a few large figures.
         sections: in order; those with nothing in them are left out.
         recipe: shown as YAML at the end.
@@ -146,12 +160,17 @@ def render(
     needs = list(dict.fromkeys(asset for section in shown for asset in section.needs))
     scripts = [_static("report.js"), *(_static(f"{asset}.js") for asset in needs)]
     runs = [*scripts, *([_vega()] if drawn else [])]
-    template = _environment().get_template("page.html.j2")
+    template, terms = _environment().get_template("page.html.j2"), Terms()
     return template.render(
         title=title,
         lead=lead,
+        finding=finding,
         command=command,
+        version=__version__,
+        cite=CITE,
         warnings=warnings,
+        notes=notes,
+        terms=terms,
         headlines=headlines,
         sections=shown,
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",

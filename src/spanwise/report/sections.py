@@ -50,6 +50,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
         "dashed line a policy knows what it knows; below it, it claims too much. Whiskers are 95 % intervals; the bars count "
         f"completions.{f' {SCORE_IS}' if scored else ''}",
         panels=panels,
+        asks="Is the confidence honest?",
     )
 
 
@@ -93,7 +94,7 @@ def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "pro
         f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
         f"pass@k: at least one is right. {note}"
     ).strip()
-    return Section("Voting", text, legend=ways, panels=panels)
+    return Section("Voting", text, legend=ways, panels=panels, asks="What are more samples of a prompt worth?")
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
@@ -114,6 +115,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         "over prompts. Above 0 the later attempt is better.",
         legend=list(differences),
         panels=[Panel("Later attempt minus the first", (chart,), wide(rows, key="x", label="n"))],
+        asks="Is the second attempt better?",
     )
 
 
@@ -136,6 +138,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
         + (stop if any(STOP in by_block for by_block in credit.values()) else ""),
         legend=methods,
         panels=_histograms(methods, credit),
+        asks="Which blocks does a method pay, and how much?",
     )
 
 
@@ -148,6 +151,7 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
         f"What every token is credited with. {note}".strip(),
         body=token_view(view),
         needs=("courses", "why", "list", "tokens"),
+        asks="Why this number?",
     )
 
 

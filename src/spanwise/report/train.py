@@ -9,11 +9,12 @@ from torch import Tensor
 
 from spanwise.credit import METHODS
 from spanwise.measure import CAUSES, LASER, Curve, Interval, alarms, batch_alarms, critic_alarms, figure_intervals
-from spanwise.report.charts import curves
+from spanwise.recipe import SCRIPT
+from spanwise.report.batches import BATCH, HELD_OUT, batch_sections, figure_panel, optimiser_section
 from spanwise.report.critic import critic_headlines, critic_section
+from spanwise.report.findings import train_finding
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.rows import (
-    Row,
     batch_curve,
     figure,
     figure_name,
@@ -21,7 +22,6 @@ from spanwise.report.rows import (
     is_share,
     percent,
     seed_curves,
-    wide,
 )
 from spanwise.report.sections import (
     VOTES_BY_SCORE,
@@ -35,7 +35,6 @@ from spanwise.report.sections import (
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
-HELD_OUT, BATCH = "held-out prompts", "training batches"
 
 
 def train_report(
@@ -84,6 +83,7 @@ def train_report(
             "ECE.",
             legend=(HELD_OUT, BATCH),
             panels=[panel for name in figures_of(points) if (panel := _figure_panel(name, points, batches))],
+            asks="Did it learn? Did it collapse?",
         ),
         calibration_section({"": samples} if samples else {}),
         voting_section(
@@ -91,23 +91,30 @@ def train_report(
             note=VOTES_BY_SCORE if samples and scores_alone(samples) else "",
         ),
         attempts_section(votes or {}),
-        *_batch_sections(batches),
+        *batch_sections(batches, recipe),
         critic_section(batches),
         credit_section(list(credit or {}), credit or {}, of=f"these rollouts{_of_step(view)}"),
-        Section("Optimiser", panels=_batch_panels(batches, (), *_OPTIMISER)),
+        optimiser_section(batches),
         tokens_section(view, note=_not_trained(view)),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
-        lead=_lead(recipe, summary, batches),
+        lead=_lead(recipe, summary, _done(batches, points)),
+        finding=train_finding(
+            points,
+            steps=_done(batches, points),
+            intervals=_intervals(samples or {}),
+            unmeasured=unmeasured or {},
+            rewards={name: (found[0] if len(found) > 1 else None, found[-1]) for name, found in _rewards(batches).items()},
+        ),
         command=command,
         warnings=[
-            *_unfinished(recipe, summary, batches),
+            *_unfinished(recipe, summary, metrics, _done(batches, points)),
             *_warnings(points, unmeasured or {}),
             *batch_alarms(batches),
             *critic_alarms(batches).values(),
-            *unmeasured_sentences(unmeasured or {}),
         ],
+        notes=unmeasured_sentences(unmeasured or {}),
         headlines=[
             *_headlines(points, samples, unmeasured or {}),
             *(_reward_headlines(batches) if unmeasured else []),
@@ -121,14 +128,6 @@ def train_report(
 def _of_step(view: TokenView | None) -> str:
     steps = sorted({row.step for row in view.completions if row.step is not None}) if view else []
     return f", of step {steps[0]}" if len(steps) == 1 else ""
-
-
-def _unfinished(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines) -> list[str]:
-    """A run that was interrupted, or goes on still."""
-    done, asked = (batches[-1]["step"] if batches else 0), recipe.get("steps")
-    if summary or asked is None or done >= asked:
-        return []
-    return [f"The run has not ended: it did {done} of {asked} steps. It was interrupted, or it still goes on."]
 
 
 def _not_trained(view: TokenView | None) -> str:
@@ -173,8 +172,22 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     return f"the {name} baseline" if name and name != "none" else ""
 
 
-def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines) -> str:
-    done, asked = (batches[-1]["step"] if batches else 0), recipe.get("steps")
+def _done(batches: Lines, points: Lines) -> int:
+    """The last step that anything is known of."""
+    return max((line["step"] for line in (*batches, *points)), default=0)
+
+
+def _unfinished(recipe: Mapping[str, Any], summary: Mapping[str, Any], metrics: Lines, done: int) -> list[str]:
+    """A run that was stopped, or still goes on: nothing on the page is its end."""
+    asked = recipe.get("steps")
+    if summary or any("final" in line for line in metrics) or asked is None or done >= asked:
+        return []
+    on = "" if recipe.get("task") == SCRIPT else " spanwise train --resume FOLDER goes on from its last checkpoint."
+    return [f"The run is not finished: {done} of {asked} steps are recorded. It was stopped, or it still goes on.{on}"]
+
+
+def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
+    asked = recipe.get("steps")
     steps = f"{done} steps" if asked in (None, done) else f"{done} of {asked} steps"
     size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
     task = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
@@ -184,16 +197,20 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], batches: Lines)
     return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
 
 
+def _rewards(batches: Lines) -> dict[str, list[float | None]]:
+    """Objective -> its mean reward in each training batch that has one; [None] where none has."""
+    keys = dict.fromkeys(key for line in batches for key in line if key.startswith("rewards/") and key.endswith("/mean"))
+    return {
+        key.split("/")[1]: [value for line in batches if (value := figure(line, key)) is not None] or [None] for key in keys
+    }
+
+
 def _reward_headlines(batches: Lines) -> list[Headline]:
     """Mean rewards of the last training batch, with what they were in the first."""
-    made = []
-    for key in dict.fromkeys(
-        key for line in batches for key in line if key.startswith("rewards/") and key.endswith("/mean")
-    ):
-        found = [line[key] for line in batches if line.get(key) is not None]
-        note = f"{shown(found[0])} in the first batch" if len(found) > 1 else ""
-        made.append(Headline(f"mean reward: {key.split('/')[1]}", found[-1] if found else None, note))
-    return made
+    return [
+        Headline(f"mean reward: {name}", found[-1], f"{shown(found[0])} in the first batch" if len(found) > 1 else "")
+        for name, found in _rewards(batches).items()
+    ]
 
 
 def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: Mapping[str, str]) -> list[Headline]:
@@ -248,72 +265,9 @@ def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
     rows = [{key: row[key] for key in ("series", "x", "value")} for row in (*batch, *held_out)]
     if not rows:
         return None
-    return _panel(
+    return figure_panel(
         figure_name(name), rows, (HELD_OUT, BATCH), share=is_share(name), zero=name.removeprefix(LASER) in _FROM_ZERO
     )
 
 
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
-
-
-def _panel(
-    title: str, rows: list[Row], names: Sequence[str], y: str = "", *, share: bool = False, zero: bool = False
-) -> Panel:
-    """Curves over steps; only evaluations get points, training batches are too many."""
-    unit = y or ("share of completions" if share else title)
-    chart = curves(rows, names=names, y=unit, dots=(HELD_OUT,), percent=share or unit.startswith("share"), y_zero=zero)
-    return Panel(title[:1].upper() + title[1:], (chart,), wide(rows, key="x", label="step"))
-
-
-def _batch_sections(batches: Lines) -> list[Section]:
-    """What the training batches say of rewards and credit."""
-    keys = list(dict.fromkeys(key for line in batches for key in line))
-    objectives = [k.split("/")[1] for k in keys if k.startswith("rewards/") and k.endswith("/mean")]
-    blocks = [k.split("/")[1] for k in keys if k.startswith("credit/") and k.endswith("/zero_frac")]
-    rewards = _batch_panels(
-        batches,
-        objectives,
-        *((f"Reward: {name}", "mean reward", {name: f"rewards/{name}/mean"}) for name in objectives),
-        ("Absent rewards", "share of completions", {name: f"credit/{name}/reward_absent" for name in objectives}),
-    )
-    credit = _batch_panels(
-        batches,
-        blocks,
-        ("Size of the credit", "mean |credit|", {name: f"credit/{name}/mean_abs" for name in blocks}),
-        ("Credit of exactly 0", "share of completions", {name: f"credit/{name}/zero_frac" for name in blocks}),
-    )
-    dead = _batch_panels(
-        batches,
-        objectives,
-        ("Nobody to compare with", "share of completions", {name: f"credit/{name}/singletons" for name in objectives}),
-        ("Groups with one total reward", "share of groups", {"total reward": "frac_reward_zero_std"}),
-        ("Batches without any signal", "share of batches", {"all objectives": "credit/no_signal"}),
-    )
-    return [
-        Section(
-            "Rewards", "Means over the completions of a training batch that have the reward.", objectives, panels=rewards
-        ),
-        Section("Credit", "What the blocks of a training batch are paid.", blocks, panels=credit),
-        Section(
-            "Dead strata", "Where no comparison was possible: these completions taught nothing.", objectives, panels=dead
-        ),
-    ]
-
-
-def _batch_panels(batches: Lines, names: Sequence[str], *wanted: tuple[str, str, Mapping[str, str]]) -> list[Panel]:
-    """Panels of (title, y, series -> key of the metrics), as far as there are values; `names` come first among the colours."""
-    made = []
-    for title, y, series in wanted:
-        rows = [row for name, key in series.items() for row in batch_curve(batches, key, name)]
-        if rows:
-            listed = list(dict.fromkeys([*names, *series]))
-            made.append(_panel(title, rows, listed, y, zero=y.startswith(("share", "mean |"))))
-    return made
-
-
-_OPTIMISER = (
-    ("Entropy", "nats per token", {"entropy": "entropy"}),
-    ("Gradient norm", "norm", {"gradient norm": "grad_norm"}),
-    ("Completion length", "tokens", {"tokens": "completions/mean_length"}),
-    ("Learning rate", "per step", {"learning rate": "learning_rate"}),
-)

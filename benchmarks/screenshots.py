@@ -1,0 +1,132 @@
+"""The pictures of docs/report.md and of the front page: small fixed runs, their pages in headless Chromium, one PNG each.
+
+    make screenshots            # trains what is missing under runs/screenshots, then writes docs/images
+    python benchmarks/screenshots.py --only report-compare token-view
+
+Everything is seeded: the same versions give the same pictures. The runs are kept, so a second call takes minutes only. Two arms of
+two dozen steps are enough for a comparison in which one of them collapses. The pictures are no evidence of anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # the browser of the tests: one way to open a page
+
+RUNS, IMAGES = Path("runs/screenshots"), ROOT / "docs" / "images"
+SMALL = ("prompts=16", "group_size=8", "keep_rollouts=1")
+#: Folder -> the command that makes it.
+MADE: dict[str, list[str]] = {
+    "train": ["train", "--seed", "0", "--steps", "60", "--eval-every", "20"],
+    "compare": ["compare", "--arms", "outcome,rlcr", "--seeds", "0,1,2", "--processes", "1"]
+    + [
+        part
+        for field in ("start=hard", "calibration=log_score", "steps=24", "eval_every=12", *SMALL)
+        for part in ("--set", field)
+    ],
+    "fidelity": ["fidelity", str(RUNS / "train"), "--prompts", "64", "--samples", "16", "--rerolls", "16"],
+}
+COLOURS = 96
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture.
+
+    Attributes:
+        name: of the file, without its ending.
+        run: whose page.
+        width: of the window in CSS pixels.
+        height: how much of the page.
+        dark: the colour scheme.
+        at: the id of the section to show; the top of the page by default.
+    """
+
+    name: str
+    run: str
+    width: int = 1440
+    height: int = 900
+    dark: bool = False
+    at: str = ""
+
+
+SHOTS = (
+    Shot("report-train", "train", height=1150),
+    Shot("report-train-phone", "train", width=375, height=1000),
+    Shot("report-compare-dark", "compare", height=1000, dark=True),
+    Shot("report-compare-phone-dark", "compare", width=375, height=1000, dark=True),
+    Shot("report-fidelity", "fidelity", height=1000),
+    Shot("token-view-dark", "train", height=1000, dark=True, at="tokens"),
+)
+
+
+def make_runs() -> None:
+    """Train, compare and measure what is not there yet, and write every page anew."""
+    for name, command in MADE.items():
+        folder, spanwise = RUNS / name, [sys.executable, "-m", "spanwise.cli"]
+        if not (folder / "report.html").is_file():
+            subprocess.run([*spanwise, *command, "--output", str(folder)], check=True)
+        else:
+            subprocess.run([*spanwise, "report", str(folder)], check=True)
+
+
+def take(shots: tuple[Shot, ...]) -> None:
+    """Open each page and write its picture."""
+    import tempfile
+
+    from browser import opened
+
+    with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as browser:
+        for shot in shots:
+            path = IMAGES / f"{shot.name}.png"
+            path.write_bytes(squeezed(picture(browser, shot)))
+            print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1000:.0f} kB")
+
+
+def picture(browser, shot: Shot) -> bytes:
+    """The page of a run at a place, drawn."""
+    browser.show(RUNS / shot.run / "report.html", width=shot.width, height=shot.height, dark=shot.dark)
+    if shot.at:
+        browser.run("document.getElementById(arguments[0]).scrollIntoView({behavior: 'instant'})", shot.at)
+    browser.wait(
+        "return [...document.querySelectorAll('.chart')].every(e => { const r = e.getBoundingClientRect();"
+        " return r.top > innerHeight || r.bottom < 0 || e.querySelector('svg path, svg rect'); })",
+        seconds=60,
+    )
+    time.sleep(0.5)  # transitions
+    target = Path(browser.folder) / "shot.png"
+    browser.picture(target)
+    return target.read_bytes()
+
+
+def squeezed(png: bytes) -> bytes:
+    """The same picture with few colours, which is what a page has."""
+    with Image.open(io.BytesIO(png)) as image:
+        small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    out = io.BytesIO()
+    small.save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[shot.name for shot in SHOTS], help="names of pictures, without .png")
+    wanted = parser.parse_args().only
+    if unknown := set(wanted) - {shot.name for shot in SHOTS}:
+        parser.error(f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join(shot.name for shot in SHOTS)}")
+    make_runs()
+    take(tuple(shot for shot in SHOTS if shot.name in wanted))
+
+
+if __name__ == "__main__":
+    main()

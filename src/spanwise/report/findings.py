@@ -1,0 +1,232 @@
+"""The sentence at the top of a page: what was found, from the numbers, and never calmer than they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spanwise.measure import CALIBRATION, LASER_FIGURES, Comparison, Difference, Interval, alarms
+from spanwise.report.rows import figure, figure_name, percent
+
+Lines = Sequence[Mapping[str, Any]]
+#: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
+LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
+HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
+
+
+def train_finding(
+    points: Lines,
+    *,
+    steps: int,
+    intervals: Mapping[str, Interval | None] | None = None,
+    unmeasured: Mapping[str, str] | None = None,
+    rewards: Mapping[str, tuple[float | None, float | None]] | None = None,
+) -> str:
+    """What a run ended at, and what it was before.
+
+    Args:
+        points: the evaluations, in order, each with its `step`.
+        steps: how many were trained.
+        intervals: of the figures of the last evaluation, where they are known; their values go first.
+        unmeasured: figures that the run cannot have.
+        rewards: objective -> mean reward of the first and of the last training batch; said where accuracy cannot be.
+
+    Edge cases:
+        No evaluation, one evaluation, a figure that does not exist, a start inside the interval of the end, and a policy that
+        collapsed each have their own words.
+
+    Example:
+        >>> points = [{"step": 0, "accuracy": 0.33}, {"step": 120, "accuracy": 0.85, "refusal_rate": 0.0, "ece": 0.02}]
+        >>> train_finding(points, steps=120)
+        'After 120 steps accuracy is 85.0 % (was 33.0 %) and the refusal rate 0 %; ECE is 0.020. This is one seed.'
+        >>> train_finding([{"step": 0, "accuracy": 0.5}, {"step": 9, "accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.0}], steps=9)
+        'Alarm: most completions refuse to answer. After 9 steps accuracy is 0 % (was 50.0 %) and the refusal rate
+        100 %. Its ECE means nothing. This is one seed.'
+    """
+    intervals, unmeasured = intervals or {}, unmeasured or {}
+    if not points:
+        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{_of_rewards(rewards or {})}"
+    last, first = points[-1], points[0] if len(points) > 1 else {}
+    wrong = alarms({name: last[name] for name in last if name not in unmeasured})
+    after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
+    if "accuracy" in unmeasured:
+        return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{_of_rewards(rewards or {})}"
+    parts = [_moved("accuracy", last, first, intervals)]
+    if (refused := _value("refusal_rate", last, intervals)) is not None:
+        parts.append(f"the refusal rate {percent(refused)}")
+    said = f"{after} {' and '.join(parts)}"
+    if "ece" in wrong:
+        said += ". Its ECE means nothing"
+    elif (ece := _value("ece", last, intervals)) is not None and "ece" not in unmeasured:
+        said += f"; ECE is {ece:.3f}"
+    elif "ece" not in unmeasured:
+        said += "; ECE was not measured"
+    causes = dict.fromkeys(wrong.values())
+    alarm = f"Alarm: {' and '.join(causes)}. " if causes else ""
+    alone = "" if len(points) > 1 else " There is no other evaluation to compare it with."
+    return f"{alarm}{said}.{alone} This is one seed."
+
+
+def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], intervals: Mapping[str, Interval | None]) -> str:
+    """A share at the end, with its interval, and what it was; "no clear change" where the interval holds that."""
+    value, before, interval = _value(name, last, intervals), figure(first, name), intervals.get(name)
+    if value is None:
+        return f"{figure_name(name)} was not measured"
+    known = interval is not None and interval.low == interval.low
+    bounds = f" [{percent(interval.low)}, {percent(interval.high)}]" if interval is not None and known else ""
+    if before is None:
+        return f"{figure_name(name)} is {percent(value)}{bounds}"
+    still = interval is not None and known and interval.low <= before <= interval.high
+    return f"{figure_name(name)} is {percent(value)}{bounds} (was {percent(before)}{': no clear change' if still else ''})"
+
+
+def _value(name: str, last: Mapping[str, Any], intervals: Mapping[str, Interval | None]) -> float | None:
+    found = intervals.get(name)
+    return found.value if found is not None and found.value == found.value else figure(last, name)
+
+
+def _of_rewards(rewards: Mapping[str, tuple[float | None, float | None]]) -> str:
+    """Mean rewards of the training batches, from the first to the last."""
+    said = [
+        f"{name} {last:.3f}" + ("" if first is None else f" (was {first:.3f})")
+        for name, (first, last) in rewards.items()
+        if last is not None
+    ]
+    return f" Mean rewards in the last batch: {', '.join(said)}." if said else ""
+
+
+def compare_finding(comparison: Comparison) -> str:
+    """Which arm is better in what by how much, which differences are noise, and what must not be read at all.
+
+    Accuracy and ECE speak, where there are any; else the first two figures. No arm is called better by a figure that means nothing,
+    because an arm refuses to answer or always says the same.
+
+    Example:
+        >>> from spanwise.measure import compare
+        >>> seeds = {"bae": [0.8, 0.85, 0.81, 0.82], "rlcr": [0.6, 0.64, 0.62, 0.6]}
+        >>> print(compare_finding(compare({arm: {s: {"accuracy": v} for s, v in enumerate(vs)} for arm, vs in seeds.items()})))
+        bae is better than rlcr in accuracy by 0.205 [0.184, 0.226] over 4 seeds.
+        >>> print(compare_finding(compare({"bae": {0: {"ece": 0.1}}, "rlcr": {0: {"ece": 0.2}}})))
+        In ECE nothing can be said: one common seed cannot tell a difference from noise.
+    """
+    figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
+    fallen: dict[str, list[str]] = {}
+    for (arm, _), why in comparison.wrong.items():
+        fallen.setdefault(why, [])
+        fallen[why] += [] if arm in fallen[why] else [arm]
+    failed = [f"Alarm for {' and '.join(arms)}: {why}." for why, arms in fallen.items()]
+    return (
+        " ".join([*failed, *(said for name in figures if (said := _of_figure(comparison, name)))]) or "Nothing was compared."
+    )
+
+
+def _of_figure(comparison: Comparison, name: str) -> str:
+    found = [d for d in comparison.differences if d.figure == name]
+    hollow = [d for d in found if _hollow(comparison, d)]
+    solid = [d for d in found if d not in hollow]
+    clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
+    called = figure_name(name)
+    said = [_better(d) for d in clear[:2]]
+    if len(clear) > 2:
+        said.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
+    if hollow:
+        arms = dict.fromkeys(arm for d in hollow for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+        said.append(f"The {called} of {' and '.join(arms)} means nothing.")
+    if clear or not solid:
+        return " ".join(said)
+    return " ".join([*said, _undecided(called, solid)])
+
+
+def _hollow(comparison: Comparison, d: Difference) -> bool:
+    """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
+    why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
+    return any(d.figure in (*CALIBRATION, *LASER_FIGURES) or said.startswith("most answers could not") for said in why)
+
+
+def _undecided(called: str, solid: Sequence[Difference]) -> str:
+    """A figure without any difference beyond the noise."""
+    if all(d.verdict == "unknown" for d in solid):
+        most = max(d.interval.count for d in solid)
+        seeds = {0: "no common seed", 1: "one common seed"}.get(most, f"{most} common seeds")
+        return f"In {called} nothing can be said: {seeds} cannot tell a difference from noise."
+    if all(d.verdict == "same" for d in solid):
+        return f"In {called} the arms are the same in every seed."
+    near = [d for d in solid if d.verdict == "borderline"]
+    if near:
+        pairs = ", ".join(f"{d.a} and {d.b}" for d in near[:2])
+        return f"In {called} {pairs} may differ: that is borderline, not enough among all pairs."
+    if len(solid) == 1:
+        i = solid[0].interval
+        return f"In {called} the difference is noise: {i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}] over {i.count} seeds."
+    return f"In {called} all differences are inside the noise."
+
+
+def _better(d: Difference) -> str:
+    """A clear difference, with the better arm first; where neither way is good, the higher one."""
+    lower = d.figure in LOWER
+    good = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
+    first, second = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)
+    sides = sorted((abs(d.interval.low), abs(d.interval.high)))
+    size = f"{abs(d.interval.value):.3f}" + (f" [{sides[0]:.3f}, {sides[1]:.3f}]" if sides[0] == sides[0] else "")
+    word = "better" if good else "higher"
+    return f"{first} is {word} than {second} in {figure_name(d.figure)} by {size} over {d.interval.count} seeds."
+
+
+def fidelity_finding(figures: Lines, differences: Lines = (), tokens: Lines = ()) -> str:
+    """Which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it.
+
+    Args:
+        figures: as `fidelity_rows` gives them.
+        differences: paired, as `difference_rows` gives them; without one for the two, their intervals are compared.
+        tokens: correlations of estimators at tokens.
+
+    Example:
+        >>> row = {"figure": "correlation", "group_size": 4}
+        >>> rows = [{**row, "baseline": "blended", "value": .88, "low": .8, "high": .9},
+        ...     {**row, "baseline": "group", "value": .5, "low": .4, "high": .6}]
+        >>> fidelity_finding(rows)
+        'At G = 4 blended is nearest to Monte Carlo: correlation 0.880 [0.800, 0.900]; next is group with 0.500 [0.400, 0.600].'
+    """
+    sizes = [row["group_size"] for row in figures if row["figure"] == "correlation" and _there(row)]
+    if sizes:
+        return _nearest(
+            [row for row in figures if row["figure"] == "correlation" and row["group_size"] == min(sizes)], differences
+        )
+    known = sorted((row for row in tokens if _there(row)), key=lambda row: -row["value"])
+    if known:
+        best = known[0]
+        return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_bounds(best)}."
+    return "Nothing was measured: no baseline has a correlation with Monte Carlo."
+
+
+def _nearest(rows: Lines, differences: Lines) -> str:
+    known = sorted((row for row in rows if _there(row)), key=lambda row: -row["value"])
+    best, others = known[0], known[1:]
+    if best["low"] <= 0:
+        return (
+            f"At G = {best['group_size']} no baseline is told from noise: the best, {best['baseline']}, has {_bounds(best)}."
+        )
+    head = f"At G = {best['group_size']} {best['baseline']} is nearest to Monte Carlo: correlation {_bounds(best)}"
+    if not others:
+        return f"{head}."
+    second = others[0]
+    paired = [
+        row for row in differences
+        if row["figure"] == "correlation" and row["group_size"] == best["group_size"]
+        and {row["a"], row["b"]} == {best["baseline"], second["baseline"]}
+    ]  # fmt: skip
+    same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else second["high"] >= best["low"]
+    tail = "; the two are not told apart" if same else ""
+    return f"{head}; next is {second['baseline']} with {_bounds(second)}{tail}."
+
+
+def _there(row: Mapping[str, Any]) -> bool:
+    return row["value"] is not None and row["value"] == row["value"]
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

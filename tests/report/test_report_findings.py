@@ -1,0 +1,204 @@
+"""The sentence at the top of a report: from the numbers, honest where there are few, and never calm over a failure."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from helpers import NAN
+from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
+from spanwise.measure import Interval, compare
+from spanwise.report.findings import compare_finding, fidelity_finding, train_finding
+from spanwise.report.glossary import GLOSSARY
+from spanwise.report.page import CITE
+from spanwise.report.terms import Terms
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = {"accuracy": 0.85, "refusal_rate": 0.0, "format_rate": 1.0, "ece": 0.02, "brier": 0.1, "auroc": 0.9}
+FALLEN = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.001, "brier": 0.001, "auroc": None}
+
+
+def between(value, low, high):
+    return Interval(value=value, low=low, high=high, sem=0.01, level=0.95, count=64)
+
+
+def test_a_run_that_learned():
+    points = [{"step": 0, **GOOD, "accuracy": 0.33}, {"step": 120, **GOOD}]
+    said = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
+    assert said == (
+        "After 120 steps accuracy is 86.0 % [83.0 %, 89.0 %] (was 33.0 %) and the refusal rate 0 %; ECE is 0.020. This is one seed."
+    )
+
+
+def test_a_start_inside_the_interval_is_no_clear_change():
+    points = [{"step": 0, **GOOD, "accuracy": 0.84}, {"step": 9, **GOOD}]
+    assert "(was 84.0 %: no clear change)" in train_finding(
+        points, steps=9, intervals={"accuracy": between(0.85, 0.83, 0.89)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "steps", "said"),
+    [
+        ([], 3, "3 steps trained, nothing evaluated: whether it learned is not known."),
+        ([], 1, "1 step trained, nothing evaluated: whether it learned is not known."),
+        (
+            [{"step": 0, **GOOD}],
+            0,
+            "Before any training accuracy is 85.0 % and the refusal rate 0 %; ECE is 0.020. There is no",
+        ),
+        (
+            [{"step": 2, **GOOD, "accuracy": NAN, "ece": None}],
+            2,
+            "accuracy was not measured and the refusal rate 0 %; ECE was not",
+        ),
+        ([{"step": 2, **FALLEN}], 2, "Alarm: most completions refuse to answer. After 2 steps accuracy is 0 %"),
+        ([{"step": 2, **FALLEN}], 2, "Its ECE means nothing."),
+        ([{"step": 2, **GOOD, "format_rate": 0.5}], 2, "Alarm: many completions are malformed. After 2 steps"),
+    ],
+)
+def test_edge_cases_of_a_run(points, steps, said):
+    assert said in train_finding(points, steps=steps)
+
+
+def test_what_cannot_be_measured_gives_way_to_the_rewards():
+    said = train_finding(
+        [{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "no block has the tag <answer>"},
+        rewards={"short": (-0.5, -0.25), "never": (None, None)},
+    )  # fmt: skip
+    assert said == (
+        "After 2 steps accuracy cannot be measured: no block has the tag <answer>. "
+        "Mean rewards in the last batch: short -0.250 (was -0.500)."
+    )
+
+
+def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
+    html = train_page(
+        metrics=[{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}], samples=None, votes=None
+    )
+    assert '<p class="finding bad">Alarm: most completions refuse' in html
+    assert html.index('class="finding') < html.index('class="notice warnings"') < html.index("<figure>")
+    calm = train_page(metrics=[{"step": 0, "evaluation": GOOD}, {"step": 2, "final": GOOD}], samples=None, votes=None)
+    assert '<p class="finding">After 2 steps' in calm
+
+
+def test_a_run_that_stopped_says_so():
+    lines = [{"step": 0, "evaluation": GOOD}, batch(1)]
+    html = train_page(metrics=lines, summary={}, samples=None, votes=None)
+    assert "The run is not finished: 1 of 2 steps are recorded." in Page(html).text
+    assert 'class="finding bad"' in html
+    done = train_page(metrics=[*lines, batch(2)], summary={}, samples=None, votes=None)
+    assert "is not finished" not in done
+
+
+def arms(figure, **values):
+    return compare({arm: {seed: {figure: value} for seed, value in enumerate(found)} for arm, found in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("comparison", "said"),
+    [
+        (arms("accuracy", a=[0.9, 0.91, 0.92], b=[0.5, 0.5, 0.53]), "a is better than b in accuracy by 0.400 ["),
+        (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
+        (
+            arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]),
+            "b is higher than a in tokens by 20.167 [",
+        ),
+        (arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2]), "In ECE the difference is noise: +0.000 ["),
+        (arms("ece", a=[0.1], b=[0.3]), "In ECE nothing can be said: one common seed cannot tell"),
+        (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "In ECE the arms are the same in every seed."),
+        (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "In ECE nothing can be said: no common seed"),
+        (
+            arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2], c=[0.2, 0.1, 0.3]),
+            "In ECE all differences are inside the noise.",
+        ),
+    ],
+)
+def test_a_comparison_says_which_way_and_what_is_noise(comparison, said):
+    assert said in compare_finding(comparison)
+
+
+def test_no_arm_wins_by_a_figure_that_means_nothing():
+    comparison = compare({
+        "scalar": {s: FALLEN | {"ece": 0.001 + s / 1e5} for s in range(3)},
+        "blockwise": {s: GOOD | {"accuracy": 0.85 + s / 100, "ece": 0.05 + s / 100} for s in range(3)},
+    })  # fmt: skip
+    said = compare_finding(comparison)
+    assert said.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
+    assert "blockwise is better than scalar in accuracy by 0.860" in said
+    assert said.endswith("The ECE of scalar means nothing.")
+    assert "scalar is better" not in said
+
+
+def row(baseline, value, low, high, size=4):
+    return {"figure": "correlation", "group_size": size, "baseline": baseline, "value": value, "low": low, "high": high}
+
+
+def test_fidelity():
+    rows = [row("blended", 0.8, 0.7, 0.9), row("outcome", 0.75, 0.65, 0.85), row("group", 0.9, 0.8, 1.0, size=16)]
+    paired = {
+        "a": "blended",
+        "b": "outcome",
+        "figure": "correlation",
+        "group_size": 4,
+        "value": 0.05,
+        "low": 0.01,
+        "high": 0.09,
+    }
+    said = fidelity_finding(rows, [paired])
+    assert said == (
+        "At G = 4 blended is nearest to Monte Carlo: correlation 0.800 [0.700, 0.900]; next is outcome with 0.750 [0.650, 0.850]."
+    )
+    assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith("; the two are not told apart.")
+    assert fidelity_finding(rows).endswith("; the two are not told apart.")  # without pairs their intervals overlap
+    nothing = "At G = 4 no baseline is told from noise: the best, a, has 0.100 [-0.100, 0.300]."
+    assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
+    assert (
+        fidelity_finding([row("a", None, None, None)])
+        == "Nothing was measured: no baseline has a correlation with Monte Carlo."
+    )
+    token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
+    said = "At tokens SAE with fitted is nearest to Monte Carlo: correlation 0.400 [0.300, 0.500]."
+    assert fidelity_finding([], (), [token]) == said
+
+
+def test_every_place_that_the_docs_send_a_reader_to_is_there():
+    columns = {"confidence": torch.full((8,), 0.5).double(), "correct": (torch.arange(8) % 2).double()}
+    lines = [
+        {"step": 0, "evaluation": GOOD},
+        batch(1),
+        batch(2) | {"critic/explained_variance": 0.5},
+        {"step": 2, "final": GOOD},
+    ]
+    made = [train_page(samples=columns, metrics=lines, command="again"), compare_page(), fidelity_page(), credit_page()]
+    there = {attributes["id"] for html in made for tag, attributes in Page(html).elements if attributes.get("id")}
+    named = set(re.findall(r"`#([a-z-]+)`", (ROOT / "docs" / "report.md").read_text()))
+    assert len(named) > 10
+    assert named <= there
+
+
+def test_what_is_to_be_cited_is_what_the_citation_file_says():
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    assert paper["title"] in CITE
+    assert str(paper["year"]) in CITE
+    assert paper["identifiers"][0]["value"] in CITE
+    assert all(author["family-names"] in CITE for author in paper["authors"])
+
+
+def test_what_improved_is_the_first_tenth_against_the_last():
+    lines = [{**batch(step), "rewards/correct/mean": step / 20, "rewards/brier/mean": None} for step in range(1, 21)]
+    objectives = [{"reward": "correct", "pays": ["solution"]}, {"reward": "brier", "pays": ["confidence"]}]
+    page = Page(train_page(metrics=lines, recipe={"method": "bae", "objectives": objectives}))
+    assert ["correct", "solution", "0.075", "0.975", "+0.900"] in page.cells  # (.05 + .1) / 2 and (.95 + 1) / 2
+    assert ["brier", "confidence", "not measured", "not measured", "not measured"] in page.cells
+
+
+def test_terms_are_marked_once_in_a_text_and_only_as_words():
+    terms = Terms()
+    marked = str(terms.marked("The ECE, blocks, the ece again; a blocked road, <b>, my-block."))
+    assert re.findall(r">([^<]+)</span>", marked) == ["ECE", "blocks"]
+    assert "&lt;b&gt;" in marked
+    assert terms.met == {name: GLOSSARY[name] for name in ("block", "ECE")}

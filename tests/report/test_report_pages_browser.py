@@ -1,0 +1,232 @@
+"""The pages in a browser at three widths, light and dark: what fits, can be read, is said to a pointer, and is printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from report_pages import HOSTILE, compare_page, fidelity_page, train_page
+from spanwise.report import Headline, Panel, Section, render
+from spanwise.report.charts import bars, curves, histograms
+
+pytest.importorskip("selenium", reason="needs selenium")
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:selenium")
+
+PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page}
+DRAWN = "return [...document.querySelectorAll('.chart')].every(e => e.querySelector('svg path, svg rect'))"
+#: The place between the axes of a chart.
+AREA = "const b = arguments[0].querySelector('.background').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
+SAID = "const e = document.getElementById('values'); return e.hidden ? null : e.innerText"
+#: Contrast by WCAG of every piece of text with the first opaque ground behind it.
+CONTRAST = """
+const rgb = (colour) => { const m = colour.match(/[\\d.]+/g).map(Number); return { c: m.slice(0, 3), a: m[3] ?? 1 }; };
+const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+const ground = (e) => {
+  for (; e; e = e.parentElement) { const g = rgb(getComputedStyle(e).backgroundColor); if (g.a === 1) return g.c; }
+  return rgb(getComputedStyle(document.body).backgroundColor).c; };
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+for (let node; (node = walker.nextNode());) {
+  const e = node.parentElement;
+  if (!node.data.trim() || e.closest('script, style, noscript, template, .token-view, [hidden]')) continue;
+  if (!e.getClientRects().length) continue;
+  const style = getComputedStyle(e), ink = rgb(e.closest('svg') ? style.fill : style.color);
+  const [a, b] = [light(ink.c), light(ground(e))].sort((x, y) => y - x);
+  const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+  const ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < (large ? 3 : 4.5)) found.push([node.data.trim().slice(0, 40), e.tagName, ratio]);
+}
+return found;
+"""
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {name: page() for name, page in PAGES.items()}
+
+
+def drawn(browser, page, **how):
+    browser.show(page, **how)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.wait(DRAWN, seconds=60)
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    return browser
+
+
+def settle(browser):
+    browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_page_fits_and_can_be_read_at_three_widths(browser, pages, name, dark):
+    drawn(browser, pages[name], width=1440, dark=dark)
+    for width in (1440, 768, 375):
+        browser.size(width, 900)
+        settle(browser)
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), width
+        assert browser.run(CONTRAST) == [], width
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [1440, 375])
+def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, name, width):
+    drawn(browser, pages[name], width=width)
+    charts = browser.driver.find_elements("css selector", ".chart svg")
+    assert charts
+    for chart in charts:
+        browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
+        settle(browser)
+        box = browser.run(AREA, chart)
+        aim(browser, box[0] + 0.2 * box[2], box[1] + 0.4 * box[3])
+        aim(browser, box[0] + 0.27 * box[2], box[1] + 0.5 * box[3])
+        said = browser.wait(SAID)
+        assert any(sign.isdigit() for sign in said)
+        edges = browser.run(
+            "const b = document.getElementById('values').getBoundingClientRect(); return [b.left, b.right, innerWidth]"
+        )
+        assert edges[0] >= 0
+        assert edges[1] <= edges[2]
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.console() == []
+
+
+def aim(browser, x, y):
+    """Move the pointer to a place in the window."""
+    event = {"type": "mouseMoved", "x": x, "y": y}
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+    settle(browser)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_wrong_and_what_was_found_come_before_the_first_chart(browser, name):
+    fallen = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.0, "brier": 0.0}
+    html = train_page(metrics=[{"step": 2, "final": fallen}]) if name == "train" else PAGES[name]()
+    browser.show(html)
+    order = browser.run(
+        "const all = [...document.querySelectorAll('*')], at = (q) => all.indexOf(document.querySelector(q));"
+        "return ['h1', '.finding', '.notice.warnings', '.headlines', '.chart'].map(at)"
+    )
+    there = [place for place in order if place >= 0]
+    assert there == sorted(there)
+    assert order[1] > 0
+    assert (order[2] > 0) == (name == "train")
+
+
+def terms(browser):
+    return [e for e in browser.driver.find_elements("css selector", ".term") if e.is_displayed()]
+
+
+@pytest.mark.parametrize("width", [1440, 768, 375])
+def test_a_term_is_explained_beside_it_and_never_on_it(browser, pages, width):
+    drawn(browser, pages["compare"], width=width)
+    assert len(terms(browser)) > 3
+    for term in terms(browser)[:8]:
+        browser.run("arguments[0].scrollIntoView({block: 'end', behavior: 'instant'})", term)
+        browser.run("arguments[0].focus({preventScroll: true})", term)
+        says = browser.run("const e = document.getElementById('says'); return e.hidden ? null : e.textContent")
+        assert says == term.get_attribute("data-says")
+        a, b, wide = browser.run(
+            "const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };"
+            "return [box(arguments[0]), box(document.getElementById('says')), innerWidth]", term
+        )  # fmt: skip
+        assert b[3] <= a[1] or b[1] >= a[3]
+        assert b[0] >= 0
+        assert b[2] <= wide
+    browser.press(Keys.ESCAPE)
+    assert browser.run("return document.getElementById('says').hidden")
+    browser.run("document.activeElement.blur()")
+    browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", terms(browser)[0])
+    settle(browser)
+    ActionChains(browser.driver).move_to_element(terms(browser)[0]).perform()
+    assert not browser.run("return document.getElementById('says').hidden")
+    browser.run("document.getElementById('says').hidden = true; document.querySelector('.term').click()")  # a tap
+    assert browser.console() == []
+
+
+def wide_page(columns=14):
+    table = [{"arm": f"arm {n}", **{f"a long heading {c}": 0.5 for c in range(columns)}} for n in range(3)]
+    return render(title="t", lead="l", sections=[Section("Figures", "text", table=table)])
+
+
+@pytest.mark.parametrize("width", [1440, 375])
+def test_a_wide_table_says_that_it_goes_on(browser, width):
+    browser.show(wide_page(), width=width)
+    marks = "return [...document.querySelector('section .wide').classList].filter(c => c.startsWith('more')).sort()"
+    browser.wait(f"return (() => {{ {marks} }})().length > 0")
+    assert browser.run(marks) == ["more-right"]
+    edge = "getComputedStyle(document.querySelector('section .wide'), '::after')"
+    assert browser.run(f"return {edge}.backgroundImage").startswith("linear")
+    table = browser.driver.find_element("css selector", "section .scroll")
+    assert table.get_attribute("tabindex") == "0"
+    browser.run("arguments[0].focus()", table)
+    browser.press(Keys.ARROW_RIGHT)
+    browser.wait(f"return (() => {{ {marks} }})().length === 2")
+    edges = "[document.querySelector('tbody th'), arguments[0]].map(e => e.getBoundingClientRect().left)"
+    left = browser.run(f"const [a, b] = {edges}; return a - b", table)
+    assert abs(left) < 2  # the first column stays
+    browser.run("arguments[0].scrollLeft = 1e6", table)
+    browser.wait(f"return (() => {{ {marks} }})().join() === 'more-left'")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_narrow_table_says_nothing_of_the_kind(browser):
+    browser.show(wide_page(2), width=1440)
+    settle(browser)
+    assert browser.run("return document.querySelector('section .wide').className") == "wide"
+    assert browser.run("return document.querySelector('section .scroll').hasAttribute('tabindex')") is False
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_paper_has_the_numbers_and_no_controls(browser, pages, dark):
+    drawn(browser, pages["compare"], dark=dark)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        shown = "e => e.checkVisibility({contentVisibilityAuto: true, visibilityProperty: true})"
+        for control in ("nav", "#theme", "summary"):
+            assert browser.run(f"return [...document.querySelectorAll('{control}')].some({shown})") is False
+        assert browser.run(f"return [...document.querySelectorAll('main table, .recipe, .terms dl')].every({shown})")
+        body = "getComputedStyle(document.body)"
+        assert browser.run(f"return [{body}.backgroundColor, {body}.color]") == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+        label = "getComputedStyle(document.querySelector('.chart .role-axis-label text')).fill"
+        assert browser.run(f"return {label}") == "rgb(68, 68, 68)"
+        assert browser.run("return getComputedStyle(document.querySelector('.chart')).breakInside") == "avoid"
+        assert browser.run(CONTRAST) == []
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_printing_unfolds_what_carries_numbers_and_folds_it_again(browser, pages):
+    browser.show(pages["fidelity"])
+    folded = "return document.querySelectorAll('main details:not([open])').length"
+    before = browser.run(folded)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folded) == 0
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folded) == before > 0
+
+
+def test_names_that_are_no_field_names_are_said_as_they_are(browser):
+    names = ["a.b[0]", "c: 'd'", HOSTILE]
+    rows = [{"x": x, "value": 0.25 * x, "series": name} for x in (0, 1) for name in names]
+    steps = [{"low": x, "high": x + 1, "share": 0.5, "series": name} for x in (0, 1) for name in names]
+    kinds = [{"name": name, "series": name, "value": 3} for name in names]
+    charts = (curves(rows, names=names, y="y"), histograms(steps, names=names), bars(kinds, names=names, x="n"))
+    page = render(
+        title="t", lead="l", headlines=[Headline("n", 1)], sections=[Section("S", panels=[Panel("p", charts, rows)])]
+    )
+    drawn(browser, page)
+    browser.run("document.querySelector('.chart').scrollIntoView({block: 'center', behavior: 'instant'})")
+    settle(browser)
+    x, y, width, height = browser.run(AREA, browser.driver.find_element("css selector", ".chart svg"))
+    aim(browser, x + 0.8 * width, y + height / 2)
+    aim(browser, x + 0.9 * width, y + height / 2)
+    said = browser.wait(SAID)
+    assert all(name in said for name in names)
+    assert "0.25" in said
+    assert browser.run("return window.hacked") is None
+    assert browser.console() == []
