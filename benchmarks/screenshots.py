@@ -35,7 +35,7 @@ MADE: dict[str, list[str]] = {
     ],
     "fidelity": ["fidelity", str(RUNS / "train"), "--prompts", "64", "--samples", "16", "--rerolls", "16"],
 }
-COLOURS = 96
+COLOURS = 224
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,18 @@ SHOTS = (
 
 
 def make_runs() -> None:
-    """Train, compare and measure what is not there yet, and write every page anew."""
+    """Train, compare and measure what is not there yet; a page older than the code of the reports is written anew."""
+    changed = max(
+        file.stat().st_mtime
+        for file in (ROOT / "src" / "spanwise" / "report").rglob("*")
+        if "__pycache__" not in str(file) and file.is_file()
+    )
     for name, command in MADE.items():
         folder, spanwise = RUNS / name, [sys.executable, "-m", "spanwise.cli"]
-        if not (folder / "report.html").is_file():
+        page = folder / "report.html"
+        if not page.is_file():
             subprocess.run([*spanwise, *command, "--output", str(folder)], check=True)
-        else:
+        elif page.stat().st_mtime < changed:
             subprocess.run([*spanwise, "report", str(folder)], check=True)
 
 

@@ -85,7 +85,9 @@ def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, n
         aim(browser, box[0] + 0.2 * box[2], box[1] + 0.4 * box[3])
         aim(browser, box[0] + 0.27 * box[2], box[1] + 0.5 * box[3])
         said = browser.wait(SAID)
-        assert any(sign.isdigit() for sign in said)
+        told = [line.split("\t")[-1] for line in said.splitlines()]
+        assert any(sign.isdigit() for value in told[1:] for sign in value)  # the first is the place
+        assert not {"undefined", "null", "NaN", ""} & set(told)
         edges = browser.run(
             "const b = document.getElementById('values').getBoundingClientRect(); return [b.left, b.right, innerWidth]"
         )

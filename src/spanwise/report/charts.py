@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import altair as alt
 
-from spanwise.report.hover import bands, crosshair
+from spanwise.report.hover import bands, lit, nearest
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -52,7 +52,7 @@ def curves(
         >>> rows = [{"x": 0, "value": 0.5, "series": "bae"}, {"x": 9, "value": float("nan"), "series": "bae"}]
         >>> chart = curves(rows, names=["bae"], y="accuracy").to_dict()
         >>> [layer["mark"]["type"] for layer in chart["layer"]], list(chart["datasets"].values())[0][1]["value"]
-        (['line', 'point', 'rule'], None)
+        (['line', 'point', 'rect'], None)
     """
     base = _chart(rows).encode(x=_x("x", x), color=_color(names))
     scaled = _y("value", y, zero=y_zero, percent=percent)
@@ -72,7 +72,7 @@ def curves(
         points = base.mark_point(filled=True, size=36, opacity=1)
         points.data = _data(marked)
         layers.append(points.encode(y=scaled, shape=_shape(names)))
-    return _wide(_layers(*layers, crosshair(rows, x=_x("x", x), key="x", title=x, percent=percent)), height)
+    return _wide(_layers(*layers, nearest(rows, x=_x("left", x), key="x", title=x, percent=percent)), height)
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
@@ -101,15 +101,16 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     )
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y)
     drawn = [{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full]
+    at = alt.X("low:Q", title=by, scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False))
     bars = _chart(drawn).mark_bar(binSpacing=1).encode(
-        x=alt.X("low:Q", title=by, scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)),
+        x=at,
         x2="high:Q",
         y=alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s")),
         y2=alt.datum(0),
-        tooltip=tips,
     )  # fmt: skip
-    hover = _chart(drawn).mark_rect(opacity=0).encode(x=alt.X("low:Q", scale=x_scale, axis=axis), x2="high:Q", tooltip=tips)
-    return _wide(_layers(diagonal, whiskers, points, hover), height), _wide(_layers(bars, hover), 115)
+    above = lit(_chart(drawn), x=alt.X("low:Q", scale=x_scale, axis=axis), x2="high:Q", tooltip=tips)
+    below = lit(_chart(drawn), x=at, x2="high:Q", tooltip=tips)
+    return _wide(_layers(diagonal, whiskers, points, above), height), _wide(_layers(bars, below), 115)
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
@@ -150,16 +151,16 @@ def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Draw
         height: in pixels.
     """
     unit = alt.Scale(domain=[0, 1])
-    x = alt.X("p:Q", title="probability of being right, p", scale=unit)
+    title = "probability of being right, p"
     base = _chart(rows).encode(
-        x=x,
+        x=alt.X("p:Q", title=title, scale=unit),
         y=alt.Y("q:Q", title="where its confidence ends, q*", scale=unit),
         color=_color(names),
     )
     diagonal = _chart([{"p": 0, "q": 0}, {"p": 1, "q": 1}]).mark_line(style="reference")
     line = base.mark_line(strokeWidth=2)
     points = base.mark_point(filled=True, size=36, opacity=1)
-    hover = crosshair(rows, x=x, key="p", title="p", value="q")
+    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=unit), key="p", title="p", value="q")
     return _wide(
         _layers(diagonal.encode(x=alt.X("p:Q", scale=unit), y=alt.Y("q:Q", scale=unit)), line,
                   points.encode(shape=_shape(names)), hover), height,
@@ -203,7 +204,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, 
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1).encode(x=_x("value", x), shape=_shape(names))
     series = "verdict" if palette == "verdicts" else "series"
-    hover = lines.mark_rect(opacity=0).encode(tooltip=_tips(rows, name="", series=series, value=x))
+    hover = lit(lines, tooltip=_tips(rows, name="", series=series, value=x))
     line = [] if at is None else [_chart([{"value": at}]).mark_rule(style="reference").encode(x="value:Q")]
     return _wide(_layers(*line, whiskers, points, hover), 45 + 24 * max(2, len(_order(rows))))
 

@@ -1,13 +1,14 @@
 """What a chart says of the place that is pointed at: every series there, not only the mark under the pointer.
 
 A thin mark is hard to hit and a band of an interval has no single value. So each chart has one layer on top that covers all of it:
-a line that snaps to the nearest `x`, or a band for each bin, group or row.
+a band for each step, bin, group or row, which is lit and says what is there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
@@ -33,33 +34,42 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
     return f"{_number(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
 
 
-def crosshair(rows: Rows, *, x: alt.X, key: str, title: str, value: str = "value", percent: bool = False) -> alt.Chart:
-    """A line at the `key` nearest to the pointer, which says what every series is there.
+def nearest(rows: Rows, *, x: alt.X, key: str, title: str, value: str = "value", percent: bool = False) -> alt.Chart:
+    """A band around each `key`, half-way to its neighbours, which says what every series is there.
 
     Args:
         rows: `key`, `series` and `value`; `low` and `high` where there is an interval.
-        x: the horizontal axis, as the other layers have it.
-        key: its field.
+        x: the horizontal axis as the other layers have it, of the field `left`.
+        key: the field of the horizontal axis in the rows.
         title: what it is called.
         value: the field of the vertical one.
         percent: values are shares of 1.
 
     Example:
-        >>> rows = [{"x": 0, "series": "a", "value": 0.5}, {"x": 0, "series": "b", "value": None}]
-        >>> chart = crosshair(rows, x=alt.X("x:Q"), key="x", title="step")
-        >>> [tip["title"] for tip in chart.to_dict()["encoding"]["tooltip"]]
-        ['step', 'a', 'b']
+        >>> rows = [{"x": x, "series": "a", "value": 0.5} for x in (0, 2)]
+        >>> chart = nearest(rows, x=alt.X("left:Q"), key="x", title="step").to_dict()
+        >>> [(row["left"], row["right"], row["s0"]) for row in next(iter(chart["datasets"].values()))]
+        [(0, 1.0, '0.5'), (1.0, 2, '0.5')]
     """
-    near = alt.selection_point(name="near", fields=[key], nearest=True, on="pointermove", clear="pointerout", empty=False)
-    seen = alt.when(near).then(alt.value(0.8)).otherwise(alt.value(0))
-    found, tips = _beside(rows, (key,), value, percent)
-    rule = alt.Chart(found, name="hover").mark_rule(style="reference", strokeDash=[1, 0])
-    return rule.encode(x=x, opacity=seen, tooltip=[alt.Tooltip(f"{key}:Q", title=title, format=".4~g"), *tips]).add_params(
-        near
-    )
+    places = sorted({row[key] for row in rows})
+    middles = [(a + b) / 2 for a, b in pairwise(places)]
+    lefts = dict(zip(places, [*places[:1], *middles], strict=True))
+    rights = dict(zip(places, [*middles, *places[-1:]], strict=True))
+    if len(places) == 1:
+        lefts, rights = {places[0]: places[0] - 0.5}, {places[0]: places[0] + 0.5}
+    wide = [{**row, "left": lefts[row[key]], "right": rights[row[key]]} for row in rows]
+    return bands(wide, keys={key: title}, value=value, percent=percent, also=("left", "right"), x=x, x2=alt.X2("right:Q"))
 
 
-def bands(rows: Rows, *, keys: Mapping[str, str], value: str = "value", percent: bool = False, **place: Any) -> alt.Chart:
+def bands(
+    rows: Rows,
+    *,
+    keys: Mapping[str, str],
+    value: str = "value",
+    percent: bool = False,
+    also: Sequence[str] = (),
+    **place: Any,
+) -> alt.Chart:
     """A band for each place along one axis, as high or as wide as the chart, which says what every series is there.
 
     Args:
@@ -67,15 +77,35 @@ def bands(rows: Rows, *, keys: Mapping[str, str], value: str = "value", percent:
         keys: the fields that say where it is, and what they are called.
         value: the field of the other axis.
         percent: values are shares of 1.
+        also: further fields, which are not said.
         place: the encoding of the band: `x`, `x2` or `y`.
     """
-    found, tips = _beside(rows, tuple(keys), value, percent)
+    found, tips = _beside(rows, (*keys, *also), value, percent)
     where = [
         alt.Tooltip(f"{key}:{'Q' if _numeric(rows, key) else 'N'}", title=title or " ",
                     format=".4~g" if _numeric(rows, key) else alt.Undefined)
         for key, title in keys.items()
     ]  # fmt: skip
-    return alt.Chart(found, name="hover").mark_rect(opacity=0).encode(**place, tooltip=[*where, *tips])
+    band = alt.Chart(found, name="hover").mark_rect(style="pointed")
+    return band.encode(**place, opacity=_lit(), tooltip=[*where, *tips]).add_params(_pointer())
+
+
+def lit(chart: alt.Chart, **place: Any) -> alt.Chart:
+    """The same of a chart whose rows are said as they are: its tooltip is among the encodings.
+
+    Args:
+        chart: with its data.
+        place: encodings of the band.
+    """
+    return chart.properties(name="hover").mark_rect(style="pointed").encode(**place, opacity=_lit()).add_params(_pointer())
+
+
+def _pointer() -> alt.Parameter:
+    return alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
+
+
+def _lit() -> Any:
+    return alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
 
 
 def _beside(rows: Rows, keys: Sequence[str], value: str, percent: bool) -> tuple[alt.InlineData, list[alt.Tooltip]]:

@@ -49,7 +49,7 @@
     mark: { color: series[0] },
     rule: { color: series[0] },
     line: { strokeCap: "round", strokeJoin: "round" },
-    style: { reference: { stroke: muted, color: muted, strokeDash: [4, 4], strokeWidth: 1.2, opacity: 0.8 } },
+    style: { reference: { stroke: muted, color: muted, strokeDash: [4, 4], strokeWidth: 1.2, opacity: 0.8 }, pointed: { fill: muted, stroke: null } },
     text: { color: text },
   });
 
@@ -58,23 +58,34 @@
   told.id = "values";
   told.hidden = true;
   document.body.append(told);
-  const values = (_, { clientX, clientY }, __, found) => {
-    told.hidden = !found;
-    if (!found) return;
-    const table = document.createElement("table");
-    for (const [name, value] of Object.entries(found)) {
-      const row = table.insertRow();
-      row.insertCell().textContent = name;
-      row.insertCell().textContent = value;
-    }
-    told.replaceChildren(table);
+  let found = null; // what is told, as long as the pointer is there
+  const place = ({ clientX, clientY }) => {
+    told.hidden = false;
     const gap = 14, right = clientX + gap + told.offsetWidth <= root.clientWidth;
     const left = right ? clientX + gap : Math.max(0, clientX - gap - told.offsetWidth);
     const below = clientY + gap + told.offsetHeight <= innerHeight;
     told.style.left = `${Math.min(left, root.clientWidth - told.offsetWidth)}px`;
     told.style.top = `${below ? clientY + gap : Math.max(0, clientY - gap - told.offsetHeight)}px`;
   };
+  const values = (_, event, __, pointed) => {
+    found = pointed || null;
+    told.hidden = !found;
+    if (!found) return;
+    const table = document.createElement("table");
+    for (const [name, value] of Object.entries(found)) {
+      const row = table.insertRow();
+      row.insertCell().textContent = name;
+      row.insertCell().textContent = value === "null" || value === "NaN" ? "unknown" : value;
+    }
+    told.replaceChildren(table);
+    place(event);
+  };
   addEventListener("scroll", () => (told.hidden = true), { passive: true });
+  addEventListener("pointermove", (event) => {
+    const inside = event.target instanceof Element && event.target.closest(".chart");
+    if (found && inside) place(event);
+    else told.hidden = true;
+  });
 
   async function draw(element) {
     await loadVega();
