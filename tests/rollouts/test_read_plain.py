@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain_files import KINDS, save
 
+from plain_files import KINDS, save
 from rollout_files import said, trl_file, verl_rows, write_lines
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
