@@ -94,16 +94,19 @@ def test_series_have_the_colours_of_the_legend(browser, pages):
 
 
 def test_a_tooltip_says_the_number(browser, pages):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     browser.show(pages["compare"])
     assert_drawn(browser)
     point = browser.driver.find_element("css selector", "#learning .mark-symbol path")
-    browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", point)
-    browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    for x in (1, 2):  # the first one may scroll
-        ActionChains(browser.driver).move_to_element_with_offset(point, x, 0).perform()
-        browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    frames = "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    for x in (1, 2):  # what was printed folds again, and then the place is where it stays
+        browser.run("dispatchEvent(new Event('afterprint'))")
+        browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", point)
+        browser.run(frames)
+        middle = "const b = arguments[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]"
+        left, top = browser.run(middle, point)
+        event = {"type": "mouseMoved", "x": left + x, "y": top}
+        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+        browser.run(frames)
     said = browser.wait("const e = document.getElementById('values'); return e.hidden ? null : e.innerText")
     words = ["step", "0", *(part for arm in ("blended", "outcome") for part in (arm, "10", "%", "[10", "%,", "10", "%]"))]
     assert said.split() == words  # all seeds start at .1
