@@ -52,13 +52,16 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping
         return Rule()
     chosen = METHODS[method]
     listed = {str(one.get("name") or one.get("reward")): one for one in objectives}
-    given = {name: one.get("given") or [] for name, one in listed.items()}
+    named: dict[str, list[str]] = {}
+    for name, one in listed.items():
+        given = one.get("given") or []
+        named[name] = [given] if isinstance(given, str) else [str(each) for each in given]
     by_block = chosen.kind == "block"
     return Rule(
         kind=chosen.kind,
         about=f"{method}: {chosen.summary}",
         baselines={
-            name: rule_words(one["baseline"], [given[name]] if isinstance(given[name], str) else given[name])
+            name: rule_words(one["baseline"], named[name])
             for name, one in listed.items()
             if by_block and one.get("baseline")
         },

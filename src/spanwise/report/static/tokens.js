@@ -118,7 +118,7 @@
     };
     const paidHere = (block, m) => { // a method with one block for everything pays it here, too
       const found = data.why[shown.n][m].blocks, [only, ...more] = Object.keys(found), paid = found[block] ? block : more.length ? "" : only;
-      return paid ? [" · ", hints.term("credit", "credit"), show(make("span", "token-block"), ` of the ${paid === block ? "block" : paid} ${found[paid].credit}`)] : [];
+      return paid ? [" · ", hints.term("credit", "credit", -1), show(make("span", "token-block"), ` of the ${paid === block ? "block" : paid} ${found[paid].credit}`)] : [];
     };
     const head = (row, side, x) => {
       const values = x.slice(...row.opens).filter((value) => !Number.isNaN(value)), write = kind() === "probability" ? plain : signed;
@@ -126,7 +126,7 @@
       for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
       const range = low === high ? `${write(low)} × ` : `${write(low)} to ${write(high)}, `;
       return make("p", "token-head", show(make("b"), row.names.join(" + ") || "no block"),
-        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), ...(kind() === "credit" ? [hints.term("advantage", "per token"), " "] : []), values.length ? range + count(values.length, "token") : write(NaN),
+        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), ...(kind() === "credit" ? [hints.term("advantage", "per token", -1), " "] : []), values.length ? range + count(values.length, "token") : write(NaN),
         ...(kind() === "credit" && row.begins ? paidHere(row.names[0], control[side].value) : []));
     };
     const drawRow = () => {
@@ -199,7 +199,8 @@
       if (!token) return;
       panes.querySelectorAll(".token[tabindex]").forEach((each) => each.removeAttribute("tabindex"));
       token.tabIndex = 0;
-      token.focus();
+      token.scrollIntoView({ block: "nearest", behavior: "instant" }); // at once, or the hint is placed where it was
+      token.focus({ preventScroll: true });
     };
     // ---- moving ----
     const go = (to) => {
@@ -243,7 +244,7 @@
       else if (target.closest(".token-more")) {
         if (target === control.left || target === control.right) list.redefine();
         if (target === control.order) sort(target.value);
-        [label, () => select(target !== control.order)].forEach((step) => step());
+        [label, () => select(target.value !== "differ")].forEach((step) => step());
       }
       if (listed.length) control.jump.value = listed[at] + 1; // also where it was beyond the last one
     });

@@ -41,11 +41,11 @@ window.spanwiseHints = ({ view, box, make, show, glossary }) => {
   // Below what it explains, or above it; on a phone a strip at the lower edge, whose space the page keeps free.
   const place = () => {
     if (!anchor?.isConnected || box.hidden) return;
-    const around = anchor.getBoundingClientRect(), { height, width } = box.getBoundingClientRect();
     box.classList.toggle("strip", narrow.matches);
+    [box.style.left, box.style.top] = narrow.matches ? ["", ""] : ["0", "0"]; // where it stood says nothing of its size
+    const around = anchor.getBoundingClientRect(), { height, width } = box.getBoundingClientRect();
     document.body.style.paddingBottom = narrow.matches ? `${Math.ceil(box.getBoundingClientRect().height) + GAP}px` : "";
     if (narrow.matches) {
-      [box.style.left, box.style.top] = ["", ""];
       const over = around.bottom - (innerHeight - box.getBoundingClientRect().height - GAP);
       if (over > 0) scrollBy({ top: Math.min(over, Math.max(0, around.top - GAP)), behavior: "instant" });
       return;
@@ -64,15 +64,14 @@ window.spanwiseHints = ({ view, box, make, show, glossary }) => {
     box.replaceChildren(content);
     [anchor, box.hidden] = [at, false];
     place();
-    place(); // its size may depend on whether it is a strip
   };
-  const term = (word, shown = word) => {
+  const term = (word, shown = word, tab = 0) => { // with -1 a click focuses it, and Tab goes past
     const element = make("span", "token-term", shown);
-    [element.tabIndex, element.dataset.hint] = [0, glossary[word] ? `${word}: ${glossary[word]}` : word];
+    [element.tabIndex, element.dataset.hint] = [tab, glossary[word] ? `${word}: ${glossary[word]}` : word];
     return element;
   };
-  const hinted = (element, text) => {
-    [element.tabIndex, element.dataset.hint] = [0, text];
+  const hinted = (element, text, tab = 0) => {
+    [element.tabIndex, element.dataset.hint] = [tab, text];
     return element;
   };
   const from = (event) => event.target.closest?.("[data-hint]");
@@ -151,7 +150,7 @@ window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints
       const verdict = outcomes.map(() => ({ 1: "✓ right", 0: "✗ wrong" }[data.rewards[i][data.outcome]] ?? "not known"));
       const credit = shown.map(([m, block]) => {
         const x = data.credits[i][m][block], said = x === undefined ? "–" : `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x)}`;
-        return hinted(make("span", "", said), `credit of ${block} under ${data.methods[m]}: ${x === undefined ? "the block is not there" : said}`);
+        return hinted(make("span", "", said), `credit of ${block} under ${data.methods[m]}: ${x === undefined ? "the block is not there" : said}`, -1);
       });
       const row = make("tr", i === n ? "current" : "", make("td", "", button), ...[...verdict, ...cells].map((text) => show(make("td"), text)),
         ...credit.map((each) => make("td", "", each)), show(make("td"), i === n ? "this one" : same.join(", ") || "nothing"));

@@ -1,0 +1,325 @@
+"""The token view of a real export in a browser: its arithmetic, its group, its list and its hints, at three widths."""
+
+# ruff: noqa: RUF001 the page writes − and × where it means them
+
+import random
+import re
+
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("selenium", reason="needs selenium")
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from arithmetic import holds
+from rollout_files import quiet, verl_file
+from spanwise.commands.credit.credit import credit
+
+WIDTHS = [(1440, False), (768, True), (375, False), (375, True)]
+HINT = "return document.querySelector('.token-details')"
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    """48 completions in two steps: right and wrong, with every kind of confidence, one cut off."""
+    folder = tmp_path_factory.mktemp("explained")
+    roll = random.Random(5)
+    outputs, golds, prompts = [], [], []
+    for group in range(6):
+        for _ in range(8):
+            answer = roll.choice(["4", "4", "5"])
+            stated = roll.choice(["0.9", "0.7", "0.0", "1.0", "high", None])
+            tail = "" if stated is None else f"<analysis>I checked.</analysis><confidence>{stated}</confidence>"
+            outputs.append(f"<reasoning>2 and {group} make {answer}.</reasoning><answer>{answer}</answer>{tail}")
+            golds.append("4")
+            prompts.append(f"What is 2+{group}? </script> \u202e{'long ' * 30 if group == 5 else ''}")
+    outputs[-1] = "<reasoning>2 and " + "supercalifragilistic" * 40
+    file = verl_file(folder / "1.jsonl", outputs, prompts=prompts, gts=golds)
+    credit(file, output=folder / "out", console=quiet())
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def rows(export):
+    return pq.read_table(export / "credit.parquet").to_pylist()
+
+
+def opened(browser, export, **how):
+    browser.show(export / "report.html", **how)
+    browser.wait("return document.querySelector('.token-app:not([hidden])')")
+
+
+def listing(browser):
+    """Every completion of the list, in its order, by scrolling through it."""
+    browser.run("document.querySelector('.token-listing').open = true")
+    return browser.driver.execute_async_script("""
+        const done = arguments[0], box = document.querySelector('.token-table'), seen = [];
+        const wait = () => new Promise((r) => requestAnimationFrame(r));
+        (async () => {
+          await wait();
+          for (box.scrollTop = 0; ; box.scrollTop += 100) {
+            await wait(); await wait();
+            for (const row of box.querySelectorAll('[data-n]')) if (!seen.includes(+row.dataset.n)) seen.push(+row.dataset.n);
+            if (box.scrollTop + box.clientHeight >= box.scrollHeight - 1) break;
+          }
+          done(seen);
+        })();""")
+
+
+def sort_by(browser, key):
+    browser.run("document.querySelector(`[aria-label='Sort by ${arguments[0]}']`).click()", key)
+
+
+def filtered(browser, key, text):
+    browser.run(
+        "const i = document.querySelector(`[aria-label^='Filter ${arguments[0]}:']`); i.value = arguments[1];"
+        "i.dispatchEvent(new Event('input', {bubbles: true}))",
+        key,
+        text,
+    )
+
+
+def overlap(browser, element):
+    """Whether the hint lies over what it explains; both in pixels of the window."""
+    return browser.run(
+        """const hint = document.querySelector('.token-details').getBoundingClientRect();
+        return [...arguments[0].getClientRects()].some((r) =>
+          r.left < hint.right && r.right > hint.left && r.top < hint.bottom && r.bottom > hint.top)""",
+        element,
+    )
+
+
+@pytest.mark.parametrize(("width", "dark"), WIDTHS)
+def test_nothing_is_wider_than_the_window_but_what_scrolls(browser, export, width, dark):
+    opened(browser, export, width=width, height=900, dark=dark)
+    for fold in ("listing", "more", "prompt"):
+        browser.run(f"document.querySelector('.token-{fold}').open = true")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    wide = browser.run("""
+        return [...document.querySelectorAll('.token-view *')].filter((e) => !e.closest('.token-scroll, .token-details, template'))
+          .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.className || e.tagName)""")
+    assert wide == []
+    for box in browser.driver.find_elements(By.CSS_SELECTOR, ".token-scroll"):
+        assert box.get_attribute("tabindex") == "0"  # can be scrolled by keys, and says that it goes on
+        assert "sideways" in box.get_attribute("aria-label")
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), WIDTHS)
+def test_a_hint_never_lies_on_what_it_explains(browser, export, width, dark):
+    opened(browser, export, width=width, height=700, dark=dark)
+    browser.run("document.querySelector('.token-listing').open = true")
+    shown = ".token-panes .token, .token-sum, .token-term, .token-credit, .token-group [data-hint]"
+    elements = [one for one in browser.driver.find_elements(By.CSS_SELECTOR, shown) if one.is_displayed()]
+    roll = random.Random(1)
+    for element in [elements[0], *roll.sample(elements, 14)]:
+        for block in ("end", "start", "center"):  # at the lower edge, too
+            browser.run(
+                "arguments[0].scrollIntoView({block: arguments[1], inline: 'center', behavior: 'instant'})", element, block
+            )
+            browser.run(
+                "const r = arguments[0].getClientRects()[0]; arguments[0].dispatchEvent(new PointerEvent('pointerover',"
+                "{bubbles: true, clientX: r.left + 1, clientY: r.top + 1}))",
+                element,
+            )
+            assert browser.run(HINT).is_displayed()
+            assert browser.run(HINT).text.strip()
+            assert not overlap(browser, element), (element.text, block)
+            box = browser.run(HINT + ".getBoundingClientRect().toJSON()")
+            assert box["left"] >= 0
+            assert box["right"] <= width
+            browser.run("arguments[0].dispatchEvent(new PointerEvent('pointerout', {bubbles: true}))", element)
+
+
+def test_on_a_phone_the_strip_has_its_own_space(browser, export):
+    opened(browser, export, width=375, height=700)
+    browser.run("document.querySelector('.token-panes .token').click()")
+    strip = browser.run(HINT + ".getBoundingClientRect().toJSON()")
+    assert [strip["left"], strip["right"], strip["bottom"]] == [0, 375, 700]
+    assert browser.run("return parseFloat(document.body.style.paddingBottom)") >= strip["height"]
+    browser.run("scrollTo({top: document.documentElement.scrollHeight, behavior: 'instant'})")
+    last = browser.run("return document.querySelector('main').getBoundingClientRect().bottom")
+    assert last <= strip["top"] + 1
+    browser.press(Keys.ESCAPE)
+    assert browser.run("return document.body.style.paddingBottom") == ""
+
+
+def test_the_completion_comes_first_and_the_controls_are_folded(browser, export):
+    for width in (1440, 375):
+        opened(browser, export, width=width)
+        top = {
+            name: browser.run(f"return document.querySelector('.token-{name}').getBoundingClientRect().top")
+            for name in ("headline", "panes", "why", "group", "listing", "more")
+        }
+        assert list(top) == sorted(top, key=lambda name: top[name])
+        for name in ("left", "order", "search"):
+            assert not browser.driver.find_element(By.NAME, name).is_displayed()
+
+
+def test_grpo_stands_left_the_recipe_right_and_what_differs_most_is_first(browser, export, rows):
+    opened(browser, export)
+    assert browser.run("return ['left', 'right'].map((n) => document.querySelector(`[name=${n}]`).selectedOptions[0].text)") == [
+        "grpo", "bae",
+    ]  # fmt: skip
+    assert listing(browser) == by_difference(rows)
+    first = browser.run("return document.querySelector('.token-count').textContent")
+    assert first == f"1 of 48: completion {by_difference(rows)[0] + 1} of 48"
+
+
+def by_difference(rows):
+    """The order, worked out from the file alone."""
+
+    def unit(method):
+        sizes = sorted(
+            abs(v) for r in rows for k, v in r.items() if k.startswith(f"credit/{method}/") and "stop" not in k and v
+        )
+        return sizes[-(-98 * (len(sizes) - 1) // 100)]
+
+    def gap(row):
+        grpo = four(row["credit/grpo/completion"]) / unit("grpo")
+        held = [row[f"credit/bae/{block}"] for block in ("solution", "confidence")]
+        return max(abs(grpo - four(value) / unit("bae")) for value in held if value is not None)
+
+    return sorted(range(len(rows)), key=lambda n: (-gap(rows[n]), n))
+
+
+def four(value):
+    return float(f"{value:.4g}")
+
+
+@pytest.mark.parametrize(
+    ("key", "column"), [("bae: confidence", "credit/bae/confidence"), ("reward correct", "reward/correct")]
+)
+def test_the_list_sorts_as_python_does(browser, export, rows, key, column):
+    opened(browser, export)
+    sort_by(browser, key)
+    first = browser.run("return document.querySelector('th[aria-sort=descending], th[aria-sort=ascending]').ariaSort")
+    for direction in (first, {"ascending": "descending", "descending": "ascending"}[first]):
+        sign = -1 if direction == "descending" else 1
+        known = [n for n in range(len(rows)) if rows[n][column] is not None]
+        expected = sorted(known, key=lambda n: (sign * four(rows[n][column]), n))
+        expected += [n for n in range(len(rows)) if rows[n][column] is None]  # what is not known is last both ways
+        assert listing(browser) == expected
+        sort_by(browser, key)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "fits"),
+    [
+        ("bae: confidence", ">0.1", lambda r: (r["credit/bae/confidence"] or 0) > 0.1),
+        ("bae: confidence", "-0.5..0", lambda r: -0.5 <= (9 if (x := r["credit/bae/confidence"]) is None else x) <= 0),
+        ("outcome", "wrong", lambda r: r["reward/correct"] == 0),
+        ("status", "unparsable", lambda r: r["status/brier"] == "unparsable"),
+        ("prompt", "2+5", lambda r: "2+5" in r["prompt"]),
+        ("confidence", "0.7", lambda r: r["stated/brier"] == 0.7),
+        ("confidence", "none", lambda r: r["stated/brier"] is None),
+        ("prompt", "nowhere", lambda r: False),
+    ],
+)  # fmt: skip
+def test_the_list_filters_as_python_does(browser, export, rows, key, text, fits):
+    opened(browser, export)
+    sort_by(browser, "completion")
+    filtered(browser, key, text)
+    expected = [n for n in range(len(rows)) if fits(rows[n])]
+    assert listing(browser) == expected
+    assert expected or browser.run("return document.querySelector('.token-count').textContent") == "No completion fits."
+    browser.run("document.querySelector('[data-go=reset]').click()")
+    assert len(listing(browser)) == len(rows)
+
+
+def test_the_list_by_keys(browser, export, rows):
+    opened(browser, export)
+    browser.run("document.querySelector('.token-listing').open = true")
+    sort_by(browser, "completion")
+    browser.wait("return document.querySelector('.token-table tr[data-row=\"0\"]')")
+    browser.run("document.querySelector('.token-table tr[data-row=\"0\"]').focus()")
+    browser.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    assert "completion 3 of 48" in browser.run("return document.querySelector('.token-count').textContent")
+    browser.run("document.querySelector('.token-table tr[data-n=\"2\"]').focus()")
+    browser.press(Keys.END)
+    assert browser.run("return document.activeElement.dataset.n") == str(len(rows) - 1)
+    browser.press(Keys.ENTER)
+    assert browser.run("return location.hash") == "#token-48"
+
+
+def test_the_arithmetic_shown_holds(browser, export, rows):
+    opened(browser, export)
+    seen = 0
+    for n in (0, 5, 17, 30, 46, 47):
+        browser.run("location.hash = arguments[0]", f"#token-{n + 1}")
+        browser.wait(f"return document.querySelector('.token-group tr.current button')?.textContent === '{n + 1}'")
+        sums = browser.run("return [...document.querySelectorAll('.token-reason .token-sum')].map((e) => e.textContent)")
+        assert all(holds(text) for text in sums), sums
+        seen += len(sums)
+        credits = browser.run(
+            "return [...document.querySelectorAll('.token-reason')].map((e) =>"
+            " [e.closest('.token-method').querySelector('h4'), e.querySelector('b'), e.querySelector('.token-credit')]"
+            " .map((each) => each.textContent))"
+        )
+        for method, block, said in credits:
+            assert float(said.replace("−", "-")) == pytest.approx(rows[n][f"credit/{method}/{block}"], rel=5.1e-4)
+        assert len(credits) >= 2
+    assert seen > 20
+
+
+def test_the_group_leads_to_its_completions_and_says_who_was_compared(browser, export, rows):
+    opened(browser, export, fragment="token-3")
+    group = browser.run(
+        "return [...document.querySelectorAll('.token-group tbody tr')].map((e) => [...e.children].map((c) => c.textContent))"
+    )
+    mates = [n for n in range(len(rows)) if rows[n]["group"] == rows[2]["group"]]
+    assert [int(cells[0]) for cells in group] == [n + 1 for n in mates]
+    for cells, n in zip(group, mates, strict=True):
+        strata = {part["objective"]: part["stratum"] for part in rows[n]["parts/bae"] if part["stratum"] >= 0}
+        own = {part["objective"]: part["stratum"] for part in rows[2]["parts/bae"] if part["stratum"] >= 0}
+        same = [name for name in own if strata.get(name) == own[name]]
+        assert cells[-1] == ("this one" if n == 2 else ", ".join(same) or "nothing")
+    browser.run(f"document.querySelector(`[aria-label='Go to completion {mates[-1] + 1}']`).click()")
+    assert browser.run("return location.hash") == f"#token-{mates[-1] + 1}"
+    assert "Gold answer 4" in browser.run("return document.querySelector('.token-gold').textContent")
+
+
+def test_words_are_explained_by_pointer_and_by_keys(browser, export):
+    opened(browser, export, height=1200)
+    term = browser.driver.find_element(By.CSS_SELECTOR, ".token-share .token-term")
+    ActionChains(browser.driver).move_to_element(term).perform()
+    assert browser.run(HINT).text.startswith("token share: The part of a block's credit")
+    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-count")).perform()
+    assert not browser.run(HINT).is_displayed()
+    browser.run("arguments[0].focus()", term)
+    assert browser.run(HINT).is_displayed()
+
+
+def test_thousands_of_rows_are_quick(browser):
+    from report_pages import credit_page
+
+    browser.show(credit_page(4000, 6), width=1200)
+    browser.wait("return document.querySelector('.token-app:not([hidden])')", seconds=30)
+    browser.run("document.querySelector('.token-listing').open = true")
+    took = browser.run(
+        "const start = performance.now(); document.querySelector(`[aria-label='Sort by completion']`).click();"
+        "return performance.now() - start"
+    )
+    assert took < 3000
+    browser.wait("return document.querySelectorAll('.token-table [data-n]').length")
+    assert browser.run("return document.querySelectorAll('.token-table [data-n]').length") < 60
+
+
+def test_print_leaves_out_the_controls(browser, export):
+    opened(browser, export)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    kept = {"headline": True, "panes": True, "why": True, "bar": False, "listing": False, "more": False}
+    try:
+        for name, shown in kept.items():
+            assert browser.driver.find_element(By.CSS_SELECTOR, f".token-{name}").is_displayed() == shown, name
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_names_of_sums_are_no_numbers():
+    assert re.sub(r"\(([a-z_]+)\)", "", "1 (correct)").strip() == "1"
+    assert holds("+0.3 = 0.25 (correct) + 0.05 (form)")
+    assert not holds("+0.3 = 0.25 (correct) − 0.05 (form)")

@@ -1,0 +1,200 @@
+"""The sentences and sums of the token view: true in every case, made of numbers that hold."""
+
+# ruff: noqa: E501, RUF001 sentences are whole, and the page writes − and · where it means them
+
+import math
+
+import pyarrow.parquet as pq
+import pytest
+
+from arithmetic import holds
+from rollout_files import quiet, said, verl_file
+from spanwise.commands.credit.credit import credit
+from spanwise.commands.shared.rows import read_pieces, token_rows
+from spanwise.report import Paid, Part, Rule, TokenRow, TokenView
+from spanwise.report.tokens import payload
+from spanwise.report.why import Reasons, equation
+
+NAN = math.nan
+
+
+def row(**changes):
+    given = {
+        "prompt": "p", "tokens": ["a", "b", "c"], "advantages": {"grpo": [0.1] * 3, "bae": [0.5, 0.5, -0.8]},
+        "spans": {"solution": [(0, 2)], "confidence": [(2, 3)]}, "rewards": {"correct": 1.0, "brier": -0.81},
+        "statuses": {"correct": "ok", "brier": "ok"}, "fault": "", "stated": {"brier": 0.1},
+        "credit": {"grpo": {"completion": 0.3}, "bae": {"solution": 1.0, "confidence": -0.8}},
+    }  # fmt: skip
+    return TokenRow(**{**given, **changes})
+
+
+def sentence(one, left="grpo", right="bae", rows=(), **view):
+    return Reasons(TokenView(("grpo", "bae"), [one, *rows], "correct", **view)).headline(one, left, right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "Right with confidence 0.1: grpo praises the completion (+0.3), bae praises the solution (+1) and blames the confidence (−0.8)."),
+        ({"rewards": {"correct": 0.0}, "stated": {"brier": 0.0}}, "Wrong with confidence 0.0: "),
+        ({"rewards": {"correct": 0.5}, "stated": {}}, "Correct 0.5: "),
+        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "absent"}}, "Right without a confidence: "),
+        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "unparsable"}}, "Right with a confidence that cannot be read: "),
+        ({"rewards": {}, "statuses": {"correct": "timeout"}, "stated": {}}, "Neither right nor wrong, as the check failed (timeout): "),
+        ({"rewards": {}, "statuses": {"correct": "absent"}, "stated": {}}, "No answer that can be read: "),
+        ({"rewards": {}, "statuses": {}, "stated": {}}, "3 tokens: "),
+        ({"fault": "missing, truncated"}, "Cut off, right with confidence 0.1: "),
+        ({"fault": "order"}, "Malformed, right with confidence 0.1: "),
+        ({"advantages": {"grpo": [0.1] * 3, "bae": [NAN] * 3}}, "bae trains none of its tokens."),
+        ({"credit": {"grpo": {"completion": 0.0}, "bae": {}}}, "grpo gives it exactly 0, bae gives its tokens −0.8 to +0.5."),
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.0, "confidence": -0.8}}}, "bae blames the confidence (−0.8) and gives the solution 0."),
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
+         "bae praises the solution (+0.5) and charges −0.7 for what it leaves out."),
+        ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [Part("correct", 1.0, None, None, 1.0, 0.0)]}},
+         "bae gives it exactly 0, with nobody to compare it with."),
+    ],
+)  # fmt: skip
+def test_the_sentence_is_true(changes, words):
+    assert words in sentence(row(**changes), rows=[row()])
+
+
+def test_one_method_is_named_once_and_a_mean_is_called_one():
+    rules = {"bae": Rule(kind="token")}
+    assert sentence(row(), "bae", "bae", rules=rules).count("bae") == 1
+    assert sentence(row(), "bae", "bae", rules=rules).endswith("(−0.8), on average over tokens.")
+
+
+def block(one, name, method="bae", **view):
+    found = Reasons(TokenView(("grpo", "bae"), [one], "correct", **view)).of(one, method)
+    return found, found["blocks"].get(name)
+
+
+PAID = {"bae": {"solution": Paid(["correct", "form"]), "confidence": Paid(["brier"])}}
+
+
+def test_terms_add_up_and_what_does_not_is_said():
+    parts = [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), Part("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
+             Part("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
+    one = row(parts={"bae": parts})
+    _, solution = block(one, "solution", paid=PAID)
+    assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
+    assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 − 0.25", "+0.25 = 0.25 · (1 − 0)"]
+    assert solution["share"] == "+0.5 on each of its 2 tokens, together +1"
+    _, confidence = block(one, "confidence", paid=PAID)
+    assert [confidence["total"], confidence["terms"][0]["sum"]] == ["", "−0.8 = −0.9 − (−0.1)"]
+    _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", paid=PAID)
+    assert wrong["terms"] == []
+    assert "adds up to +0.75, which is not the credit" in wrong["warning"]
+
+
+def test_a_file_without_parts_says_what_its_rewards_and_credit_say():
+    one = row(rewards={"correct": 1.0}, credit={"bae": {"solution": 0.75}}, own={"bae": (0.1, 1.1)})
+    _, plain = block(one, "solution", paid={"bae": {"solution": Paid(["correct"], plain=True)}})
+    assert plain["terms"][0]["sum"] == "+0.75 = 1 − 0.25"
+    found, unknown = block(one, "solution", paid={"bae": {"solution": Paid(["correct", "form"])}})
+    assert [unknown["terms"], found["note"]] == [[], "The file does not say what the credit of bae is made of."]
+
+
+def test_a_score_of_its_own_is_a_term():
+    """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
+    one = row(parts={"bae": [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
+              own={"bae": (0.1, 1.1)})  # fmt: skip
+    _, solution = block(
+        one, "solution", paid={"bae": {"solution": Paid(["correct"], mixed=True)}}, rules={"bae": Rule(verdict="correct")}
+    )
+    assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
+    assert holds(solution["total"])
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "words"),
+    [
+        (Part("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
+        (Part("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and nothing stands for it"),
+        (Part("brier", -0.5, None, None, 1.0, 0.0), "ok", "nobody to compare it with, so the credit is exactly 0"),
+        (Part("brier", -0.5, None, None, 1.0, 0.4), "ok", "No single baseline gives this number. about it"),
+    ],
+)
+def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
+    one = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
+    _, found = block(one, "confidence", paid=PAID, rules={"bae": Rule(about="about it")})
+    assert [found["terms"][0]["sum"], words in found["terms"][0]["note"]] == ["", True]
+
+
+def test_methods_per_token_and_what_is_recorded_have_a_sentence():
+    found, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
+    assert found["note"].startswith(
+        "bae credits each token by itself, so no difference of two numbers gives a block's credit."
+    )
+    one = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
+    note = Reasons(TokenView(("recorded",), [one])).of(one, "recorded")["note"]
+    assert note == "recorded is what the trainer wrote down; the file does not say how it came about."
+
+
+def test_what_a_baseline_is_the_mean_of_is_looked_up():
+    def one(worth, baseline, stratum=0):
+        return row(parts={"bae": [Part("brier", worth, baseline, 1.0, 1.0, worth - baseline, stratum)]},
+                   credit={"bae": {"confidence": worth - baseline}})  # fmt: skip
+
+    def note(rows):
+        view = TokenView(("grpo", "bae"), rows, paid=PAID, rules={"bae": Rule(baselines={"brier": "same prompt"})})
+        return Reasons(view).of(rows[0], "bae")["blocks"]["confidence"]["terms"][0]["note"]
+
+    assert note([one(-0.2, -0.3), one(-0.4, -0.3)]) == "baseline −0.3: the mean of the 2 compared (same prompt)"
+    assert note([one(-0.2, -0.4), one(-0.4, -0.2)]) == "baseline −0.4: the mean of the 1 others"
+    assert note([one(-0.2, -0.7), one(-0.4, -0.3)]) == "baseline −0.7: same prompt"
+
+
+def test_equations_of_awkward_numbers_hold():
+    for worth, baseline, divisor, weight in (
+        (1, 0.37512, 0.51762, 1),
+        (-1, -0.00512, 1, 0.25),
+        (0, 0, 1, 1),
+        (12345.6, -3.3, 7, 2),
+    ):
+        text = equation(
+            Part("x", float(worth), float(baseline), float(divisor), float(weight), weight * (worth - baseline) / divisor)
+        )
+        assert holds(text), text
+
+
+@pytest.mark.parametrize(
+    "methods", [["grpo", "rlcr", "bae", "rloo"], ["maxrl", "dr_grpo", "opo", "gdpo"], ["bae:blended", "bae:group", "dcpo"]]
+)
+def test_every_sum_of_an_export_holds(tmp_path, methods):
+    """What the page says under each method, evaluated; and credits against the file's."""
+    spoken = [
+        said(answer, report)
+        for answer, report in (("4", "0.9"), ("4", "0.7"), ("3", "0.8"), ("5", "0.1"), ("4", None), ("3", "x"))
+    ]
+    prompts = [f"2+{n}=" for n in range(4) for _ in spoken]
+    golds = ["4"] * 12 + ["5"] * 6 + ["9"] * 6
+    file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)
+    found = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
+    table = pq.read_table(tmp_path / "out" / "credit.parquet")
+    from spanwise.commands.credit.write import remembered
+    from spanwise.commands.shared.paid import paid_of, rule_of
+
+    listed = remembered(found.arms, {})["paid"]
+    rows = token_rows(table, read_pieces(None))
+    view = TokenView(tuple(one.name for one in found.applied), rows, paid={m: paid_of(**one) for m, one in listed.items()},
+                     rules={m: rule_of(**one) for m, one in listed.items()})  # fmt: skip
+    seen = dict.fromkeys(view.methods, 0)
+    for n, why in enumerate(payload(view)["why"]):
+        for method, entry in zip(view.methods, why, strict=True):
+            for name, one in entry["blocks"].items():
+                sums = [
+                    text
+                    for text in (one["total"], *(term["sum"] for term in one["terms"]), *(t["worth"] for t in one["terms"]))
+                    if " = " in text
+                ]
+                assert all(holds(text) for text in sums), (method, sums)
+                assert not one["warning"]
+                credit_n = table[f"credit/{method}/{name}"][n].as_py()
+                assert float(one["credit"].replace("−", "-")) == pytest.approx(credit_n, rel=5.1e-4)
+                added = sum(float(term["credit"].replace("−", "-")) for term in one["terms"])
+                if one["terms"]:
+                    assert added == pytest.approx(credit_n, abs=2e-3)
+                seen[method] += len(sums)
+    assert all(count > 10 for method, count in seen.items() if method not in ("gdpo", "dcpo")), seen
