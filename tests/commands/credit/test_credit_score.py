@@ -121,6 +121,8 @@ def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
     """BAE subtracts the mean: .75 = 1 - .25; the score is compared as a reward, .9 - .5."""
     options = {"recipe": recipe(tmp_path, method="bae", scale="none"), "methods": ["recipe", "bae"]}
     credit(file(tmp_path), output=tmp_path / "out", console=quiet(), **options)
-    mixed, plain = data_of((tmp_path / "out" / "report.html").read_text())["sums"][0]
-    assert mixed == {"solution": "correct 1, baseline 0.25, credit 0.9 · +0.75 and 0.1 · +0.4 of its own score = +0.715"}
-    assert plain == {"solution": "correct 1, baseline 0.25, credit +0.75"}
+    mixed, plain = data_of((tmp_path / "out" / "report.html").read_text())["why"][0]
+    solution = mixed["blocks"]["solution"]
+    assert solution["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"
+    assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 \u2212 0.25"]
+    assert [term["sum"] for term in plain["blocks"]["solution"]["terms"]] == ["+0.75 = 1 \u2212 0.25"]
