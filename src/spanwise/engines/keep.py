@@ -14,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from spanwise.credit.assign import completed
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import Completions
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
 from spanwise.scheme import Scheme
+from spanwise.types import Scores
 
 #: All that is written; everything else in the folder is the trainer's or the user's, and stays.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
@@ -59,6 +61,27 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
         )
 
 
+def check_folder(folder: str | None, keep_rollouts: Any, report: Any, *, option: str) -> None:
+    """Refuse to keep what has no place, and a place that nothing is asked for: see `check_keeping`.
+
+    Args:
+        folder: of the run.
+        keep_rollouts, report: as in `check_keeping`.
+        option: what the trainer calls the folder.
+
+    Raises:
+        RecipeError: one without the other, or see `check_keeping`.
+
+    Example:
+        >>> check_folder(None, 5, False, option="spanwise.folder")
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: keep_rollouts and report need a folder; add spanwise.folder=runs/NAME.
+    """
+    check_keeping(keep_rollouts, report)
+    if folder is None and (keep_rollouts or report):
+        raise RecipeError(f"keep_rollouts and report need a folder; add {option}=runs/NAME.")
+
+
 def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
     """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known.
 
@@ -73,6 +96,12 @@ def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
         ('own', 'bae', 3, False)
     """
     return {"task": OWN, **scheme.plain(), **{name: value for name, value in settings.items() if value is not None}}
+
+
+def reward_means(scores: Scores, scheme: Scheme) -> dict[str, float]:
+    """The mean of each reward as trainers log it; what a completion left out counts as what it stands for."""
+    mean_m = completed(scores, scheme.objectives).nanmean(dim=0).tolist()
+    return {f"rewards/{name}/mean": mean for name, mean in zip(scheme.names, mean_m, strict=True)}
 
 
 class RunRecord:
@@ -100,6 +129,11 @@ class RunRecord:
         self._begun = False
         self._line: dict[str, Any] = {}
         self._recipe: dict[str, Any] = {}
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder is this run's already."""
+        return self._begun
 
     def wants(self, step: int) -> bool:
         """Whether the rollouts of a batch, counted from 1, are written."""

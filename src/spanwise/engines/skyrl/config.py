@@ -10,6 +10,7 @@ from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissin
 
 from spanwise.critic import CriticConfig
 from spanwise.engines.idle import idle_fields
+from spanwise.engines.keep import check_folder
 from spanwise.engines.skyrl.laser import check_laser
 from spanwise.engines.windows import WINDOWS, is_tested
 from spanwise.errors import RecipeError
@@ -23,9 +24,15 @@ class SpanwiseConfig(BaseConfig):
 
     Attributes:
         recipe: YAML file that says what is read, rewarded and compared; with a layout.
+        folder: the run folder that `spanwise report`, `why` and `credit` read; None: none is written.
+        keep_rollouts: the rollouts of every k-th batch are written there; 0: none.
+        report: write its `report.html` when training ends or is interrupted.
     """
 
     recipe: str | None = None
+    folder: str | None = None
+    keep_rollouts: int = 0
+    report: bool = False
 
 
 @dataclass
@@ -102,6 +109,8 @@ def check(cfg: Any) -> Scheme:
     _check_sampling(cfg, scheme)
     _check_critic(cfg, scheme)
     _remark(algorithm.spanwise.recipe)
+    own = algorithm.spanwise
+    check_folder(own.folder, own.keep_rollouts, own.report, option="trainer.algorithm.spanwise.folder")
     return scheme
 
 

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from spanwise.batch import Batch
 from spanwise.engines.appended import verdicts_of
 from spanwise.engines.returns import returns
-from spanwise.engines.skyrl import laser
+from spanwise.engines.skyrl import keeping, laser
 from spanwise.engines.skyrl.config import check, critic_of
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
@@ -62,6 +62,14 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.last_advantages: Tensor | None = None
         self.last_rows: Rows | None = None
         self._watch = Watch(self.scheme)
+        self._record = keeping.record_of(cfg)
+
+    async def train(self) -> None:
+        """SkyRL's training; where a run folder is asked for, it is complete however training ends."""
+        if self._record is None:
+            return await super().train()
+        with self._record.running():
+            return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
@@ -120,6 +128,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if self.reserved is not None and score_n is not None:
             shown |= self._teach_score(data, score_n, reading, self._factor(data, rows)[:real, 0])
         self.last_advantages = adv_nt[:real]
+        if self._record is not None:
+            keeping.keep(self, self._record, batch, reading, found, shown)
         self._log(shown, adv_nt[mask_nt])
         for sentence in (*self._watch.of_reading(reading)[0], *self._watch.of_batch(shown, step=self.global_step)):
             warnings.warn(f"Step {self.global_step}: {sentence}", UserWarning, stacklevel=2)

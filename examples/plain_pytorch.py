@@ -1,0 +1,123 @@
+"""Credit for every block in a plain PyTorch loop: no trainer, one function for each thing that happens.
+
+    python examples/plain_pytorch.py
+
+The model solves a small sum and says how sure it is. Without --model it is the embedded one of 0.4 M parameters, which is
+warmed up once, in about two minutes, and then kept. With --model NAME --dataset ROWS.jsonl it is yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spanwise import Batch, Objective, Scheme, Vocabulary, advantages, credit, read
+from spanwise.losses import ppo_clip
+from spanwise.pipeline import metrics
+from spanwise.tasks import Task, digits_task, load_task
+from spanwise.tasks.warm_start import shortened
+
+
+def options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="hub name or folder; default: the embedded model")
+    parser.add_argument("--dataset", help="file of rows with question and answer, for --model")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=16, help="per step")
+    parser.add_argument("--group", type=int, default=8, help="completions of each prompt")
+    parser.add_argument("--learning-rate", type=float, default=4e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-up", type=int, help="shorten the warm-up of the embedded model, for a quick look")
+    return parser.parse_args()
+
+
+def task_of(asked: argparse.Namespace) -> Task:
+    """Prompts, answers, blocks, and the model to start from."""
+    if asked.model:
+        return load_task(asked.model, asked.dataset)
+    settings = None if asked.warm_up is None else shortened(asked.warm_up)
+    return digits_task("easy", seed=asked.seed, train_size=asked.steps * asked.prompts, settings=settings)
+
+
+@torch.no_grad()
+def sampled(model: Any, tokenizer: Any, prompts: list[Any], *, group: int, longest: int) -> tuple[Tensor, Tensor, int]:
+    """Token ids of prompts and completions, what the model wrote (True), and how long the prompts are."""
+    if tokenizer.chat_template:
+        prompts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in prompts]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not tokenizer.chat_template)
+    inputs = inputs.to(model.device)
+    ids_nl = model.generate(
+        input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, num_return_sequences=group, do_sample=True, top_k=0,
+        max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id, disable_compile=True,
+    )  # fmt: skip
+    width = inputs.input_ids.shape[1]
+    ends_nt = ids_nl[:, width:] == tokenizer.eos_token_id
+    return ids_nl, ends_nt.cumsum(dim=1) - ends_nt.long() == 0, width  # up to the first end, and with it
+
+
+def log_probs(model: Any, ids_nl: Tensor, seen_nl: Tensor, width: int) -> Tensor:
+    """Log-probability of every token of the completions."""
+    place_nl = (seen_nl.cumsum(dim=1) - 1).clamp(min=0)
+    logits_ntv = model(input_ids=ids_nl, attention_mask=seen_nl, position_ids=place_nl).logits[:, width - 1 : -1]
+    return logits_ntv.float().log_softmax(dim=-1).gather(2, ids_nl[:, width:, None]).squeeze(2)
+
+
+def main() -> None:
+    """Train, and print a line for every tenth of the run."""
+    asked = options()
+    torch.manual_seed(asked.seed)
+    task = task_of(asked)
+    tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(task.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.learning_rate, weight_decay=0.0)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+
+    # The rule of credit: being right pays the solution; the confidence is compared with those that were as right.
+    solution, confidence = task.layout.names
+    objectives = [
+        Objective("correct", pays=[solution], if_missing=0.0),
+        Objective("brier", pays=[confidence], given="correct", baseline="outcome", if_missing=-1.0),
+    ]
+    scheme = Scheme.preset("bae", task.layout, objectives=objectives)
+
+    print(f"{'step':>6} {'right':>8} {'brier':>8} {'malformed':>10}")
+    seen: list[tuple[float, ...]] = []
+    for step in range(1, asked.steps + 1):
+        first = (step - 1) * asked.prompts
+        rows = task.train[[n % len(task.train) for n in range(first, first + asked.prompts)]]
+        prompt_n = [prompt for prompt in rows["prompt"] for _ in range(asked.group)]
+        answer_n = [answer for answer in rows["answer"] for _ in range(asked.group)]
+        longest = task.max_completion_length
+        ids_nl, mask_nt, width = sampled(model, tokenizer, rows["prompt"], group=asked.group, longest=longest)
+
+        # From token ids to one advantage per token.
+        group_n = torch.arange(asked.prompts).repeat_interleave(asked.group)
+        columns = {"prompts": prompt_n, "answer": answer_n}
+        batch = Batch(group_n, ids_nt=ids_nl[:, width:].cpu(), mask_nt=mask_nt.cpu(), columns=columns)
+        reading = read(batch, scheme, vocabulary)
+        found = credit(reading, batch, scheme)
+        adv_nt = advantages(found, reading.spans, scheme).to(model.device)
+
+        # The policy loss: a block's tokens share its credit, so their sum is the objective, whatever the lengths.
+        prompt_nl = ids_nl[:, :width] != tokenizer.pad_token_id
+        logp_nt = log_probs(model, ids_nl, torch.cat([prompt_nl, mask_nt], dim=1).long(), width)
+        loss = ppo_clip(logp_nt, logp_nt.detach(), adv_nt.to(logp_nt.dtype), mask_nt).sum() / len(mask_nt)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+        right, brier = reading.scores.reward_nm.nanmean(dim=0).tolist()
+        seen.append((right, brier, metrics(found, reading, scheme)["credit/malformed"]))
+        if step % max(1, asked.steps // 10) == 0:
+            last = torch.tensor(seen[-max(1, asked.steps // 10) :]).nanmean(dim=0).tolist()
+            print(f"{step:>6} {last[0]:>8.3f} {last[1]:>8.3f} {last[2]:>10.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

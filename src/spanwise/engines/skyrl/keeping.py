@@ -1,0 +1,89 @@
+"""A SkyRL run leaves the folder behind that `spanwise train` does: `trainer.algorithm.spanwise.folder`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from spanwise.batch import Batch
+from spanwise.engines.keep import RunRecord, own_recipe, reward_means
+from spanwise.pipeline import Reading, advantages
+from spanwise.rollouts import Rollouts
+from spanwise.types import Credit
+
+
+def record_of(cfg: Any) -> RunRecord | None:
+    """The writer of the folder that a configuration names; None: it names none."""
+    own = cfg.trainer.algorithm.spanwise
+    if own.folder is None:
+        return None
+    option = "trainer.algorithm.spanwise.folder"
+    return RunRecord(own.folder, keep_rollouts=own.keep_rollouts, report=own.report, output=option)
+
+
+def keep(trainer: Any, record: RunRecord, batch: Batch, reading: Reading, found: Credit, shown: Mapping[str, float]) -> None:
+    """Keep a batch: a row is what was read as one, a completion or a turn of a rollout.
+
+    Args:
+        trainer: SkyRL's, for its step and what its configuration says.
+        record: the writer.
+        batch, reading, found, shown: what was credited, how, and the metrics of it.
+    """
+    step = trainer.global_step
+    if not record.begun:
+        recipe = recipe_of(trainer)
+        record.check(recipe, step=step - 1)
+        record.begin(recipe, step=step - 1, tokenizer=trainer.tokenizer)
+    record.add(step, {**shown, **reward_means(reading.scores, trainer.scheme)})
+    if not record.wants(step):
+        return
+    assert reading.spans is not None, "what was read here has spans"
+    assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+    assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+    rollouts = Rollouts(
+        mode="train",
+        step=step,
+        method=trainer.scheme.method,
+        group_n=batch.group_n,
+        prompts=prompts_of(trainer, batch),
+        completions=[],
+        columns={},
+        ids_nt=batch.ids_nt,
+        mask_nt=batch.mask_nt,
+        text=reading.text or [],
+        spans=reading.spans,
+        scores=reading.scores,
+        credit=found,
+        advantages_nt=advantages(found, reading.spans, trainer.scheme),
+        value_nt=batch.value_nt,
+        value_names=trainer.scheme.value_names,
+        self_reward_n=batch.self_reward_n,
+    )
+    part = rollouts.recorded(step=step)
+    record.write([part if batch.steps is None else replace(part, rollout_n=batch.steps.trajectory_s)], step=step)
+
+
+def prompts_of(trainer: Any, batch: Batch) -> list[str]:
+    """What the rows of a group answer: that of its first row, where a rollout begins; groups are numbered as they appear."""
+    held = trainer.last_rows
+    first: dict[str, Any] = {}
+    for uid, ids in zip(held.uids, held.output["prompt_token_ids"], strict=True):
+        first.setdefault(uid, ids)
+    said = [trainer.tokenizer.decode(ids, skip_special_tokens=False) for ids in first.values()]
+    return [said[group] for group in batch.group_n.tolist()]
+
+
+def recipe_of(trainer: Any) -> dict[str, Any]:
+    """The `recipe.yaml` of the run: its rule of credit, and what SkyRL says that a recipe has a field for."""
+    cfg = trainer.cfg
+    own = cfg.trainer.algorithm.spanwise
+    return own_recipe(
+        trainer.scheme,
+        model=cfg.trainer.policy.model.path,
+        steps=trainer.total_training_steps,
+        prompts=cfg.trainer.train_batch_size,
+        group_size=max(2, cfg.generator.n_samples_per_prompt),
+        temperature=float(cfg.generator.sampling_params.temperature),
+        seed=cfg.trainer.seed,
+        keep_rollouts=own.keep_rollouts,
+        report=own.report,
+    )

@@ -1,0 +1,40 @@
+"""A SkyRL run leaves the folder of `spanwise train`: the advantages in it are those that it trained with."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import skyrl_small as small
+
+from spanwise.engines.skyrl.config import check
+from spanwise.errors import RecipeError
+from spanwise.rollouts import read_rollouts
+
+OWN = "trainer.algorithm.spanwise."
+
+
+@pytest.mark.parametrize(("recipe", "layout"), [(small.BROADCAST, "flat"), (small.BY_TURN, "stepwise")])
+def test_the_folder_holds_what_was_trained(data, tmp_path, recipe, layout):
+    keep = {f"{OWN}folder": str(tmp_path / "run"), f"{OWN}keep_rollouts": 2}
+    made = small.trainer(small.config(data, recipe=recipe, layout=layout, steps=2, **keep), dp=2)
+    small.run(made)
+    folder = tmp_path / "run"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000002.parquet"]
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    rows = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()
+    method = json.loads((folder / "summary.json").read_text())["method"]
+    trained = sum(abs(value) for row in rows for value in row[f"advantages/{method}"] or [] if value is not None)
+    assert trained > 0
+    assert trained == pytest.approx(float(made.last_advantages.abs().sum()), rel=1e-5)
+    assert all(row["prompt"].startswith("q") for row in rows)
+    table = read_rollouts(folder)
+    assert (table.source, table.has_ids, len(table)) == ("spanwise", True, len(rows))
+
+
+def test_what_has_no_place_is_refused(data):
+    with pytest.raises(RecipeError, match=r"need a folder; add trainer\.algorithm\.spanwise\.folder=runs/NAME"):
+        check(small.config(data, recipe=small.BROADCAST, **{f"{OWN}keep_rollouts": 1}))
+    with pytest.raises(RecipeError, match="keep_rollouts is -1"):
+        check(small.config(data, recipe=small.BROADCAST, **{f"{OWN}keep_rollouts": -1, f"{OWN}folder": "runs/a"}))
