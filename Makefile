@@ -60,7 +60,10 @@ test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; need
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
-	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@if git rev-parse --git-dir > /dev/null 2>&1; then $(BIN)/pre-commit run --all-files --show-diff-on-failure; \
+	  else echo "This is no git repository, so the hooks were not run."; fi
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(MAKE) test
@@ -79,6 +82,9 @@ dist: .venv/dev.stamp            ## wheel and sdist in dist/, checked as an inde
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+
+notebooks: .venv/dev.stamp       ## run the notebooks and store them with their outputs
+	cd tests && ../$(BIN)/python notebook_pages.py first_look.ipynb two_ways.ipynb
 
 bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segment_credit.py

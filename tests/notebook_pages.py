@@ -1,0 +1,42 @@
+"""Notebooks run as they are stored: `python tests/notebook_pages.py NAME` executes one and stores it with its outputs."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
+
+
+def executed(path, folder):
+    """The notebook with fresh outputs, run in `folder`; a cell that fails raises."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # the times of this run
+        if cell.cell_type == "code":  # progress bars, and what libraries say of themselves
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook
+
+
+def printed(notebook):
+    """What each code cell printed."""
+    return [
+        "".join(output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for name in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            found = executed(FOLDER / name, folder)
+        nbformat.write(found, FOLDER / name)
