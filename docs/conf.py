@@ -10,7 +10,7 @@ project = "spanwise"
 author = copyright = "The spanwise authors"
 html_title = "spanwise"
 
-extensions = ["myst_nb", "sphinx_copybutton", "reference_directive", "pictures_and_links"]
+extensions = ["myst_nb", "sphinx_copybutton", "reference_in_pages", "pictures_and_links"]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 # Annotations name types of PyTorch, NumPy and jaxtyping, whose sites cannot be asked while building.
@@ -23,6 +23,7 @@ nb_execution_mode = "off"  # notebooks are run by the tests, and shown with what
 nb_render_markdown_format = "myst"
 
 add_module_names = False
+smartquotes = False  # options begin with two dashes
 toc_object_entries = False  # every name has a heading
 python_maximum_signature_line_length = 80
 python_display_short_literal_types = True

@@ -94,6 +94,7 @@ def test_every_command_and_option_is_on_the_page():
     for name in [name for name in app if not name.startswith("-")]:
         part = shown.partition(f"## spanwise {name}\n")[2].partition("\n## ")[0]
         assert part, name
+        assert re.search(rf"^\$ spanwise {name}( \[\w+\]| [A-Z]+)*$", part, re.MULTILINE), part[:200]
         for parameter in inspect.signature(app[name].default_command).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY:
                 line = re.search(rf"^\* `--{parameter.name.strip('_').replace('_', '-')}\b.*$", part, re.MULTILINE)

@@ -64,7 +64,7 @@ def api(room: str) -> str:
     for name in sorted(module.__all__, key=str.lower):
         home, thing = places()[f"{room}.{name}"]
         (own if home == f"{room}.{name}" else other).append((name, home, thing))
-    parts = [f"```{{py:module}} {room}\n```", markdown(module.__doc__ or "", link)]
+    parts = [markdown(module.__doc__ or "", link)]
     if other:
         also = ", ".join(f"{{py:obj}}`{name} <{home}>`" for name, home, _ in other)
         parts.append(f"Also here: {also}.")

@@ -30,7 +30,8 @@ def cli() -> str:
     """Every command with its arguments and options, from the command line itself."""
     whole = app.generate_docs(output_format="markdown", recursive=True)
     commands = whole[whole.index("\n## spanwise ") :]
-    commands = re.sub(r"^```console\n", "```console\n$ ", commands, flags=re.MULTILINE)
+    # How Python itself was started ends up in the usage line.
+    commands = re.sub(r"^```console\n(spanwise [\w-]+)(?: -m [\w.]+)?", r"```console\n$ \1", commands, flags=re.MULTILINE)
     commands = re.sub(r"\n {4,}(?=\S)", " ", commands)  # what an argument says goes on in the next line
     commands = re.sub(r", --empty-[\w-]+", "", commands)
     outside = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
