@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-verl test-skyrl check hooks dist notebooks docs docs-links bench fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-verl test-skyrl check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -91,6 +91,9 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segmenters.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
+
+first-report: .venv/train.stamp  ## a stranger's path to a report on rollouts of TRL, verl, verifiers and a CSV table; a fresh clone with --folder
+	$(BIN)/python benchmarks/first_report.py
 
 fuzz: .venv/dev.stamp            ## a million hostile completions through everything that reads one, twenty minutes: docs/reliability.md
 	PYTHONPATH=tests nice $(BIN)/python tests/fuzz/run.py

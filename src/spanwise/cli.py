@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from spanwise.commands.shared.fields import fields_text
 from spanwise.disk import refusal, unwritten
 from spanwise.errors import RecipeError, SpanwiseError, unknown
 
@@ -26,10 +27,18 @@ app = App(
     help="Credit for every span of a completion. With no recipe, everything runs on a small embedded task.",
     result_action="return_value",
 )
+app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 Flag = Annotated[bool, Parameter(negative="")]
 
 
+def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of a recipe in its help."""
+    command.__doc__ = (command.__doc__ or "").replace("    Args:", f"    {fields_text()}\n\n    Args:", 1)
+    return command
+
+
 @app.command
+@_with_fields
 def train(
     recipe: Path | None = None,
     /,
@@ -79,7 +88,7 @@ def train(
         report_to: none, trackio or wandb.
         resume: a run folder to go on with, one of its checkpoints, or "last" for the newest intact one of the output.
         overwrite: replace the run that the output holds.
-        set_: any other recipe field, as field=value; may be repeated.
+        set_: any other recipe field of those above, as field=value; may be repeated.
     """
     given = {
         key: value for key, value in locals().items() if key not in ("recipe", "columns", "resume", "overwrite", "set_")
@@ -117,7 +126,7 @@ def evaluate(
         prompts: held-out prompts.
         samples: completions per prompt.
         seed: of sampling.
-        set_: any recipe field, as field=value; may be repeated.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
@@ -167,7 +176,7 @@ def reference(
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
         prompts: training prompts.
         samples: completions per prompt.
-        set_: any recipe field, as field=value; may be repeated.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.reference.reference import reference as measure
     from spanwise.commands.shared.display import quiet
@@ -257,7 +266,7 @@ def fidelity(
         reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
         seed: of sampling.
         output: folder for fidelity.json and report.html.
-        set_: any recipe field, as field=value; may be repeated.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.fidelity.fidelity import show
     from spanwise.commands.shared.display import quiet
@@ -330,7 +339,7 @@ def credit(
             reward, if they hold nothing but 0 and 1.
         output: folder for what is written.
         rows: at most so many completions in the report.
-        set_: any recipe field, as field=value; may be repeated.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import quiet
@@ -367,7 +376,7 @@ def why(
         reward: see `spanwise credit`.
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: rows that are named for each reason.
-        set_: any recipe field, as field=value; may be repeated.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.shared.display import quiet
     from spanwise.commands.why.why import why as run

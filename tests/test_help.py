@@ -1,0 +1,89 @@
+"""`--help`: quick, whole at 80 columns, with the defaults of a recipe; and what a bare install says."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+import bare
+from spanwise.cli import app
+from spanwise.commands.shared.fields import BY_NAME, FIELDS
+from spanwise.recipe import HUB, Recipe
+
+COMMANDS = ("train", "eval", "reference", "compare", "fidelity", "credit", "why", "report", "demo", "methods", "doctor")
+CORE = ("torch", "numpy", "jaxtyping")
+CLI = ("cyclopts", "rich", "pydantic", "pyyaml", "pyarrow", "filelock")
+
+
+def helped(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "spanwise", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return done.stdout
+
+
+def test_help_names_every_command_and_loads_no_torch():
+    text = helped("--help")
+    assert all(name in text for name in (*COMMANDS, "--install-completion"))
+    code = (
+        "import sys; import spanwise.cli; print(sorted({'torch', 'pydantic', 'pyarrow', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_help_takes_a_second_of_work():
+    """The time of this process's children, so that what else runs here does not count."""
+    before = os.times()
+    helped("--help")
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 1.5
+    assert time.process_time() > 0
+
+
+def test_the_fields_in_the_help_are_those_of_the_recipe():
+    assert list(FIELDS) == list(Recipe.model_fields)
+    for name, field in Recipe.model_fields.items():
+        assert yaml.safe_load(FIELDS[name]) == field.get_default(call_default_factory=True), name
+    assert {name: yaml.safe_load(value) for name, value in BY_NAME.items()} == dict(HUB)
+    text = " ".join(helped("train", "--help").replace("│", " ").split())
+    assert "steps=120" in text
+    assert "group_size=16" in text
+
+
+def test_completion_knows_commands_and_options():
+    script = app.generate_completion(shell="bash")
+    assert all(word in script for word in (*COMMANDS, "--columns"))
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    return bare.environment(tmp_path_factory.mktemp("core"), *CORE)
+
+
+@pytest.fixture(scope="module")
+def with_cli(tmp_path_factory):
+    return bare.environment(tmp_path_factory.mktemp("cli"), *CORE, *CLI)
+
+
+def test_a_bare_install_says_what_the_command_line_needs(core, tmp_path):
+    done = bare.run(core, "-m", "spanwise", "credit", "x.csv", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("The command line needs 'cyclopts'. Install it with: pip install 'spanwise[train]'")
+    assert bare.run(core, "-c", "import spanwise; print(spanwise.Batch)", cwd=tmp_path).stderr == ""
+
+
+@pytest.mark.parametrize("words", [("credit", "a.csv"), ("why", "a.csv"), ("train",), ("reference",), ("report", ".")])
+def test_each_command_says_what_it_needs_more(with_cli, words, tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion,acc\np,a,1\np,b,0\n")
+    done = bare.run(with_cli, "-m", "spanwise", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: this command needs '")
+    assert done.stderr.endswith("Install it with: pip install 'spanwise[train]'\n")
