@@ -21,7 +21,7 @@ def test_the_tutorials_are_there():
     assert [page.stem for page in PAGES] == ["agent_turns", "calibrated_answers", "json_fields", "your_own_method"]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_step_prints_what_the_page_shows(page, tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "tutorials-cache"))

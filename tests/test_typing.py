@@ -36,7 +36,7 @@ def found(tmp_path_factory):
     return reported
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_right_code_passes_and_every_mistake_is_reported(found):
     assert found["commented"] == []
 
