@@ -10,7 +10,7 @@ import yaml
 from helpers import NAN
 from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
 from spanwise.measure import Interval, compare
-from spanwise.report.findings import compare_finding, fidelity_finding, train_finding
+from spanwise.report.findings import compare_finding, credit_finding, fidelity_finding, train_finding
 from spanwise.report.glossary import GLOSSARY
 from spanwise.report.page import CITE
 from spanwise.report.terms import Terms
@@ -202,3 +202,31 @@ def test_terms_are_marked_once_in_a_text_and_only_as_words():
     assert re.findall(r">([^<]+)</span>", marked) == ["ECE", "blocks"]
     assert "&lt;b&gt;" in marked
     assert terms.met == {name: GLOSSARY[name] for name in ("block", "ECE")}
+
+
+OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "stop": [NAN, NAN, -9.0, NAN]}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        # Against the whole completion: the second confidence is pushed the other way; a stop is no block.
+        ({"completion": [0.5, 0.5, -1.0, 1.0]}, "in 1 of 4 completions (25.0 %), most often in the block confidence (1)."),
+        ({"completion": [0.5, 0.5, 1.0, 1.0]}, "in 2 of 4 completions (50.0 %), most often in the block solution (1)."),
+        ({"completion": [0.0, 0.0, -1.0, 1.0]}, "in none of 4 completions."),
+        # Block by block, where both have blocks.
+        ({"solution": [-1.0, -1.0, -1.0, NAN], "confidence": [1.0, 1.0, NAN, NAN]}, "in 2 of 4 completions (50.0 %)"),
+    ],
+)
+def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, said):
+    credit = {"a": as_tensors(left), "b": as_tensors(OWN)}
+    assert f"a and b push in opposite directions {said}" in credit_finding(credit, "a", "b")
+
+
+def test_one_method_that_gives_nothing_is_an_alarm():
+    nothing = {"a": as_tensors({"x": [0.0, NAN]})}
+    assert credit_finding(nothing, "a", "a") == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
+
+
+def as_tensors(columns):
+    return {name: torch.tensor(values) for name, values in columns.items()}

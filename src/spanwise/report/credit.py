@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spanwise.layout import any_index
 from spanwise.report.charts import bars
+from spanwise.report.findings import credit_finding
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, grouped, merged
 from spanwise.report.sections import calibration_section, credit_section, tokens_section
@@ -53,6 +54,7 @@ def credit_report(
         True
     """
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
+    finding = credit_finding(credit, *view.pair)
     credit, rewards = {method: grouped(columns) for method, columns in credit.items()}, grouped(rewards)
     statuses, dead = _summed(statuses), {method: _mean(shares) for method, shares in dead.items()}
     applied = [name for name in methods if name != RECORDED]
@@ -75,10 +77,21 @@ def credit_report(
     return render(
         title=f"Credit in {source}",
         lead=f"{what}. {note}".strip(),
+        finding=finding,
         command=command,
+        warnings=_warnings(statuses),
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
     )
+
+
+def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Rewards that nobody has: an objective that trains nothing."""
+    return [
+        f"No completion has the reward {name} ({', '.join(f'{n:,} {status}' for status, n in counts.items())}): it trains nothing."
+        for name, counts in statuses.items()
+        if counts and not counts.get("ok")
+    ]
 
 
 def _summed(statuses: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:

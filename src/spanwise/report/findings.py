@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from spanwise.measure import CALIBRATION, LASER_FIGURES, Comparison, Difference, Interval, alarms
-from spanwise.report.rows import figure, figure_name, percent
+from spanwise.report.rows import STOP, figure, figure_name, percent
 
 Lines = Sequence[Mapping[str, Any]]
 #: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
@@ -197,6 +200,49 @@ def fidelity_finding(figures: Lines, differences: Lines = (), tokens: Lines = ()
         best = known[0]
         return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_bounds(best)}."
     return "Nothing was measured: no baseline has a correlation with Monte Carlo."
+
+
+def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
+    """In how many completions two methods push some block in opposite directions, and in which block most.
+
+    Args:
+        credit: method -> block -> credit of each completion; NaN where it has no such block.
+        left, right: the two; equal where there is one. A method with one number for the completion says it of every block.
+
+    Edge cases:
+        A completion in which neither, or only one, has a number is not compared. Of one method the silent completions are said.
+
+    Example:
+        >>> import torch
+        >>> credit = {"grpo": {"completion": torch.tensor([0.5, 0.5, -1.0])},
+        ...           "bae": {"solution": torch.tensor([0.5, 0.5, -0.5]), "confidence": torch.tensor([0.2, -0.3, torch.nan])}}
+        >>> credit_finding(credit, "grpo", "bae")
+        'grpo and bae push in opposite directions in 1 of 3 completions (33.3 %), most often in the block confidence (1).'
+        >>> credit_finding(credit, "bae", "bae")
+        'bae gives credit to 3 of 3 completions.'
+    """
+    ours = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
+    theirs = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
+    if not ours or not theirs:
+        return ""
+    count = len(next(iter(ours.values())))
+    if left == right:
+        moved_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
+        moved = int(moved_n.sum())
+        alarm = "" if moved else "Alarm: nothing would be learned. "
+        return f"{alarm}{right} gives credit to {moved:,} of {count:,} completions."
+    whole = next(iter(theirs.values())) if len(theirs) == 1 else None
+    pairs = {name: (theirs.get(name, whole), column_n) for name, column_n in ours.items()}
+    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # never where one is NaN
+    if not against:
+        return ""
+    opposed = int(torch.stack(list(against.values())).any(dim=0).sum())
+    if not opposed:
+        return f"{left} and {right} push in opposite directions in none of {count:,} completions."
+    most = max(against, key=lambda name: int(against[name].sum()))
+    where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
+    said = f"{opposed:,} of {count:,} completions ({percent(opposed / count)})"
+    return f"{left} and {right} push in opposite directions in {said}{where}."
 
 
 def _nearest(rows: Lines, differences: Lines) -> str:
