@@ -7,6 +7,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 "${PYTHON:-python}" -m verl.trainer.main_ppo \
   algorithm.adv_estimator=spanwise \
   +algorithm.spanwise.recipe="${RECIPE:-$here/recipe.yaml}" \
+  +algorithm.spanwise.folder=runs/verl \
+  +algorithm.spanwise.keep_rollouts=10 \
   data.train_files="${TRAIN:-data/train.parquet}" \
   data.val_files="${EVAL:-data/eval.parquet}" \
   data.train_batch_size=128 \
@@ -24,6 +26,5 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
   trainer.n_gpus_per_node="${GPUS:-8}" \
   trainer.project_name=spanwise \
   trainer.experiment_name=confidence \
-  trainer.rollout_data_dir=runs/verl/rollouts \
   trainer.total_epochs=3 \
   "$@"

@@ -22,7 +22,7 @@ from spanwise.engines.returns import returns
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.pipeline import Reading, advantages, credit, metrics
 from spanwise.scheme import Scheme
-from spanwise.types import Spans
+from spanwise.types import Credit, Spans
 
 #: The key of `reward_extra_info` that holds it.
 KEY = "spanwise"
@@ -159,12 +159,18 @@ def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
 
 
 class Credited(NamedTuple):
-    """What the rows of a batch are trained with: advantages, what a critic is fitted to (None: there is none), and their story."""
+    """What the rows of a batch are trained with: advantages, what a critic is fitted to (None: there is none), and their story.
+
+    What was read and compared (`reading`, `batch`, `credit`) are the rows without padding, or where `turns` says so their turns.
+    """
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
     reading: Reading
     metrics: dict[str, float]
+    batch: Batch
+    credit: Credit
+    turns: Turns | None
 
 
 def credited(
@@ -223,7 +229,7 @@ def credited(
     if scheme.value_names:
         own_nt, error = returns(reading, batch, scheme, lam=value_lam)
         return_nt, shown = _placed(own_nt, mask_nt, real, turns), {**shown, **error}
-    return Credited(adv_nt, return_nt, reading, shown)
+    return Credited(adv_nt, return_nt, reading, shown, batch, found, turns)
 
 
 def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | None) -> Float[Tensor, "n t"]:

@@ -115,6 +115,12 @@ def _plain(index: Any) -> list[Any]:
 
 def _options(config: Any) -> dict[str, Any]:
     own = (config.get("spanwise") if config is not None else None) or {}
+    kept = [name for name in ("folder", "keep_rollouts", "report") if name in own]
+    if kept:
+        raise RecipeError(
+            f"algorithm.spanwise.{kept[0]} keeps the run of algorithm.adv_estimator=spanwise with a recipe, and an estimator of "
+            f"one reward sees no completion; leave it out."
+        )
     return dict(own.get("options") or {})
 
 

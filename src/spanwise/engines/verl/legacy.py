@@ -1,4 +1,4 @@
-"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and three functions are wrapped."""
+"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and four functions are wrapped."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ from functools import wraps
 from typing import Any
 
 from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.keeping import Sampled
 from spanwise.engines.verl.settings import Settings, prepare
 
 
 def attach(ray_trainer: Any) -> None:
-    """Wrap the trainer's set-up, its advantages and its metrics; nothing changes where the estimator is not `spanwise`."""
+    """Wrap the trainer's set-up, loop, advantages and metrics; nothing changes where the estimator is not `spanwise`."""
     trainer, advantage = ray_trainer.RayPPOTrainer, ray_trainer.compute_advantage
     data_metrics = ray_trainer.compute_data_metrics
     if getattr(advantage, "by_spanwise", False):
         return
-    start, state, shown = trainer.__init__, {}, {}
+    start, loop, state, shown = trainer.__init__, trainer.fit, {}, {}
 
     @wraps(start)
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         if config.algorithm.adv_estimator == "spanwise":
-            state["settings"] = prepare(config)
+            state["settings"], state["trainer"] = prepare(config), self
         start(self, config, *args, **kwargs)
+
+    @wraps(loop)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        settings: Settings | None = state.get("settings") if state.get("trainer") is self else None
+        if settings is None or settings.keeper is None:
+            return loop(self, *args, **kwargs)
+        with settings.keeper.running(self, done=None):
+            return loop(self, *args, **kwargs)
 
     @wraps(advantage)
     def compute_advantage(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -29,9 +38,12 @@ def attach(ray_trainer: Any) -> None:
         if adv_estimator != "spanwise" or settings is None or KEY not in data.non_tensor_batch:
             return advantage(data, adv_estimator, *args, **kwargs)
         tokens = {name: data.batch[field] for name, field in settings.tokens.items()}
-        with settings.carrying(Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)) as found:
+        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
+        with settings.carrying(rows) as found:
             data = advantage(data, adv_estimator, *args, **kwargs)
         shown.update(found)
+        if settings.keeper is not None and settings.found is not None:
+            settings.keeper.keep(state["trainer"], rows, settings.found, found, lambda: sampled_of(data))
         return data
 
     @wraps(data_metrics)
@@ -41,5 +53,18 @@ def attach(ray_trainer: Any) -> None:
         return found
 
     compute_advantage.by_spanwise = True  # type: ignore[attr-defined]
-    trainer.__init__, ray_trainer.compute_advantage = init, compute_advantage
+    trainer.__init__, trainer.fit, ray_trainer.compute_advantage = init, fit, compute_advantage
     ray_trainer.compute_data_metrics = compute_data_metrics
+
+
+def sampled_of(data: Any) -> Sampled:
+    """What the rows of a batch of V0 are; prompts are padded on the left."""
+    ids_nt, prompts_nt = data.batch["responses"], data.batch["prompts"]
+    there_nt = data.batch["attention_mask"][:, : prompts_nt.shape[1]].bool()
+    told = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
+    return Sampled(
+        uids=data.non_tensor_batch["uid"].tolist(),
+        prompts=[ids_t[there_t].tolist() for ids_t, there_t in zip(prompts_nt, there_nt, strict=True)],
+        ids_nt=ids_nt,
+        answers=[(row or {}).get("ground_truth") for row in told],
+    )

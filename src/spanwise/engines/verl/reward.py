@@ -17,9 +17,9 @@ from spanwise.credit.assign import completed
 from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.settings import scheme_in
+from spanwise.engines.verl.vocabulary import vocabulary_of
 from spanwise.pipeline import Reading, read
 from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -36,7 +36,7 @@ class SpanRewardManager(RewardManagerBase):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         self.scheme: Scheme = scheme_in(config)
-        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, size=_model_size(config, tokenizer))
+        self.vocabulary = vocabulary_of(config, tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -90,18 +90,3 @@ class SpanRewardManager(RewardManagerBase):
             }
             rows.append({**row, **extra, **loop, **told})
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-
-
-def _model_size(config: Any, tokenizer: Any) -> int | None:
-    """How many ids the model can sample: often it has more embedding rows than its tokenizer has tokens."""
-    from transformers import AutoConfig
-
-    path = config.actor_rollout_ref.model.get("path")
-    if path is None:
-        return None
-    try:
-        trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))  # verl's own setting, off by default
-        known = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    except (OSError, ValueError):
-        return None
-    return getattr(known.get_text_config(), "vocab_size", None)

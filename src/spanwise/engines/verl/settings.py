@@ -17,8 +17,9 @@ from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportM
 from spanwise.critic import CriticConfig
 from spanwise.engines.appended import Appended, check_reference
 from spanwise.engines.idle import idle_fields
-from spanwise.engines.verl.carry import Rows, credited
+from spanwise.engines.verl.carry import Credited, Rows, credited
 from spanwise.engines.verl.estimators import CARRIED, WITH_LASER
+from spanwise.engines.verl.keeping import Keeper
 from spanwise.engines.verl.reserved import placed, reserved_of, scores, verdicts
 from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
@@ -50,8 +51,10 @@ class Settings:
         mini_batch: rows per optimiser step.
         value_lam: lambda of what verl's critic is fitted to.
         reserved: the reserved token of the recipe's laser; None: it has none.
+        keeper: writes the run folder; None: none is asked for.
         watch: what was said of the batches already.
         targets: what the reserved tokens of the last batch are taught, by row; None: there is no laser.
+        found: what was credited last.
     """
 
     scheme: Scheme
@@ -60,8 +63,10 @@ class Settings:
     mini_batch: int
     value_lam: float = 1.0
     reserved: Appended | None = None
+    keeper: Keeper | None = None
     watch: Watch = field(init=False)
     targets: Tensor | None = field(init=False, default=None)
+    found: Credited | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.scheme)
@@ -86,6 +91,7 @@ class Settings:
             score_n = None if self.reserved is None else scores(rows, self.reserved)
             mixed_n = None if self.reserved is None or score_n is None else self.reserved.mixed(score_n, number)
             found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam, self_reward_n=mixed_n)
+            self.found = found
             shown.update(found.metrics)
             for sentence in (*self.watch.of_reading(found.reading)[0], *self.watch.of_batch(found.metrics)):
                 say(sentence)
@@ -147,7 +153,8 @@ def prepare(config: Any) -> Settings:
             actor.policy_loss.loss_mode = WITH_LASER + actor.policy_loss.get("loss_mode", "vanilla")
     _remark(config, scheme)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    return Settings(scheme, actor.loss_agg_mode, actor.get("loss_scale_factor"), rows, value_lam, reserved)
+    horizon = actor.get("loss_scale_factor")
+    return Settings(scheme, actor.loss_agg_mode, horizon, rows, value_lam, reserved, Keeper.of(config, scheme))
 
 
 def scheme_in(config: Any) -> Scheme:

@@ -9,6 +9,7 @@ import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.keeping import Sampled
 from spanwise.engines.verl.reserved import columns_of, write_targets
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
@@ -42,6 +43,12 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             self.spanwise = prepare(config)
             super().__init__(config)
 
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            if self.spanwise.keeper is None:
+                return super().fit(*args, **kwargs)
+            with self.spanwise.keeper.running(self, done=self.global_steps):
+                return super().fit(*args, **kwargs)
+
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             token = None if self.spanwise.reserved is None else self.spanwise.reserved.token
             rows = rows_of(batch, self.spanwise.tokens, token)
@@ -50,6 +57,9 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             metrics.update(shown)
             if self.spanwise.targets is not None:
                 write_targets(batch, rows, self.spanwise.targets)
+            keeper, found = self.spanwise.keeper, self.spanwise.found
+            if keeper is not None and found is not None:
+                keeper.keep(self, rows, found, shown, lambda: sampled_of(batch))
             return batch
 
     SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
@@ -75,6 +85,20 @@ def rows_of(batch: Any, tokens: Mapping[str, str], reserved: int | None = None) 
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
         reserved=() if reserved is None else columns_of(data["responses"], data["response_mask"], reserved),
+    )
+
+
+def sampled_of(batch: Any) -> Sampled:
+    """What stands in the TransferQueue for the rows of a batch: prompts, responses, and the dataset's answers if it has any."""
+    fields = ["prompts", "responses", "reward_model"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    there = set(data.keys())  # a TensorDict does not answer `in`
+    told = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
+    return Sampled(
+        uids=[key.rsplit("_", 2)[0] for key in batch.keys],
+        prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
+        ids_nt=data["responses"].to_padded_tensor(0),
+        answers=[(row or {}).get("ground_truth") for row in told],
     )
 
 

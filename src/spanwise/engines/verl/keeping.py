@@ -1,0 +1,212 @@
+"""A verl run leaves the folder behind that `spanwise train` does: `algorithm.spanwise.folder`. No verl here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from spanwise.engines.keep import RunRecord, check_folder, own_recipe, reward_means
+from spanwise.engines.verl.carry import Credited, Rows
+from spanwise.engines.verl.vocabulary import vocabulary_of
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.rollouts import Rollouts
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary, segment
+from spanwise.types import BlockText, Spans
+
+#: What the folder is called in verl's configuration.
+OPTION = "+algorithm.spanwise.folder"
+#: All that `algorithm.spanwise` may say under the estimator `spanwise`.
+_KNOWN = ("recipe", "folder", "keep_rollouts", "report")
+
+
+def check_options(config: Any) -> None:
+    """Refuse what `algorithm.spanwise` says and nobody would do.
+
+    Args:
+        config: verl's whole configuration.
+
+    Raises:
+        RecipeError: an unknown option, or see `check_folder`.
+
+    Example:
+        >>> check_options({"algorithm": {"spanwise": {"keep_rollout": 5}}})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: algorithm.spanwise.keep_rollout is no option; there are recipe, folder, keep_rollouts, report.
+    """
+    own = config["algorithm"]["spanwise"]
+    if "options" in own:
+        raise RecipeError(
+            "algorithm.spanwise.options belongs to the estimators of one reward (spanwise_grpo, ...); write options: in the recipe."
+        )
+    for name in own:
+        if name not in _KNOWN:
+            raise RecipeError(f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.")
+    folder = own.get("folder")
+    check_folder(folder, own.get("keep_rollouts", 0), own.get("report", False), option=OPTION)
+    if folder is None:
+        return
+    if config["trainer"].get("val_only"):
+        raise RecipeError(f"trainer.val_only=True trains nothing, so there is no run to keep; leave {OPTION} out.")
+    dump = config["trainer"].get("rollout_data_dir")
+    if dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve():
+        raise RecipeError(
+            f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder."
+        )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the rows of a batch are, padding included, for those who read a run later.
+
+    Attributes:
+        uids: the prompt of each row.
+        prompts: the token ids before each row's response.
+        ids_nt: the responses.
+        answers: the gold answer of each row, None where there is none.
+    """
+
+    uids: Sequence[Any]
+    prompts: Sequence[Sequence[int]]
+    ids_nt: Int[Tensor, "n t"]
+    answers: Sequence[Any]
+
+
+class Keeper:
+    """Keeps the run of one trainer of verl in a folder.
+
+    Args:
+        config: verl's whole configuration, which names the folder.
+        scheme: the rule of credit.
+    """
+
+    def __init__(self, config: Any, scheme: Scheme) -> None:
+        own = config.algorithm.spanwise
+        self.config, self.scheme = config, scheme
+        self._vocabulary: Vocabulary | None = None
+        kept = {"keep_rollouts": own.get("keep_rollouts", 0), "report": own.get("report", False)}
+        self.record = RunRecord(str(own.folder), **kept, output=OPTION)
+
+    @staticmethod
+    def of(config: Any, scheme: Scheme) -> Keeper | None:
+        """That of a configuration, see `check_options`; None: it names no folder."""
+        check_options(config)
+        return None if config.algorithm.spanwise.get("folder") is None else Keeper(config, scheme)
+
+    @contextmanager
+    def running(self, trainer: Any, *, done: int | None) -> Iterator[None]:
+        """Train inside: a folder that holds something else is refused before the first completion is sampled.
+
+        Args:
+            trainer: verl's.
+            done: steps of the checkpoint that is gone on from; None: the trainer will find it.
+        """
+        with self.record.running():
+            if done is not None:
+                self.record.check(self.recipe_of(trainer), step=done * _updates(trainer))
+            yield
+
+    def keep(
+        self, trainer: Any, rows: Rows, found: Credited, shown: Mapping[str, float], sampled: Callable[[], Sampled]
+    ) -> None:
+        """Keep a batch: a row is what was read as one, a completion or a turn of a rollout.
+
+        Args:
+            trainer: verl's, for its step and its tokenizer.
+            rows, found, shown: what was credited, how, and the metrics of it.
+            sampled: gives what the rows are; it is called where rollouts are written.
+        """
+        number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
+        if not self.record.begun:
+            recipe = self.recipe_of(trainer)
+            self.record.check(recipe, step=number - 1)
+            self.record.begin(recipe, step=number - 1, tokenizer=trainer.tokenizer)
+        self.record.add(number, {**shown, **reward_means(found.reading.scores, self.scheme)})
+        if self.record.wants(number):
+            made = self._rollouts(trainer.tokenizer, rows, found, sampled(), step=number)
+            part = made.recorded(step=number)
+            steps = found.batch.steps
+            self.record.write([part if steps is None else replace(part, rollout_n=steps.trajectory_s)], step=number)
+
+    def recipe_of(self, trainer: Any) -> dict[str, Any]:
+        """The `recipe.yaml` of the run: its rule of credit, and what verl says that a recipe has a field for."""
+        config = self.config
+        rollout, own = config.actor_rollout_ref.rollout, config.algorithm.spanwise
+        return own_recipe(
+            self.scheme,
+            model=config.actor_rollout_ref.model.path,
+            steps=trainer.total_training_steps * _updates(trainer),
+            prompts=config.data.train_batch_size // _updates(trainer),
+            group_size=max(2, rollout.n),
+            temperature=float(rollout.temperature),
+            seed=config.data.get("seed"),
+            keep_rollouts=own.get("keep_rollouts", 0),
+            report=own.get("report", False),
+        )
+
+    def _rollouts(self, tokenizer: Any, rows: Rows, found: Credited, sampled: Sampled, *, step: int) -> Rollouts:
+        batch, spans, turns, real = found.batch, found.reading.spans, found.turns, rows.real
+        assert spans is not None, "what was read here has spans"
+        assert batch.mask_nt is not None, "and a mask"
+
+        def laid(value_nt: Tensor) -> Tensor:
+            return value_nt[real] if turns is None else turns.take(value_nt[real])
+
+        def each(values: Sequence[Any]) -> list[Any]:
+            return [values[n] for n in real] if turns is None else turns.repeat([values[n] for n in real])
+
+        ids_nt = laid(sampled.ids_nt)
+        return Rollouts(
+            mode="train",
+            step=step,
+            method=self.scheme.method,
+            group_n=batch.group_n,
+            prompts=each(prompts_of(tokenizer, sampled, rows)),
+            completions=[],
+            columns={"answer": each(sampled.answers)},
+            ids_nt=ids_nt,
+            mask_nt=batch.mask_nt,
+            text=self._text(ids_nt, batch.mask_nt, spans, tokenizer),
+            spans=spans,
+            scores=found.reading.scores,
+            credit=found.credit,
+            advantages_nt=laid(found.adv_nt),
+            value_nt=batch.value_nt,
+            value_names=self.scheme.value_names,
+            self_reward_n=batch.self_reward_n,
+            objectives=self.scheme.objectives,
+        )
+
+    def _text(self, ids_nt: Tensor, mask_nt: Tensor, sent: Spans, tokenizer: Any) -> list[BlockText]:
+        """What the blocks say: reward workers send where they lie, so they are read once more."""
+        if self._vocabulary is None:
+            self._vocabulary = vocabulary_of(self.config, tokenizer)
+        spans, text = segment(ids_nt, mask_nt, layout=self.scheme.layout, vocabulary=self._vocabulary)
+        other_n = (spans.block_nt != sent.block_nt).any(dim=1)
+        if other_n.any():
+            raise AlignmentError(
+                f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
+                f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
+            )
+        return text
+
+
+def prompts_of(tokenizer: Any, sampled: Sampled, rows: Rows) -> list[str]:
+    """What each row answers: the prompt of its group, where a rollout begins."""
+    first: dict[Any, tuple[int, int]] = {}
+    for n in rows.real:
+        step = 0 if rows.step is None else rows.step[n]
+        first[sampled.uids[n]] = min(first.get(sampled.uids[n], (step, n)), (step, n))
+    said = {uid: tokenizer.decode(list(sampled.prompts[n]), skip_special_tokens=False) for uid, (_, n) in first.items()}
+    return [said.get(uid, "") for uid in sampled.uids]
+
+
+def _updates(trainer: Any) -> int:
+    """How many batches a step of verl has: several where trainer and rollouts are on GPUs of their own."""
+    return getattr(trainer, "parameter_sync_step", 1)

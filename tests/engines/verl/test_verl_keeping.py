@@ -1,0 +1,335 @@
+"""A verl run leaves the folder of `spanwise train`: rewards, credit and advantages in it are those that it trained with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transfer_queue", reason="needs verl: make test-verl")
+sys.path.insert(0, str(Path(__file__).parent / "cpu"))
+
+import pyarrow.parquet as pq
+import torch
+import transfer_queue as tq
+from legacy_small import batch_of, credited
+from legacy_small import trainer_of as v0_trainer_of
+from queue_small import filled, trainer_of
+from run_verl import Run, options, run, write_task
+from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
+
+from spanwise.engines.verl.estimators import carried_advantages, outcome_advantages
+from spanwise.engines.verl.settings import prepare
+from spanwise.engines.verl.trainer import rows_of, sampled_of
+from spanwise.errors import AlignmentError, DataError, RecipeError
+from spanwise.rollouts import read_rollouts
+from spanwise.segment import Vocabulary
+from spanwise.tasks import digits_task
+
+OWN = "+algorithm.spanwise."
+RIGHT, WRONG = "<answer>4</answer>", "<answer>5</answer>"
+PAPER = """
+method: bae_paper
+layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
+objectives:
+  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
+"""
+
+
+def kept(folder, *more, recipe=WHOLE, every=1, **others):
+    """verl's configuration with a run folder."""
+    return config_of(folder, f"{OWN}folder={folder / 'run'}", f"{OWN}keep_rollouts={every}", *more, recipe=recipe, **others)
+
+
+def ready(trainer, tokenizer):
+    """What `init` of verl's trainer finds before it looks for GPUs."""
+    trainer.tokenizer, trainer.total_training_steps, trainer.global_steps = tokenizer, 2, 0
+    return trainer
+
+
+def made(config):
+    """A trainer of V1, which sets the reward manager, and that manager."""
+    trainer = trainer_of(config)
+    manager = manager_of(config)
+    return ready(trainer, manager.tokenizer), manager
+
+
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def rows_in(run, step):
+    return pq.read_table(run / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
+@pytest.mark.usefixtures("queue")
+class TestV1:
+    def test_every_second_batch_by_hand(self, tmp_path):
+        """rloo of rewards 1, 0, 0 is 1, -1/2, -1/2, and of 0, 1 it is -1, 1; a row that verl fills up with is in no file."""
+        from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+        config = kept(tmp_path, every=2)
+        (trainer, manager), folder = made(config), tmp_path / "run"
+        batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]], [[WRONG], [RIGHT]]])
+        with trainer.spanwise.keeper.running(trainer, done=0):
+            for trainer.global_steps in (1, 2):
+                padded = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
+                assert len(padded) == 8
+                trainer._compute_advantage(padded, {})
+        assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000002.parquet"]
+        rows = rows_in(folder, 2)
+        assert [row["group"] for row in rows] == [0, 0, 0, 1, 1]
+        assert [row["reward/correct"] for row in rows] == [1.0, 0.0, 0.0, 0.0, 1.0]
+        assert [row["credit/rloo/all"] for row in rows] == pytest.approx([1.0, -0.5, -0.5, -1.0, 1.0])
+        for row, expected in zip(rows, [1.0, -0.5, -0.5, -1.0, 1.0], strict=True):
+            assert sum(row["advantages/rloo"]) == pytest.approx(expected, rel=1e-5)
+            assert manager.tokenizer.decode(row["completion_ids"]) in (RIGHT, WRONG)
+        assert [row["answer"] for row in rows] == ["4"] * 5
+        assert {row["prompt"] for row in rows} == {manager.tokenizer.decode([1, 2])}
+        lines = lines_of(folder)
+        assert [line["step"] for line in lines] == [1, 2]
+        assert [line["rewards/correct/mean"] for line in lines] == pytest.approx([0.4, 0.4])
+        assert all(line["credit/all/mean_abs"] == pytest.approx(4 / 5) for line in lines)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert (summary["steps"], summary["method"], summary["task"]) == (2, "rloo", "own")
+        assert (folder / "tokenizer" / "tokenizer.json").is_file()
+
+    def test_outputs_of_one_rollout_and_tool_output(self, tmp_path):
+        config = kept(tmp_path)
+        (trainer, manager), folder = made(config), tmp_path / "run"
+        own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So " + RIGHT, WRONG))
+        mask = [1] * len(own) + [0] * len(tool) + [1]
+        batch = filled(manager, [[["So", RIGHT], ([own + tool + own[:1]], [mask]), [WRONG]]])
+        trainer.global_steps = 1
+        with trainer.spanwise.keeper.running(trainer, done=0):
+            trainer._compute_advantage(batch, {})
+        rows = rows_in(folder, 1)
+        assert [row["rollout"] for row in rows] == [0, 0, 1, 2]
+        assert rows[2]["trainable"] == [bool(one) for one in mask]
+        assert [one != 0 for one in rows[2]["advantages/rloo"]] == rows[2]["trainable"]
+        by_rollout = [sum(rows[n]["advantages/rloo"]) for n in (2, 3)]
+        # rewards 1, 1, 0: rloo compares each with the mean of the two others
+        assert sum(rows[0]["advantages/rloo"]) + sum(rows[1]["advantages/rloo"]) == pytest.approx(0.5, rel=1e-5)
+        assert by_rollout == pytest.approx([0.5, -1.0], rel=1e-5)
+
+    def test_turns_are_rows(self, tmp_path):
+        recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
+        config = kept(tmp_path, recipe=recipe)
+        trainer, manager = made(config)
+        right, wrong = (manager.tokenizer(text)["input_ids"] for text in (RIGHT, WRONG))
+        talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
+        trainer.global_steps = 1
+        with trainer.spanwise.keeper.running(trainer, done=0):
+            trainer._compute_advantage(filled(manager, [[([talk[0]], [talk[1]]), [WRONG]]]), {})
+        rows = rows_in(tmp_path / "run", 1)
+        assert [row["rollout"] for row in rows] == [0, 0, 1]
+        assert [row["text"] for row in rows] == [RIGHT, WRONG, WRONG]
+        assert [row["completion_ids"] for row in rows] == [right, wrong, wrong]
+        assert [row["reward/correct"] for row in rows] == [1.0, 0.0, 0.0]
+        size = len(right) + len(wrong)  # votes 1/2 and 0: the mean is 1/4, shared over the tokens of a rollout
+        expected = [0.75 / size, -0.25 / size, -0.25 / len(wrong)]
+        assert [row["advantages/bae"][0] for row in rows] == pytest.approx(expected, rel=1e-5)
+
+    def test_what_was_rejected_is_recorded_as_trained_with_zero(self, tmp_path):
+        config = kept(tmp_path)
+        trainer, manager = made(config)
+        batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
+        rows, keeper = rows_of(batch, {}), trainer.spanwise.keeper
+        data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
+        mask_nt = data["response_mask"].to_padded_tensor(0)
+        mask_nt[1] = 0
+        trainer.global_steps = 1
+        with keeper.running(trainer, done=0), trainer.spanwise.carrying(rows) as shown:
+            carried_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
+            keeper.keep(trainer, rows, trainer.spanwise.found, shown, lambda: sampled_of(batch))
+        found = rows_in(tmp_path / "run", 1)
+        assert [sum(row["advantages/rloo"]) for row in found] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
+        assert [row["credit/rloo/all"] for row in found] == pytest.approx([1.0, -0.5, -0.5])
+
+    def test_several_batches_of_one_step_are_counted(self, tmp_path):
+        """`separate_async` may update several times between two broadcasts of its weights; none of it is written over."""
+        config = kept(tmp_path)
+        trainer, manager = made(config)
+        batch, trainer.parameter_sync_step = filled(manager, [[[RIGHT], [WRONG]]]), 2
+        with trainer.spanwise.keeper.running(trainer, done=0):
+            for trainer.global_steps in (1, 2):
+                for trainer.local_trigger_step in (0, 1):
+                    trainer._compute_advantage(batch, {})
+        assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2, 3, 4]
+        assert len(list((tmp_path / "run" / "rollouts").iterdir())) == 4
+
+    def test_a_folder_that_holds_a_run_is_refused_before_anything_is_sampled(self, tmp_path):
+        config = kept(tmp_path)
+        first, manager = made(config)
+        first.global_steps = 1
+        with first.spanwise.keeper.running(first, done=0):
+            first._compute_advantage(filled(manager, [[[RIGHT], [WRONG]]]), {})
+        before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+        second, _ = made(config)
+        with pytest.raises(DataError, match=r"holds a run already.*another \+algorithm\.spanwise\.folder"):
+            second.fit(None)  # verl's own would fail at None
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+        second.global_steps = 1  # as after a checkpoint of step 1
+        with second.spanwise.keeper.running(second, done=1):
+            second.global_steps = 2
+            second._compute_advantage(filled(manager, [[[RIGHT], [WRONG]]]), {})
+        assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2]
+
+    def test_the_report_is_made_at_the_end_of_an_interrupted_run_too(self, tmp_path):
+        config = kept(tmp_path, f"{OWN}report=true")
+        trainer, manager = made(config)
+        batch, trainer.global_steps = filled(manager, [[[RIGHT], [WRONG]]]), 1
+
+        def interrupted():
+            with trainer.spanwise.keeper.running(trainer, done=0):
+                trainer._compute_advantage(batch, {})
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert not (tmp_path / "run" / "summary.json").exists()
+        assert "rloo" in (tmp_path / "run" / "report.html").read_text()
+
+    def test_another_tokenizer_than_the_reward_workers_is_caught(self, tmp_path):
+        config = kept(tmp_path, recipe=RECIPE)
+        trainer, manager = made(config)
+        trainer.global_steps = 1
+        trainer.spanwise.keeper._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
+        batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
+        with trainer.spanwise.keeper.running(trainer, done=0), pytest.raises(AlignmentError, match="found other blocks"):
+            trainer._compute_advantage(batch, {})
+
+
+@pytest.mark.usefixtures("loop")
+def test_v0_keeps_the_same(tmp_path):
+    config = kept(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+    trainer = v0_trainer_of(config)
+    manager = manager_of(config)
+    ready(trainer, manager.tokenizer).global_steps = 1
+    batch = batch_of(manager, [("b", RIGHT), ("a", RIGHT), ("b", WRONG), ("b", WRONG), ("a", WRONG)])
+    credited(config, batch)
+    rows = rows_in(tmp_path / "run", 1)
+    assert [row["group"] for row in rows] == [0, 1, 0, 0, 1]
+    assert [row["text"] for row in rows] == [RIGHT, RIGHT, WRONG, WRONG, WRONG]
+    assert [row["credit/rloo/all"] for row in rows] == pytest.approx([1.0, 1.0, -0.5, -0.5, -1.0])
+    assert {row["prompt"] for row in rows} == {manager.tokenizer.decode([1, 2])}
+
+
+def test_what_nobody_would_do_is_refused(tmp_path):
+    folder = f"{OWN}folder={tmp_path / 'run'}"
+    for more, sentence in [
+        ([f"{OWN}keep_rollouts=1"], r"need a folder; add \+algorithm\.spanwise\.folder=runs/NAME"),
+        ([f"{OWN}report=true"], "need a folder|not installed"),
+        ([folder, f"{OWN}keep_rollouts=-1"], "keep_rollouts is -1"),
+        ([folder, f"{OWN}keep_rollouts=1.5"], "keep_rollouts is 1.5"),
+        ([folder, f"{OWN}report=2"], "report is 2"),
+        ([folder, f"{OWN}keep_rollout=1"], "keep_rollout is no option; there are recipe, folder, keep_rollouts, report"),
+        ([f"{OWN}options.ddof=0"], "write options: in the recipe"),
+        ([folder, "trainer.val_only=True"], "trains nothing"),
+        ([folder, f"trainer.rollout_data_dir={tmp_path}/run/rollouts"], "keeps rollouts of its own"),
+    ]:
+        with pytest.raises(RecipeError, match=sentence):
+            prepare(config_of(tmp_path, *more))
+    assert not (tmp_path / "run").exists()
+    assert prepare(config_of(tmp_path)).keeper is None
+
+
+def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):
+    config = config_of(tmp_path, f"{OWN}folder={tmp_path / 'run'}", name="spanwise_rloo")
+    with pytest.raises(RecipeError, match=r"algorithm\.spanwise\.folder keeps the run of algorithm\.adv_estimator=spanwise"):
+        outcome_advantages("rloo", torch.ones(2, 1), torch.ones(2, 1), index=["a", "a"], config=config.algorithm)
+
+
+STEPS, PROMPTS, GROUP = 2, 8, 4
+#: V0's loss divides every completion by its length, which the adapter has to undo.
+RUNS = {
+    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
+}
+
+
+@pytest.fixture(scope="module", params=list(RUNS))
+def finished(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
+    (folder / "recipe.yaml").write_text(PAPER)
+    overrides = options(
+        folder,
+        prompts=PROMPTS,
+        group=GROUP,
+        steps=STEPS,
+        algorithm__adv_estimator="spanwise",
+        _algorithm__spanwise__recipe=folder / "recipe.yaml",
+        _algorithm__spanwise__folder="run",  # from where verl was started
+        _algorithm__spanwise__keep_rollouts=1,
+        data__max_response_length=20,
+        **RUNS[request.param],
+    )
+    return Run(folder, request.param, run(folder, overrides, timeout=500))
+
+
+@pytest.mark.timeout(900)
+class TestWholeRuns:
+    def test_the_folder_holds_what_verls_loss_took(self, finished):
+        folder = finished.folder / "run"
+        assert [line["step"] for line in lines_of(folder)] == [1, 2]
+        assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
+        for step in (1, 2):
+            rows, seen = rows_in(folder, step), finished.seen("actor", step)
+            assert len(rows) == len(seen) == PROMPTS * GROUP
+            assert sum(abs(value) for row in rows for value in row["advantages/bae_paper"]) > 0
+            own = sorted((row["completion_ids"], row["advantages/bae_paper"]) for row in rows)
+            theirs = sorted((row["ids"], row["advantages"]) for row in seen)
+            for (ids, advantages), (their_ids, loss) in zip(own, theirs, strict=True):
+                assert ids == their_ids
+                undone = len(ids) if finished.name == "v0" else 1
+                assert [value * undone for value in advantages] == pytest.approx(loss, abs=1e-5)
+
+    def test_its_credit_is_that_of_its_rewards(self, finished):
+        """Worked out by hand: the reward less the mean of its group; that of the confidence among those of one verdict.
+
+        What was read as no number joins no mean, and stands for 0 or -1.
+        """
+        checked = {"solution": 0, "confidence": 0}
+        for step in (1, 2):
+            rows, dumped = rows_in(finished.folder / "run", step), finished.dumped(step)
+            told = {line["input"]: line["gts"] for line in dumped}
+            assert sorted(row["prompt"] for row in rows) == sorted(line["input"] for line in dumped)
+            assert all(row["answer"] == told[row["prompt"]] for row in rows)
+            by_group: dict[int, list[dict]] = {}
+            for row in rows:
+                by_group.setdefault(row["group"], []).append(row)
+            assert [len(group) for group in by_group.values()] == [GROUP] * PROMPTS
+            for group in by_group.values():
+                assert len({row["prompt"] for row in group}) == 1
+                for row in group:
+                    for block, objective, stands in (("solution", "correct", 0.0), ("confidence", "brier", -1.0)):
+                        like = [
+                            other[f"reward/{objective}"]
+                            for other in group
+                            if other[f"reward/{objective}"] is not None
+                            and (block == "solution" or other["reward/correct"] == row["reward/correct"])
+                        ]
+                        found, own = row[f"credit/bae_paper/{block}"], row[f"reward/{objective}"]
+                        if found is not None and like and row["reward/correct"] is not None:
+                            own = stands if own is None else own
+                            assert found == pytest.approx(own - sum(like) / len(like))
+                            checked[block] += 1
+            mean = sum(row["reward/correct"] or 0.0 for row in rows) / len(rows)
+            assert lines_of(finished.folder / "run")[step - 1]["rewards/correct/mean"] == pytest.approx(mean)
+        assert min(checked.values()) > PROMPTS
+
+    @pytest.mark.parametrize("command", ["credit", "why"])
+    def test_the_commands_read_it(self, finished, command):
+        folder = finished.folder / "run"
+        table = read_rollouts(folder)
+        assert (table.source, table.has_ids, len(table)) == ("spanwise", True, STEPS * PROMPTS * GROUP)
+        done = subprocess.run(
+            [sys.executable, "-m", "spanwise", command, "run"], capture_output=True, text=True, cwd=finished.folder
+        )
+        assert done.returncode == 0, done.stderr
+        assert "bae_paper" in done.stdout + done.stderr
