@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 HOWTO = ROOT / "docs" / "howto"
 PAGES = sorted([README, *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
+RUN_HERE = [page for page in PAGES if page.parent.name != "tutorials"]  # those are run by test_tutorials, outputs and all
 REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -76,12 +77,12 @@ def page_runs():
             del registry[name]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named_page)
+@pytest.mark.parametrize("page", [page for page in RUN_HERE if blocks(page, "python")], ids=named_page)
 def test_python_blocks_run(page, page_runs):
     page_runs(page)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=named_page)
+@pytest.mark.parametrize("page", [page for page in RUN_HERE if blocks(page, "yaml")], ids=named_page)
 def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     page_runs(page)  # a page may register the method that its recipe names
     for text in blocks(page, "yaml"):

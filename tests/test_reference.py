@@ -152,7 +152,7 @@ def test_every_column_of_a_rollout_file_is_on_the_page_with_its_type():
     assert {name.partition("/")[0] if "/" in name else name for name in said} == set(schema._TYPES) | set(schema._FAMILIES)
     for name, kind in said.items():
         held = str(schema.type_of(name.replace("<", "").replace(">", "")))
-        arrow = re.sub(r"list<\w+: (\w+)>", r"list<\1>", held)
+        arrow = re.sub(r"list<\w+: (\w+).*>", r"list<\1>", held)
         assert kind.partition(" ")[0] == names.get(arrow, arrow), name
 
 

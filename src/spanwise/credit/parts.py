@@ -35,6 +35,16 @@ class Parts:
         weight_m: of each objective; 1 of a sum, whose worth has the weights in it.
         part_nm: what the objective credits the blocks with that it pays.
         stratum_nm: completions of one number were compared with each other; -1: with nobody.
+
+    Example:
+        >>> from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, read
+        >>> batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], ["2+2"] * 2, columns={"answer": ["4"] * 2})
+        >>> scheme = Scheme.preset("bae", Layout({"all": ["answer"]}), objectives=[Objective("correct", pays="all")])
+        >>> reading = read(batch, scheme, Vocabulary((b"<answer>", b"4", b"5", b"</answer>")))
+        >>> found = credit(reading, batch, scheme)
+        >>> made = parts(found, reading.scores, batch.group_n, objectives=scheme.objectives, method="bae")
+        >>> made.worth_nm.flatten().tolist(), made.baseline_nm.flatten().tolist(), made.part_nm.flatten().tolist()
+        ([1.0, 0.0], [0.5, 0.5], [0.5, -0.5])
     """
 
     names: tuple[str, ...]

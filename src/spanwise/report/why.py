@@ -96,6 +96,11 @@ class Rule:
         weights: objective -> weight.
         missing: objective -> what stands for a reward that is left out; None: nothing.
         verdict: the objective that a score of the completion's own is mixed with; "": there is none.
+
+    Example:
+        >>> rule = Rule("block", baselines={"brier": "same prompt, same correct"}, missing={"brier": -1.0})
+        >>> rule.baselines["brier"], rule.missing["brier"]
+        ('same prompt, same correct', -1.0)
     """
 
     kind: str = ""
