@@ -165,7 +165,7 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     called = run_command(monkeypatch, credit_module, "credit", command_of(html))
     assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
     assert called.pop("console")
-    assert called == {**asked, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
+    assert called == {**asked, "columns": {}, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
 
 
 def test_options_that_were_not_given_are_not_printed(tmp_path):

@@ -26,7 +26,8 @@ def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
     start = state(one.critic.model)
     watched = Watched(one)
     one.train()
-    torch.testing.assert_close(ranks[0]["critic"], state(one.critic.model), atol=2e-5, rtol=0)
+    # Sums in another order; single weights part by 3e-5 on some processors.
+    torch.testing.assert_close(ranks[0]["critic"], state(one.critic.model), atol=1e-4, rtol=0)
     torch.testing.assert_close(ranks[0]["policy"], state(one.model), atol=1e-6, rtol=0)
     assert not equal(start, state(one.critic.model))
     for batch, found in enumerate(watched.said):
