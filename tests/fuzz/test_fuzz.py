@@ -44,12 +44,12 @@ def test_a_giant_is_read(layout):
 
 @pytest.mark.parametrize("reader", READERS)
 def test_time_is_proportional_to_length(reader):
-    """At 32 kB no shape takes a second; what is quadratic takes several, or has raised before."""
+    """At 32 kB no shape takes two seconds on a crowded machine; what is quadratic takes several, or has raised before."""
     for shape, made in SHAPES.items():
         text = made(2**14 if reader == "segment, json" else 2**15)  # types are checked at each of its brackets
         start = time.process_time()
         READERS[reader](text)
-        assert time.process_time() - start < 1.0, shape
+        assert time.process_time() - start < 2.0, shape
 
 
 def test_the_exponent_is_the_slope():
