@@ -14,11 +14,12 @@ from tokenizers import Tokenizer, models
 from full_disk import full_disk
 from rollouts_cases import Case, completion
 from spanwise.commands.shared.files import write_fidelity
-from spanwise.commands.shared.folder import RunFolder, write_page, write_summary
+from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import Samples
 from spanwise.disk import refusal, whole_file, whole_folder, writing
 from spanwise.errors import DataError
 from spanwise.rollouts import write_rollouts
+from spanwise.rollouts.folder import RunFolder, write_summary
 
 LONG = {"name": "x" * 5000}
 N = 2000

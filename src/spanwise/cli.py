@@ -130,10 +130,10 @@ def evaluate(
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
-    from spanwise.commands.shared.folder import sole_writer
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
     from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
+    from spanwise.rollouts.folder import sole_writer
 
     quiet()
     _check_sizes(prompts=prompts, samples=samples)
@@ -270,8 +270,9 @@ def fidelity(
     """
     from spanwise.commands.fidelity.fidelity import show
     from spanwise.commands.shared.display import quiet
-    from spanwise.commands.shared.folder import check_no_run, sole_writer
+    from spanwise.commands.shared.folder import check_no_run
     from spanwise.commands.shared.task import run_or_model
+    from spanwise.rollouts.folder import sole_writer
 
     quiet()
     _check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)

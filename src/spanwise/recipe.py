@@ -18,13 +18,11 @@ from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, seen_from_here
-from spanwise.scheme import Scheme
+from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
-#: The task of a run that a script drives: its prompts are not known here.
-SCRIPT = "own"
 #: What only an embedded task, and what only a model by name can use.
 _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),

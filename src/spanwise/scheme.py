@@ -17,6 +17,8 @@ from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
 from spanwise.segment import SEGMENTERS
 
+#: The task that `recipe.yaml` names of a run which a script drives: it says the rule of credit (`Scheme.plain`), and no prompts.
+SCRIPT = "own"
 #: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt")
 #: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).

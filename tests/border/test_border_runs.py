@@ -9,10 +9,10 @@ import yaml
 
 from border.case import Case, check, command
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.folder import sole_writer
 from spanwise.commands.shared.samples import Samples
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.recipe import load, resolved, scheme_of
+from spanwise.rollouts.folder import sole_writer
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
 from tokenizers_small import byte_model
 

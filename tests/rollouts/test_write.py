@@ -24,7 +24,7 @@ for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
     sys.modules[name] = None
 sys.path.insert(0, {tests!r})
 from test_write import batch
-from spanwise.commands.shared.folder import RunFolder
+from spanwise.rollouts.folder import RunFolder
 RunFolder({folder!r}).write_rollouts([batch().recorded(step=7)], step=7)
 assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
 """

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jaxtyping import Float
+from torch import Tensor
 
+from spanwise.batch import Steps
 from spanwise.credit.assign import completed
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts import Completions
+from spanwise.pipeline import Reading
+from spanwise.rollouts import Completions, Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
-from spanwise.scheme import Scheme
-from spanwise.types import Scores
+from spanwise.scheme import SCRIPT, Scheme
 
 #: All that is written; everything else in the folder is the trainer's or the user's, and stays.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
-#: What `recipe.yaml` names as its task: prompts and rewards are the script's, and no recipe can say them.
-OWN = "own"
 #: What the report is made with, and the extras that bring it.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
 #: What of the recipe a run may not change while it goes on.
@@ -95,13 +98,17 @@ def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
         >>> made["task"], made["method"], made["steps"], "model" in made
         ('own', 'bae', 3, False)
     """
-    return {"task": OWN, **scheme.plain(), **{name: value for name, value in settings.items() if value is not None}}
+    return {"task": SCRIPT, **scheme.plain(), **{name: value for name, value in settings.items() if value is not None}}
 
 
-def reward_means(scores: Scores, scheme: Scheme) -> dict[str, float]:
-    """The mean of each reward as trainers log it; what a completion left out counts as what it stands for."""
-    mean_m = completed(scores, scheme.objectives).nanmean(dim=0).tolist()
-    return {f"rewards/{name}/mean": mean for name, mean in zip(scheme.names, mean_m, strict=True)}
+def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
+    """The mean of each reward as trainers log it; `credit.assign.completed` has what stands for one that was left out.
+
+    >>> import torch
+    >>> reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
+    {'rewards/correct/mean': 0.5, 'rewards/brier/mean': -0.5}
+    """
+    return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
 class RunRecord:
@@ -129,11 +136,6 @@ class RunRecord:
         self._begun = False
         self._line: dict[str, Any] = {}
         self._recipe: dict[str, Any] = {}
-
-    @property
-    def begun(self) -> bool:
-        """Whether the folder is this run's already."""
-        return self._begun
 
     def wants(self, step: int) -> bool:
         """Whether the rollouts of a batch, counted from 1, are written."""
@@ -166,6 +168,13 @@ class RunRecord:
                     f"Give another {self.output}."
                 )
 
+    def begin_with(self, recipe: Callable[[], Mapping[str, Any]], *, step: int, tokenizer: Any) -> None:
+        """Check and begin with the first batch, where a trainer says nothing before it; nothing after that."""
+        if not self._begun:
+            known = recipe()
+            self.check(known, step=step)
+            self.begin(known, step=step, tokenizer=tokenizer)
+
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any = None) -> None:
         """Begin the run, or go on with it from a step.
 
@@ -184,6 +193,10 @@ class RunRecord:
                 tokenizer.save_pretrained(str(place / "tokenizer"))
         self._begun = True
 
+    def add_batch(self, step: int, reading: Reading, shown: Mapping[str, Any], scheme: Scheme) -> None:
+        """What a trainer of rows on one driver knows of a batch: its metrics, and the mean of each reward."""
+        self.add(step, {**shown, **reward_means(completed(reading.scores, scheme.objectives), scheme.names)})
+
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """What is known of a batch; whatever comes later of the same batch joins its line."""
         if self._line and self._line["step"] != step:
@@ -201,6 +214,11 @@ class RunRecord:
     def write(self, parts: Sequence[Completions], *, step: int) -> None:
         """Write the rollouts of a batch, what each process has of it."""
         self.folder.write_rollouts(parts, step=step)
+
+    def write_batch(self, rollouts: Rollouts, steps: Steps | None) -> None:
+        """Write the rollouts of a batch whose rows may be turns of one rollout, which has one vote."""
+        part = rollouts.recorded(step=rollouts.step)
+        self.write([part if steps is None else replace(part, rollout_n=steps.trajectory_s)], step=rollouts.step)
 
     @contextmanager
     def running(self, *, main: bool = True) -> Iterator[None]:
@@ -255,11 +273,5 @@ def make_report(folder: Path) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The same as YAML reads it again: tuples are lists."""
-    return yaml.safe_load(yaml.safe_dump(_listed(value), sort_keys=False))
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _listed(entry) for key, entry in value.items()}
-    return [_listed(entry) for entry in value] if isinstance(value, list | tuple) else value
+    """The same as a file has it again: tuples are lists."""
+    return json.loads(json.dumps(value))

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from spanwise.credit import METHODS
 from spanwise.measure import CAUSES, LASER, Curve, Interval, alarms, batch_alarms, critic_alarms, figure_intervals
-from spanwise.recipe import SCRIPT
 from spanwise.report.batches import BATCH, HELD_OUT, batch_sections, figure_panel, optimiser_section
 from spanwise.report.critic import critic_headlines, critic_section
 from spanwise.report.findings import train_finding
@@ -109,7 +108,7 @@ def train_report(
         ),
         command=command,
         warnings=[
-            *_unfinished(recipe, summary, metrics, _done(batches, points)),
+            *_unfinished(recipe, summary, metrics, _done(batches, points), again=bool(command)),
             *_warnings(points, unmeasured or {}),
             *batch_alarms(batches),
             *critic_alarms(batches).values(),
@@ -177,12 +176,14 @@ def _done(batches: Lines, points: Lines) -> int:
     return max((line["step"] for line in (*batches, *points)), default=0)
 
 
-def _unfinished(recipe: Mapping[str, Any], summary: Mapping[str, Any], metrics: Lines, done: int) -> list[str]:
-    """A run that was stopped, or still goes on: nothing on the page is its end."""
+def _unfinished(
+    recipe: Mapping[str, Any], summary: Mapping[str, Any], metrics: Lines, done: int, *, again: bool
+) -> list[str]:
+    """A run that was stopped, or still goes on: nothing on the page is its end; a command goes on with it, or only its script."""
     asked = recipe.get("steps")
     if summary or any("final" in line for line in metrics) or asked is None or done >= asked:
         return []
-    on = "" if recipe.get("task") == SCRIPT else " spanwise train --resume FOLDER goes on from its last checkpoint."
+    on = " spanwise train --resume FOLDER goes on from its last checkpoint." if again else ""
     return [f"The run is not finished: {done} of {asked} steps are recorded. It was stopped, or it still goes on.{on}"]
 
 

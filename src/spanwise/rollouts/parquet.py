@@ -31,6 +31,17 @@ def readable(file: Path) -> Iterator[None]:
         raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).") from error
 
 
+def check_names(file: Path, names: Sequence[str]) -> None:
+    """Refuse a table in which a name stands more than once.
+
+    Raises:
+        DataError: naming the file and the column.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
+
+
 def joined(path: Path, tables: Sequence[pa.Table], *, promote: Literal["default", "permissive"]) -> pa.Table:
     """The tables under each other.
 

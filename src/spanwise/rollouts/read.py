@@ -15,7 +15,7 @@ from spanwise.rollouts import schema
 from spanwise.rollouts.delimited import SUFFIXES
 from spanwise.rollouts.lines import begins_array, records
 from spanwise.rollouts.messages import clean
-from spanwise.rollouts.parquet import readable
+from spanwise.rollouts.parquet import check_names, readable
 from spanwise.rollouts.readers import own, trl, verl
 from spanwise.rollouts.readers.plain import read_plain
 from spanwise.rollouts.readers.verifiers import read_verifiers
@@ -121,9 +121,7 @@ def _reader(files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader:
         with readable(file):
             found = pq.read_schema(file)
         names = found.names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
+        check_names(file, names)
         if schema.is_own(names):
             schema.check(file, found)
             _check_unnamed(file, "spanwise's own rollouts", columns)

@@ -16,7 +16,6 @@ from scipy import stats
 
 from spanwise.commands.compare import compare as room
 from spanwise.commands.compare.compare import compare
-from spanwise.commands.shared.folder import RunFolder, sole_writer
 from spanwise.commands.shared.runs import arm_fields, planned
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train import recorder as recorder_room
@@ -24,6 +23,7 @@ from spanwise.commands.train.train import train
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
+from spanwise.rollouts.folder import RunFolder, sole_writer
 
 SMALL = {
     "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,

@@ -14,10 +14,10 @@ import trl_small
 from rollout_files import LAYOUT, quiet, said
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import last_rollouts
-from spanwise.commands.shared.folder import RunFolder
 from spanwise.commands.train.train import train
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
+from spanwise.rollouts.folder import RunFolder
 
 pytestmark = [
     *trl_small.THIRD_PARTY,

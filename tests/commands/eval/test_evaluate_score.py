@@ -8,12 +8,12 @@ from datasets import Dataset
 
 from rollout_files import quiet
 from spanwise.commands.eval.evaluate import evaluate
-from spanwise.commands.shared.folder import RunFolder
 from spanwise.commands.train.recorder import Recorder, _readable
 from spanwise.engines.sample import prompt_ids, sample
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.laser import Laser
 from spanwise.recipe import load
+from spanwise.rollouts.folder import RunFolder
 from spanwise.tasks import Task, build_model, build_tokenizer
 from spanwise.tasks.digits import DIGITS_LAYOUT
 

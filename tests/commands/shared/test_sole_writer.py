@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from spanwise.cli import main
-from spanwise.commands.shared.folder import sole_writer
 from spanwise.errors import DataError
+from spanwise.rollouts.folder import sole_writer
 
 HOLD = """
 import sys, time
-from spanwise.commands.shared.folder import sole_writer
+from spanwise.rollouts.folder import sole_writer
 with sole_writer(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)

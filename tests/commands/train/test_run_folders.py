@@ -13,13 +13,14 @@ from rich.console import Console
 from full_disk import full_disk
 from spanwise.commands.demo.demo import demo
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.folder import check_free, new_folder, newest_folder, sole_writer
+from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.runs import changed, planned
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts import schema
+from spanwise.rollouts.folder import check_free, sole_writer
 
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,

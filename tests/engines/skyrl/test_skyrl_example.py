@@ -1,23 +1,12 @@
 """examples/skyrl_run.sh as it stands: what it tells SkyRL is a configuration that SkyRL and spanwise take."""
 
-import os
-import subprocess
 from pathlib import Path
 
+from launch_file import told
 from spanwise.engines.skyrl.config import check
 from spanwise.engines.skyrl.main import configured
 
 FILE = Path(__file__).parents[3] / "examples" / "skyrl_run.sh"
-
-
-def told(file, folder, *more, **variables):
-    """The arguments that the script gives to Python."""
-    (folder / "python").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    (folder / "python").chmod(0o755)
-    given = {**os.environ, "PYTHON": str(folder / "python"), **variables}
-    return subprocess.run(
-        ["bash", str(file), *more], env=given, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
 
 
 def test_skyrl_takes_every_argument_and_added_ones_win(tmp_path):

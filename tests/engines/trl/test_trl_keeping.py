@@ -148,10 +148,9 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
     assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
     assert not (tmp_path / "summary.json").exists()
-    assert (
-        "The run is not finished: 2 of 3 steps are recorded. It was stopped, or it still goes on."
-        in (tmp_path / "report.html").read_text()
-    )
+    page = (tmp_path / "report.html").read_text()
+    assert "The run is not finished: 2 of 3 steps are recorded. It was stopped, or it still goes on." in page
+    assert "spanwise train --resume" not in page  # which does not know the script
 
 
 def test_a_resumed_run_goes_on_in_its_folder(tmp_path):

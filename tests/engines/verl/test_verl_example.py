@@ -1,7 +1,5 @@
 """examples/verl_run.sh as it stands: what it tells verl is a configuration that verl composes and spanwise takes."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,19 +8,10 @@ pytest.importorskip("verl", reason="needs verl: make test-verl")
 
 from hydra import compose, initialize_config_module
 
+from launch_file import told
 from spanwise.engines.verl.settings import prepare
 
 FILE = Path(__file__).parents[3] / "examples" / "verl_run.sh"
-
-
-def told(file, folder, *more, **variables):
-    """The arguments that the script gives to Python."""
-    (folder / "python").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    (folder / "python").chmod(0o755)
-    given = {**os.environ, "PYTHON": str(folder / "python"), **variables}
-    return subprocess.run(
-        ["bash", str(file), *more], env=given, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
 
 
 def test_verl_takes_every_argument_and_added_ones_win(tmp_path):

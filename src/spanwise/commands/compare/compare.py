@@ -23,7 +23,7 @@ from rich.text import Text
 from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.files import without_nan
 from spanwise.commands.shared.fitted import Fitted
-from spanwise.commands.shared.folder import check_no_run, sole_writer, write_summary
+from spanwise.commands.shared.folder import check_no_run
 from spanwise.commands.shared.runs import Run, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
@@ -32,6 +32,7 @@ from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import LASER, Comparison, Interval
 from spanwise.measure import compare as compare_runs
 from spanwise.recipe import Recipe
+from spanwise.rollouts.folder import sole_writer, write_summary
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")

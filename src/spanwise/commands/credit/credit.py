@@ -25,11 +25,12 @@ from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.fitted import Fitted
-from spanwise.commands.shared.folder import check_no_run, sole_writer, write_page, write_summary
+from spanwise.commands.shared.folder import check_no_run, write_page
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.remarks import remarks
 from spanwise.rollouts import RolloutTable, read_rollouts
+from spanwise.rollouts.folder import sole_writer, write_summary
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
 

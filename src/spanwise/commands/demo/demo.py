@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.display import figure_table, text_plot
-from spanwise.commands.shared.folder import check_free, new_folder, sole_writer, write_summary
+from spanwise.commands.shared.folder import new_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
+from spanwise.rollouts.folder import check_free, sole_writer, write_summary
 
 ARMS: dict[str, dict[str, Any]] = {
     "scalar": {"method": "rlcr_paper"},

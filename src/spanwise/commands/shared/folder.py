@@ -7,34 +7,7 @@ from pathlib import Path
 
 from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts.folder import (
-    WRITES,
-    RunFolder,
-    check_free,
-    is_filled,
-    is_first_rank,
-    is_run,
-    metrics_until,
-    sole_writer,
-    write_summary,
-)
-
-__all__ = [
-    "RUNS",
-    "RunFolder",
-    "check_free",
-    "check_no_run",
-    "check_removable",
-    "is_filled",
-    "is_first_rank",
-    "is_run",
-    "metrics_until",
-    "new_folder",
-    "newest_folder",
-    "sole_writer",
-    "write_page",
-    "write_summary",
-]
+from spanwise.rollouts.folder import WRITES, is_run
 
 #: Where runs go that name no folder.
 RUNS = Path("runs")

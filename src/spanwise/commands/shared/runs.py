@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.commands.shared.files import read_yaml
-from spanwise.commands.shared.folder import is_filled
 from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
 from spanwise.recipe import EMBEDDED, HUB, Recipe, load
+from spanwise.rollouts.folder import is_filled
 
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 #: What says from where a run starts and how it is evaluated: arms that differ in it have no figures to compare.

@@ -12,13 +12,13 @@ from transformers import TrainerCallback
 
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import Live
-from spanwise.commands.shared.folder import RunFolder, metrics_until
 from spanwise.commands.shared.laser import write_laser
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.laser import Laser
 from spanwise.measure import CAUSES, SHOWN_BY, alarms, ece
 from spanwise.recipe import Recipe, answer_tags
+from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
 

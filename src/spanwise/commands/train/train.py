@@ -17,17 +17,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.commands.shared.display import figure_table, pull_note
-from spanwise.commands.shared.folder import (
-    RunFolder,
-    check_free,
-    check_removable,
-    is_first_rank,
-    is_run,
-    metrics_until,
-    new_folder,
-    newest_folder,
-    sole_writer,
-)
+from spanwise.commands.shared.folder import check_removable, new_folder, newest_folder
 from spanwise.commands.shared.runs import changed
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.shared.task import check_prompts, make_task
@@ -42,6 +32,7 @@ from spanwise.engines.trl.keeping import steps_per_batch
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.recipe import EMBEDDED, Recipe, answer_tags, check_begins, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
+from spanwise.rollouts.folder import RunFolder, check_free, is_first_rank, is_run, metrics_until, sole_writer
 from spanwise.scheme import Scheme
 from spanwise.tasks import Task
 

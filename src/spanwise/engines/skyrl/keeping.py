@@ -1,11 +1,10 @@
 """A SkyRL run leaves the folder behind that `spanwise train` does: `trainer.algorithm.spanwise.folder`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from spanwise.batch import Batch
-from spanwise.engines.keep import RunRecord, own_recipe, reward_means
+from spanwise.engines.keep import RunRecord, own_recipe
 from spanwise.pipeline import Reading, advantages
 from spanwise.rollouts import Rollouts
 from spanwise.types import Credit
@@ -29,17 +28,14 @@ def keep(trainer: Any, record: RunRecord, batch: Batch, reading: Reading, found:
         batch, reading, found, shown: what was credited, how, and the metrics of it.
     """
     step = trainer.global_step
-    if not record.begun:
-        recipe = recipe_of(trainer)
-        record.check(recipe, step=step - 1)
-        record.begin(recipe, step=step - 1, tokenizer=trainer.tokenizer)
-    record.add(step, {**shown, **reward_means(reading.scores, trainer.scheme)})
+    record.begin_with(lambda: recipe_of(trainer), step=step - 1, tokenizer=trainer.tokenizer)
+    record.add_batch(step, reading, shown, trainer.scheme)
     if not record.wants(step):
         return
     assert reading.spans is not None, "what was read here has spans"
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
     assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-    rollouts = Rollouts(
+    made = Rollouts(
         mode="train",
         step=step,
         method=trainer.scheme.method,
@@ -57,9 +53,9 @@ def keep(trainer: Any, record: RunRecord, batch: Batch, reading: Reading, found:
         value_nt=batch.value_nt,
         value_names=trainer.scheme.value_names,
         self_reward_n=batch.self_reward_n,
+        objectives=trainer.scheme.objectives,
     )
-    part = rollouts.recorded(step=step)
-    record.write([part if batch.steps is None else replace(part, rollout_n=batch.steps.trajectory_s)], step=step)
+    record.write_batch(made, batch.steps)
 
 
 def prompts_of(trainer: Any, batch: Batch) -> list[str]:

@@ -20,6 +20,7 @@ from spanwise.credit.assign import completed
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.critic import CriticConfig
 from spanwise.engines.critic import Critic
+from spanwise.engines.keep import reward_means
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
@@ -213,10 +214,7 @@ class SpanGRPOTrainer(Scoring):
             value_sm = completed(reading.scores, self.scheme.objectives).float()
             value_nm = self._gather(of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list)))
         self._everyone = everyone
-        self._reward_means = {
-            f"rewards/{name}/mean": float(mean)
-            for name, mean in zip(self.scheme.names, value_nm.nanmean(dim=0), strict=True)
-        }
+        self._reward_means = reward_means(value_nm, self.scheme.names)
         self._seconds = time.perf_counter() - started
         return value_nm.to(self.accelerator.device)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.engines.keep import RunRecord, check_folder, own_recipe, reward_means
+from spanwise.engines.keep import RunRecord, check_folder, own_recipe
 from spanwise.engines.verl.carry import Credited, Rows
 from spanwise.engines.verl.vocabulary import vocabulary_of
 from spanwise.errors import AlignmentError, RecipeError
@@ -123,16 +123,11 @@ class Keeper:
             sampled: gives what the rows are; it is called where rollouts are written.
         """
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
-        if not self.record.begun:
-            recipe = self.recipe_of(trainer)
-            self.record.check(recipe, step=number - 1)
-            self.record.begin(recipe, step=number - 1, tokenizer=trainer.tokenizer)
-        self.record.add(number, {**shown, **reward_means(found.reading.scores, self.scheme)})
+        self.record.begin_with(lambda: self.recipe_of(trainer), step=number - 1, tokenizer=trainer.tokenizer)
+        self.record.add_batch(number, found.reading, shown, self.scheme)
         if self.record.wants(number):
             made = self._rollouts(trainer.tokenizer, rows, found, sampled(), step=number)
-            part = made.recorded(step=number)
-            steps = found.batch.steps
-            self.record.write([part if steps is None else replace(part, rollout_n=steps.trajectory_s)], step=number)
+            self.record.write_batch(made, found.batch.steps)
 
     def recipe_of(self, trainer: Any) -> dict[str, Any]:
         """The `recipe.yaml` of the run: its rule of credit, and what verl says that a recipe has a field for."""

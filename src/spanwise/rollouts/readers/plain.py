@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
@@ -15,7 +14,7 @@ from spanwise.rollouts.delimited import SUFFIXES, read_delimited
 from spanwise.rollouts.fields import FieldError, whole
 from spanwise.rollouts.lines import records
 from spanwise.rollouts.messages import completion_parts, prompt_text
-from spanwise.rollouts.parquet import joined
+from spanwise.rollouts.parquet import check_names, joined
 from spanwise.rollouts.roles import HOW, Roles, check_roles, find_roles
 from spanwise.rollouts.said import REWARD_STARTS, Said, columns_of, said_in
 from spanwise.rollouts.table import RolloutTable, as_trained, gaps, is_made, recorded
@@ -98,22 +97,17 @@ def _is_parquet(file: Path) -> bool:
 def _read(path: Path, files: Sequence[Path]) -> dict[str, list[Any]]:
     """The columns of all files under each other."""
     if files[0].suffix.lower() in SUFFIXES:
-        table = joined(path, [_named(file, read_delimited(file)) for file in files], promote="default")
+        tables = [read_delimited(file) for file in files]
+        for file, one in zip(files, tables, strict=True):
+            check_names(file, one.column_names)
+        table = joined(path, tables, promote="default")
     elif _is_parquet(files[0]):
-        table = joined(path, [_named(file, pq.read_table(file)) for file in files], promote="permissive")
+        table = joined(path, [pq.read_table(file) for file in files], promote="permissive")
     else:
         found = [record for _, _, record in records(files)]
         names = dict.fromkeys(name for record in found for name in record)
         return {name: [record.get(name) for record in found] for name in names}
     return {name: table[name].to_pylist() for name in table.column_names}
-
-
-def _named(file: Path, table: pa.Table) -> pa.Table:
-    """The table, if each name stands once."""
-    twice = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
-    return table
 
 
 def _steps(path: Path, cells: Sequence[Any], said: Sequence[Said]) -> list[int]:
