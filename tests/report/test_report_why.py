@@ -12,8 +12,9 @@ from rollout_files import quiet, said, verl_file
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.shared.rows import read_pieces, token_rows
 from spanwise.report import Paid, Part, Rule, TokenRow, TokenView
+from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
-from spanwise.report.why import Reasons, equation
+from spanwise.report.why import Reasons
 
 NAN = math.nan
 
@@ -29,7 +30,13 @@ def row(**changes):
 
 
 def sentence(one, left="grpo", right="bae", rows=(), **view):
-    return Reasons(TokenView(("grpo", "bae"), [one, *rows], "correct", **view)).headline(one, left, right)
+    data = payload(TokenView(("grpo", "bae"), [one, *rows], "correct", **view))  # joined as the page does it
+    methods = [data["methods"].index(name) for name in dict.fromkeys((left, right))]
+    first = [
+        column["words"][ord(column["codes"][0]) - 32]
+        for column in (data["openings"], *(data["clauses"][m] for m in methods))
+    ]
+    return f"{first[0]}: {', '.join(first[1:])}."
 
 
 @pytest.mark.parametrize(

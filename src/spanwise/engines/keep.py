@@ -203,6 +203,11 @@ class RunRecord:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
+    def add_update(self, told: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        """What the trainer says of the update that a batch went into; `names`: what reports read -> what the trainer says."""
+        if self._line:
+            self.add(self._line["step"], {own: told[theirs] for own, theirs in names.items() if theirs in told})
+
     def flush(self) -> None:
         """Write the line of metrics that is complete."""
         if self._line and self._begun:

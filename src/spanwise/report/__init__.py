@@ -1,5 +1,6 @@
 """Figures and rollouts to one self-contained HTML file."""
 
+from spanwise.report.arithmetic import Part
 from spanwise.report.compare import compare_report
 from spanwise.report.credit import credit_report
 from spanwise.report.fidelity import difference_rows, fidelity_report, fidelity_rows
@@ -8,7 +9,7 @@ from spanwise.report.rows import with_stop
 from spanwise.report.sections import VOTES_BY_SCORE
 from spanwise.report.tokens import Paid, TokenRow, TokenView, token_view
 from spanwise.report.train import train_report, unmeasured_sentences
-from spanwise.report.why import Part, Rule, rule_words
+from spanwise.report.why import Rule, rule_words
 
 __all__ = [
     "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Part", "Rule", "Section", "TokenRow", "TokenView", "compare_report",

@@ -15,9 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
+from spanwise.report.arithmetic import Part
 from spanwise.report.glossary import explained
+from spanwise.report.headline import clause, openings
 from spanwise.report.page import deflated
-from spanwise.report.why import Part, Reasons, Rule, credits, units
+from spanwise.report.why import Reasons, Rule, credits, units
 
 #: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
 #: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
@@ -227,12 +229,14 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 
 def _reasons(view: TokenView) -> dict[str, Any]:
-    """Why each number is what it is: a sentence for each pair of methods, credit, arithmetic and groups."""
+    """Why each number is what it is: the clauses of a sentence, credit, arithmetic and groups."""
     rows, reasons = view.completions, Reasons(view)
-    pairs = [(left, right) for left in view.methods for right in view.methods]
     return {
         "pair": [view.methods.index(name) for name in view.pair],
-        "headlines": [_coded([[reasons.headline(row, *pair)] for row in rows]) for pair in pairs],
+        "openings": _coded([[said] for said in openings(view)]),
+        "clauses": [
+            _coded([[clause(row, method, view.rules.get(method, Rule()))] for row in rows]) for method in view.methods
+        ],
         "why": [[reasons.of(row, method) for method in view.methods] for row in rows],
         "credits": [[credits(row, method) for method in view.methods] for row in rows],
         "units": units(rows, view.methods),

@@ -1,4 +1,4 @@
-"""Why a number is what it is: the arithmetic of each block's credit, what its tokens carry of it, and a sentence on both."""
+"""Why a number is what it is: the arithmetic of each block's credit, and what its tokens carry of it."""
 
 from __future__ import annotations
 
@@ -7,82 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spanwise.report.arithmetic import DIGITS, Part, added, equation, shown, signed
+
 if TYPE_CHECKING:
     from spanwise.report.tokens import Paid, TokenRow, TokenView
 
-#: Significant digits that are shown.
-DIGITS = 4
-_MINUS = "\u2212"
-_LEFT_OUT = ("absent", "unparsable")
-#: Blocks that a sentence names one by one.
-_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`.
-
-    Attributes:
-        objective: its name; several joined by " + " whose sum is compared.
-        worth: the reward, or what stands for one that was left out; None: there is none.
-        baseline, divisor: None where no such numbers gave the part.
-        weight: of the objective.
-        part: what it credits.
-        stratum: completions of one number were compared with each other; -1: with nobody.
-    """
-
-    objective: str
-    worth: float | None
-    baseline: float | None
-    divisor: float | None
-    weight: float
-    part: float
-    stratum: int = -1
-
-
-def shown(value: float | None, *, sign: bool = False) -> str:
-    """A number with four significant digits.
-
-    >>> shown(-0.81239), shown(0.5, sign=True), shown(0.0, sign=True), shown(None)
-    ('−0.8124', '+0.5', '0', 'none')
-    """
-    if value is None or math.isnan(value):
-        return "none"
-    text = f"{value:.{DIGITS}g}"
-    text = "0" if float(text) == 0 else text
-    return (f"+{text}" if sign and value > 0 and text != "0" else text).replace("-", _MINUS)
-
-
-def equation(part: Part) -> str:
-    """The arithmetic of a part; empty where there is none.
-
-    >>> equation(Part("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(Part("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
-    ('+0.81 = 1 − 0.19', '−1 = 0.5 · (−1 − (−0.5)) / 0.25')
-    """
-    if part.worth is None or part.baseline is None or part.divisor is None:
-        return ""
-    baseline = shown(part.baseline)
-    difference = f"{shown(part.worth)} {_MINUS} {f'({baseline})' if part.baseline < 0 and baseline != '0' else baseline}"
-    if part.weight != 1.0 or part.divisor != 1.0:
-        difference = f"({difference})"
-    weight = "" if part.weight == 1.0 else f"{shown(part.weight)} · "
-    divisor = "" if part.divisor == 1.0 else f" / {shown(part.divisor)}"
-    return f"{shown(part.part, sign=True)} = {weight}{difference}{divisor}"
-
-
-def added(total: float, terms: Sequence[tuple[str, str]]) -> str:
-    """A sum of named terms.
-
-    >>> added(0.3, [("0.25", "correct"), ("0.05", "form")]), added(-0.4, [("−0.5", "correct"), ("0.5 · 0.2", "form")])
-    ('+0.3 = 0.25 (correct) + 0.05 (form)', '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)')
-    """
-    said = ""
-    for number, name in terms:
-        minus = said and number.startswith(_MINUS)
-        said += (
-            f"{f' {_MINUS} ' if minus else ' + ' if said else ''}{number.removeprefix(_MINUS) if minus else number} ({name})"
-        )
-    return f"{shown(total, sign=True)} = {said}"
+#: Statuses of a reward that the completion left out.
+LEFT_OUT = ("absent", "unparsable")
 
 
 @dataclass(frozen=True)
@@ -121,7 +52,6 @@ class Reasons:
     def __init__(self, view: TokenView) -> None:
         self.view = view
         self._worths: dict[tuple[str, int, int], list[float]] = {}
-        self._stating = {name for row in view.completions for name, value in row.stated.items() if _number(value)}
         for row in view.completions:
             for method, listed in row.parts.items():
                 for place, part in enumerate(listed):
@@ -162,11 +92,11 @@ class Reasons:
         total = 0.0
         for part in listed:
             mixed = share if share and (len(listed) == 1 or part.objective == verdict) else 0.0
-            number = f"{shown(1 - mixed)} · {_signed(part.part)}" if mixed else shown(part.part)
+            number = f"{shown(1 - mixed)} · {signed(part.part)}" if mixed else shown(part.part)
             terms.append((number, part.objective))
             total += (1 - mixed) * part.part
             if mixed:
-                terms.append((f"{shown(mixed * part.weight)} · {_signed(own)}", "its own score"))
+                terms.append((f"{shown(mixed * part.weight)} · {signed(own)}", "its own score"))
                 total += mixed * part.weight * own
         if abs(total - credit) > 1e-6 * (1 + abs(credit)):
             found["warning"] = (
@@ -211,15 +141,15 @@ class Reasons:
             named = []
             for name, weight in weights.items():
                 reward = row.rewards.get(name)
-                instead = reward is None and row.statuses.get(name) in _LEFT_OUT
+                instead = reward is None and row.statuses.get(name) in LEFT_OUT
                 reward = standing.get(name) if instead else reward
                 if reward is None:
                     return ""
-                number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {_signed(reward)}"
+                number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {signed(reward)}"
                 named.append((number, f"{name}, left out" if instead else name))
             return added(part.worth, named).removeprefix("+")
         status = row.statuses.get(part.objective, "ok")
-        if status in _LEFT_OUT:
+        if status in LEFT_OUT:
             return f"{part.objective} is {status}, and counts as {shown(part.worth)}"
         return ""
 
@@ -231,7 +161,7 @@ class Reasons:
                 return f"No single baseline gives this number. {self._rule(method).about}".strip()
             if part.worth is not None:
                 return "nobody to compare it with, so the credit is exactly 0"
-            if status in _LEFT_OUT:
+            if status in LEFT_OUT:
                 return f"the reward is {status} and nothing stands for it, so it gets no credit and joins no baseline"
             if status not in ("ok", ""):
                 return f"the check failed ({status}), so there is no reward; it gets no credit and joins no baseline"
@@ -292,7 +222,7 @@ class Reasons:
         credit = row.credit.get(method, {})
         blocks = [block for block, paid in self.view.paid.get(method, {}).items() if objective in paid.objectives]
         return (
-            row.statuses.get(objective) in _LEFT_OUT and bool(blocks) and all(credit.get(block) is None for block in blocks)
+            row.statuses.get(objective) in LEFT_OUT and bool(blocks) and all(credit.get(block) is None for block in blocks)
         )
 
     def _no_arithmetic(self, method: str) -> str:
@@ -303,93 +233,6 @@ class Reasons:
         if method == "recorded":
             return "recorded is what the trainer wrote down; the file does not say how it came about."
         return f"The file does not say what the credit of {method} is made of. {about}".strip()
-
-    # ---- sentences ----
-    def headline(self, row: TokenRow, left: str, right: str) -> str:
-        """One sentence on a completion and what two methods make of it."""
-        clauses = [self._clause(row, method) for method in dict.fromkeys((left, right))]
-        said = f"{self._opening(row)}: {', '.join(clauses)}."
-        return said[:1].upper() + said[1:]
-
-    def _opening(self, row: TokenRow) -> str:
-        words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
-        outcome = self.view.outcome
-        reward = None if outcome is None else row.rewards.get(outcome)
-        status = row.statuses.get(outcome or "", "")
-        if reward in (0, 1):
-            words.append("right" if reward else "wrong")
-        elif reward is not None:
-            words.append(f"{outcome} {shown(reward)}")
-        elif status in _LEFT_OUT:
-            words.append("no answer that can be read")
-        elif status not in ("", "ok"):
-            words.append(f"neither right nor wrong, as the check failed ({status})")
-        found = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
-        for name in row.stated:
-            if name in self._stating:
-                status, value = row.statuses.get(name, ""), row.stated[name]
-                if value is not None and _number(value):
-                    return f"{found} with confidence {_plain(value)}"
-                if status in _LEFT_OUT:
-                    return f"{found}{' without a confidence' if status == 'absent' else ' with a confidence that cannot be read'}"
-        return found
-
-    def _clause(self, row: TokenRow, method: str) -> str:
-        known = [float(value) for value in row.advantages[method] if not math.isnan(float(value))]
-        if not known:
-            return f"{method} trains none of its tokens"
-        credit = {
-            block: value for block, value in row.credit.get(method, {}).items() if value is not None and value == value
-        }
-        if not credit and not row.stop.get(method):
-            low, high = min(known), max(known)
-            several = shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
-            return f"{method} gives its tokens {several}"
-        verbs = [
-            _verb("praises", [(block, value) for block, value in credit.items() if value > 0]),
-            _verb("blames", [(block, value) for block, value in credit.items() if value < 0]),
-        ]
-        said = [verb for verb in verbs if verb]
-        zero = [block for block, value in credit.items() if value == 0]
-        parts = row.parts.get(method, ())
-        alone = parts and all(part.baseline is None and part.part == 0 and part.worth is not None for part in parts)
-        if zero and not said:
-            said.append("gives it exactly 0, with nobody to compare it with" if alone else "gives it exactly 0")
-        elif zero:
-            named = f"the {' and the '.join(zero)}" if len(zero) <= _NAMED else f"{len(zero)} blocks"
-            said.append(f"gives {named} 0")
-        if stop := row.stop.get(method):
-            said.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for what it leaves out")
-        average = ", on average over tokens" if self._rule(method).kind == "token" else ""
-        return f"{method} {' and '.join(said)}{average}"
-
-
-def _verb(verb: str, blocks: Sequence[tuple[str, float]]) -> str:
-    if not blocks:
-        return ""
-    if len(blocks) <= _NAMED:
-        return f"{verb} {' and '.join(f'the {block} ({shown(value, sign=True)})' for block, value in blocks)}"
-    block, value = max(blocks, key=lambda one: abs(one[1]))
-    return f"{verb} {len(blocks)} blocks, most of all {block} ({shown(value, sign=True)})"
-
-
-def _signed(value: float) -> str:
-    """A factor; in brackets if it is negative."""
-    said = shown(value)
-    return f"({said})" if said.startswith(_MINUS) else said
-
-
-def _number(value: float | None) -> bool:
-    return value is not None and not math.isnan(value)
-
-
-def _plain(value: float) -> str:
-    """A confidence with one digit behind the point at least.
-
-    >>> _plain(0.0), _plain(0.85), _plain(1.0)
-    ('0.0', '0.85', '1.0')
-    """
-    return f"{value:.{DIGITS}g}" if f"{value:.{DIGITS}g}" not in ("0", "1") else f"{value:.1f}"
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:

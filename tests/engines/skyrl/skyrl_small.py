@@ -14,6 +14,7 @@ from loguru import logger
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
+from skyrl.train.generators.utils import get_rollout_metrics
 from skyrl.train.trainer import RayPPOTrainer
 from stub_dispatch import StubDispatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -107,7 +108,8 @@ class SignsGenerator(GeneratorInterface):
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
-        return {**output, "stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
+        told = get_rollout_metrics(output["response_ids"], output["rewards"])  # as SkyRL's generators tell it
+        return {**output, "stop_reasons": None, "rollout_metrics": told, "rollout_logprobs": None}
 
     @torch.no_grad()
     def play(self, plans):

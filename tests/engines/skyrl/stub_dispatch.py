@@ -86,7 +86,7 @@ class StubDispatch:
             )
             loss.backward()
             total += loss.item()
-        return dispatch.WorkerOutput(metrics={"policy_loss": total})
+        return dispatch.WorkerOutput(metrics={"policy_loss": total, "final_loss": total})
 
     def optim_step(self, model):
         if model == "critic":

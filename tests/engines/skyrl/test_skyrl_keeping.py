@@ -21,6 +21,10 @@ def test_the_folder_holds_what_was_trained(data, tmp_path, recipe, layout):
     folder = tmp_path / "run"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
+    for line, logged in zip(lines, made.tracker.logged, strict=True):
+        assert line["loss"] == logged["policy/final_loss"]
+        assert line["grad_norm"] == logged["policy/grad_norm"] > 0
+        assert line["completions/mean_length"] == logged["generate/avg_num_tokens"] >= 1
     assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000002.parquet"]
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     rows = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()

@@ -323,6 +323,19 @@ class TestWholeRuns:
             assert lines_of(finished.folder / "run")[step - 1]["rewards/correct/mean"] == pytest.approx(mean)
         assert min(checked.values()) > PROMPTS
 
+    def test_the_update_is_told_as_verl_logs_it(self, finished):
+        pairs = {
+            "loss": "actor/loss", "grad_norm": "actor/grad_norm", "learning_rate": "actor/lr",
+            "completions/mean_length": "response_length/mean", "completions/clipped_ratio": "response_length/clip_ratio",
+            "entropy": "actor/entropy",
+        }  # fmt: skip
+        if finished.name == "v0":
+            del pairs["entropy"]  # V0's loop keeps it for itself
+        for line, logged in zip(lines_of(finished.folder / "run"), finished.metrics, strict=True):
+            assert {own: line.get(own) for own in pairs} == {own: logged[theirs] for own, theirs in pairs.items()}
+            assert line["grad_norm"] > 0
+            assert line["completions/mean_length"] > 1
+
     @pytest.mark.parametrize("command", ["credit", "why"])
     def test_the_commands_read_it(self, finished, command):
         folder = finished.folder / "run"

@@ -9,6 +9,15 @@ from spanwise.pipeline import Reading, advantages
 from spanwise.rollouts import Rollouts
 from spanwise.types import Credit
 
+#: What a report reads of an update -> what SkyRL calls it.
+UPDATE = {
+    "loss": "policy/final_loss",
+    "entropy": "policy/policy_entropy",
+    "grad_norm": "policy/grad_norm",
+    "learning_rate": "policy/policy_lr",
+    "completions/mean_length": "generate/avg_num_tokens",
+}
+
 
 def record_of(cfg: Any) -> RunRecord | None:
     """The writer of the folder that a configuration names; None: it names none."""

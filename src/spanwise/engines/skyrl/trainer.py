@@ -95,6 +95,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if waits else super()._execute_training_step(model, data)
 
+    def train_critic_and_policy(self, data: Any) -> Any:
+        """SkyRL's update; a run folder has its loss, gradient norm and entropy."""
+        status = super().train_critic_and_policy(data)
+        if self._record is not None:
+            self._record.add_update(self.all_metrics, keeping.UPDATE)
+        return status
+
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """The advantages of the recipe in the place of those of an estimator."""

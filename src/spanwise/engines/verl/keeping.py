@@ -24,6 +24,15 @@ from spanwise.types import BlockText, Spans
 OPTION = "+algorithm.spanwise.folder"
 #: All that `algorithm.spanwise` may say under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
+#: What a report reads of an update -> what verl calls it.
+UPDATE = {
+    "loss": "actor/loss",
+    "entropy": "actor/entropy",
+    "grad_norm": "actor/grad_norm",
+    "learning_rate": "actor/lr",
+    "completions/mean_length": "response_length/mean",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+}
 
 
 def check_options(config: Any) -> None:

@@ -6,17 +6,21 @@ from functools import wraps
 from typing import Any
 
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.keeping import Sampled
+from spanwise.engines.verl.keeping import UPDATE, Keeper, Sampled
 from spanwise.engines.verl.settings import Settings, prepare
 
 
 def attach(ray_trainer: Any) -> None:
-    """Wrap the trainer's set-up, loop, advantages and metrics; nothing changes where the estimator is not `spanwise`."""
+    """Wrap the trainer's set-up, loop, advantages, update and metrics; nothing changes where the estimator is not `spanwise`."""
     trainer, advantage = ray_trainer.RayPPOTrainer, ray_trainer.compute_advantage
-    data_metrics = ray_trainer.compute_data_metrics
+    data_metrics, update = ray_trainer.compute_data_metrics, trainer._update_actor
     if getattr(advantage, "by_spanwise", False):
         return
     start, loop, state, shown = trainer.__init__, trainer.fit, {}, {}
+
+    def keeper_of(one: Any) -> Keeper | None:
+        settings: Settings | None = state.get("settings") if state.get("trainer") is one else None
+        return None if settings is None else settings.keeper
 
     @wraps(start)
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,10 +30,10 @@ def attach(ray_trainer: Any) -> None:
 
     @wraps(loop)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        settings: Settings | None = state.get("settings") if state.get("trainer") is self else None
-        if settings is None or settings.keeper is None:
+        keeper = keeper_of(self)
+        if keeper is None:
             return loop(self, *args, **kwargs)
-        with settings.keeper.running(self, done=None):
+        with keeper.running(self, done=None):
             return loop(self, *args, **kwargs)
 
     @wraps(advantage)
@@ -46,14 +50,24 @@ def attach(ray_trainer: Any) -> None:
             settings.keeper.keep(state["trainer"], rows, settings.found, found, lambda: sampled_of(data))
         return data
 
+    @wraps(update)
+    def update_actor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = update(self, *args, **kwargs)
+        if (keeper := keeper_of(self)) is not None:
+            keeper.record.add_update(ray_trainer.reduce_metrics(dict(output.meta_info["metrics"])), UPDATE)
+        return output
+
     @wraps(data_metrics)
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
         found = {**data_metrics(*args, **kwargs), **shown}
         shown.clear()
+        if (keeper := keeper_of(state.get("trainer"))) is not None:
+            keeper.record.add_update(found, UPDATE)
         return found
 
     compute_advantage.by_spanwise = True  # type: ignore[attr-defined]
-    trainer.__init__, trainer.fit, ray_trainer.compute_advantage = init, fit, compute_advantage
+    trainer.__init__, trainer.fit, trainer._update_actor = init, fit, update_actor
+    ray_trainer.compute_advantage = compute_advantage
     ray_trainer.compute_data_metrics = compute_data_metrics
 
 

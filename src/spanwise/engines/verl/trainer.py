@@ -9,7 +9,7 @@ import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.keeping import Sampled
+from spanwise.engines.verl.keeping import UPDATE, Sampled
 from spanwise.engines.verl.reserved import columns_of, write_targets
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
@@ -61,6 +61,12 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             if keeper is not None and found is not None:
                 keeper.keep(self, rows, found, shown, lambda: sampled_of(batch))
             return batch
+
+        def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            told = super()._compute_metrics(batch, metrics, *args, **kwargs)
+            if self.spanwise.keeper is not None:
+                self.spanwise.keeper.record.add_update(metrics, UPDATE)
+            return told
 
     SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
     return SpanTrainer

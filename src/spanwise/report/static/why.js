@@ -87,10 +87,11 @@ window.spanwiseHints = ({ view, box, make, show, glossary }) => {
 };
 
 window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints, open, count }) => {
-  const { term, hinted } = hints, count_of = (n) => data.methods.length * n;
+  const { term, hinted } = hints;
   const FACTOR = "credit = weight · (reward − baseline) / scale; a weight or scale of 1 is left out";
   const siblings = (n) => data.groups[n] === null ? [] : [...data.groups.keys()].filter((i) => data.groups[i] === data.groups[n]);
-  const headline = (n, left, right) => show(view.querySelector(".token-headline"), decode(data.headlines[count_of(left) + right], n)[0]);
+  const headline = (n, methods) => show(view.querySelector(".token-headline"),
+    `${decode(data.openings, n)[0]}: ${methods.map((m) => decode(data.clauses[m], n)[0]).join(", ")}.`);
   const sum = (text, hint) => hinted(show(make("code", "token-sum"), text), hint);
   const note = (text) => {
     const named = text.startsWith("baseline "), box = make("span", "token-note", ...(named ? [term("baseline"), " "] : []));
@@ -161,7 +162,7 @@ window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints
   const draw = (n, left, right) => {
     const methods = [...new Set([left, right])];
     view.querySelector(".token-headline").replaceChildren();
-    headline(n, left, right);
+    headline(n, methods);
     drawWhy(n, methods);
     drawGroup(n, methods);
   };

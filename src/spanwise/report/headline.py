@@ -1,0 +1,102 @@
+"""The sentence above a completion: what it is, and what each method makes of it. The page joins the clauses of two methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spanwise.report.arithmetic import DIGITS, shown
+from spanwise.report.why import LEFT_OUT, Rule
+
+if TYPE_CHECKING:
+    from spanwise.report.tokens import TokenRow, TokenView
+
+#: Blocks that a sentence names one by one.
+_NAMED = 3
+
+
+def openings(view: TokenView) -> list[str]:
+    """What each completion is: `Right with confidence 0.1`. A number is missed only where another completion states one."""
+    stating = {name for row in view.completions for name, value in row.stated.items() if _known(value)}
+    found = [_opening(row, view.outcome, stating) for row in view.completions]
+    return [said[:1].upper() + said[1:] for said in found]
+
+
+def _opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
+    words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
+    reward = None if outcome is None else row.rewards.get(outcome)
+    status = row.statuses.get(outcome or "", "")
+    if reward in (0, 1):
+        words.append("right" if reward else "wrong")
+    elif reward is not None:
+        words.append(f"{outcome} {shown(reward)}")
+    elif status in LEFT_OUT:
+        words.append("no answer that can be read")
+    elif status not in ("", "ok"):
+        words.append(f"neither right nor wrong, as the check failed ({status})")
+    found = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
+    for name in row.stated:
+        if name in stating:
+            status, value = row.statuses.get(name, ""), row.stated[name]
+            if value is not None and _known(value):
+                return f"{found} with confidence {_plain(value)}"
+            if status in LEFT_OUT:
+                return (
+                    f"{found}{' without a confidence' if status == 'absent' else ' with a confidence that cannot be read'}"
+                )
+    return found
+
+
+def clause(row: TokenRow, method: str, rule: Rule) -> str:
+    """What one method makes of a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
+    known = [float(value) for value in row.advantages[method] if not math.isnan(value)]
+    if not known:
+        return f"{method} trains none of its tokens"
+    credit = {block: value for block, value in row.credit.get(method, {}).items() if value is not None and value == value}
+    if not credit and not row.stop.get(method):
+        low, high = min(known), max(known)
+        several = shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
+        return f"{method} gives its tokens {several}"
+    said = [
+        _verb(verb, [(block, value) for block, value in credit.items() if value * sign > 0])
+        for verb, sign in (("praises", 1), ("blames", -1))
+    ]
+    said = [verb for verb in said if verb]
+    said += _zeros(row, method, [block for block, value in credit.items() if value == 0], alone=not said)
+    if stop := row.stop.get(method):
+        said.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for what it leaves out")
+    return f"{method} {' and '.join(said)}{', on average over tokens' if rule.kind == 'token' else ''}"
+
+
+def _zeros(row: TokenRow, method: str, blocks: Sequence[str], *, alone: bool) -> list[str]:
+    """What is said of blocks with a credit of 0; alone: nothing else is said."""
+    if not blocks:
+        return []
+    if not alone:
+        return [f"gives {'the ' + ' and the '.join(blocks) if len(blocks) <= _NAMED else f'{len(blocks)} blocks'} 0"]
+    parts = row.parts.get(method, ())
+    nobody = parts and all(part.baseline is None and part.part == 0 and part.worth is not None for part in parts)
+    return ["gives it exactly 0, with nobody to compare it with" if nobody else "gives it exactly 0"]
+
+
+def _verb(verb: str, blocks: Sequence[tuple[str, float]]) -> str:
+    if not blocks:
+        return ""
+    if len(blocks) <= _NAMED:
+        return f"{verb} {' and '.join(f'the {block} ({shown(value, sign=True)})' for block, value in blocks)}"
+    block, value = max(blocks, key=lambda one: abs(one[1]))
+    return f"{verb} {len(blocks)} blocks, most of all {block} ({shown(value, sign=True)})"
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)
+
+
+def _plain(value: float) -> str:
+    """A confidence with one digit behind the point at least.
+
+    >>> _plain(0.0), _plain(0.85), _plain(1.0)
+    ('0.0', '0.85', '1.0')
+    """
+    return f"{value:.{DIGITS}g}" if f"{value:.{DIGITS}g}" not in ("0", "1") else f"{value:.1f}"
