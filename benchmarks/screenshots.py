@@ -1,7 +1,8 @@
-"""The pictures of docs/report.md and of the front page: small fixed runs, their pages in headless Chromium, one PNG each.
+"""The pictures of docs/report.md and docs/report_album.md: small fixed runs, their pages in headless Chromium.
 
     make screenshots            # trains what is missing under runs/screenshots, then writes docs/images
-    python benchmarks/screenshots.py --only report-compare token-view
+    python benchmarks/screenshots.py --only report-compare-dark token-view-dark
+    python benchmarks/screenshots.py --only --before a6b0d73    # the album: each page of that commit and of now
 
 Everything is seeded: the same versions give the same pictures. The runs are kept, so a second call takes minutes only. Two arms of
 two dozen steps are enough for a comparison in which one of them collapses. The pictures are no evidence of anything else.
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
+import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -34,6 +37,7 @@ MADE: dict[str, list[str]] = {
         for part in ("--set", field)
     ],
     "fidelity": ["fidelity", str(RUNS / "train"), "--prompts", "64", "--samples", "16", "--rerolls", "16"],
+    "credit": ["credit", str(RUNS / "train")],
 }
 COLOURS = 224
 
@@ -67,6 +71,14 @@ SHOTS = (
     Shot("report-fidelity", "fidelity", height=1000),
     Shot("token-view-dark", "train", height=1000, dark=True, at="tokens"),
 )
+#: The pages of the album and how they are shown: at a desk and on a phone, light and dark.
+ALBUM = (
+    Shot("train", "train"),
+    Shot("compare", "compare"),
+    Shot("fidelity", "fidelity"),
+    Shot("credit", "credit", at="tokens"),
+)
+DESK, PHONE, GAP = (1440, 1300), (375, 1000), 20
 
 
 def make_runs() -> None:
@@ -98,9 +110,9 @@ def take(shots: tuple[Shot, ...]) -> None:
             print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1000:.0f} kB")
 
 
-def picture(browser, shot: Shot) -> bytes:
+def picture(browser, shot: Shot, runs: Path = RUNS) -> bytes:
     """The page of a run at a place, drawn."""
-    browser.show(RUNS / shot.run / "report.html", width=shot.width, height=shot.height, dark=shot.dark)
+    browser.show(runs / shot.run / "report.html", width=shot.width, height=shot.height, dark=shot.dark)
     if shot.at:
         browser.run("document.getElementById(arguments[0]).scrollIntoView({behavior: 'instant'})", shot.at)
     browser.wait(
@@ -123,15 +135,65 @@ def squeezed(png: bytes) -> bytes:
     return out.getvalue()
 
 
+def older_pages(commit: str) -> Path:
+    """The pages of the same runs as an older commit writes them."""
+    place, code = RUNS / "before" / commit, RUNS / "code" / commit
+    if not code.is_dir():
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(code), commit], check=True, cwd=Path.cwd())
+    spanwise, environment = [sys.executable, "-m", "spanwise.cli"], {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
+    for name in ("train", "compare", "fidelity"):
+        if not (place / name).is_dir():
+            shutil.copytree(RUNS / name, place / name)
+            subprocess.run([*spanwise, "report", str(place / name)], check=True, env=environment)
+    if not (place / "credit").is_dir():
+        command = ["credit", str(place / "train"), "--output", str(place / "credit")]
+        subprocess.run([*spanwise, *command], check=True, env=environment)
+    return place
+
+
+def album(commit: str) -> None:
+    """A sheet for each page and width: before and after, light above dark."""
+    import tempfile
+
+    from browser import opened
+
+    older = older_pages(commit)
+    with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as browser:
+        for shot in ALBUM:
+            for name, (width, height), scale in (("desk", DESK, 0.5), ("phone", PHONE, 0.8)):
+                at = replace(shot, width=width, height=height)
+                drawn = [picture(browser, replace(at, dark=dark), runs) for dark in (False, True) for runs in (older, RUNS)]
+                path = IMAGES / "album" / f"{shot.name}-{name}.webp"
+                path.parent.mkdir(exist_ok=True)
+                sheet(drawn, columns=2 if name == "desk" else 4, scale=scale).save(path, "WEBP", quality=80, method=6)
+                print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1000:.0f} kB")
+
+
+def sheet(pngs: list[bytes], *, columns: int, scale: float) -> Image.Image:
+    """Pictures of one size beside and below each other."""
+    drawn = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
+    width, height = (round(size * scale) for size in drawn[0].size)
+    rows = -(-len(drawn) // columns)
+    made = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "#808080")
+    for i, one in enumerate(drawn):
+        small = one.resize((width, height), Image.Resampling.LANCZOS)
+        made.paste(small, (i % columns * (width + GAP), i // columns * (height + GAP)))
+    return made
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[shot.name for shot in SHOTS], help="names of pictures, without .png")
-    wanted = parser.parse_args().only
+    parser.add_argument("--before", metavar="COMMIT", help="also the album: the pages of this commit beside those of now")
+    asked = parser.parse_args()
+    wanted = asked.only
     if unknown := set(wanted) - {shot.name for shot in SHOTS}:
         parser.error(f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join(shot.name for shot in SHOTS)}")
     make_runs()
     take(tuple(shot for shot in SHOTS if shot.name in wanted))
+    if asked.before:
+        album(asked.before)
 
 
 if __name__ == "__main__":

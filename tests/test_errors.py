@@ -2,9 +2,13 @@
 
 import inspect
 import pickle
+import re
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import trl_small
 from spanwise import errors
@@ -60,3 +64,23 @@ def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.json' cannot be read") as caught:
         read_json(tmp_path / "nowhere.json")
     assert "not a JSON object" not in str(caught.value)
+
+
+def test_each_package_is_brought_by_the_extra_that_is_named():
+    """Held against what the installed distribution declares, and what that requires in turn."""
+    declared = {}
+    for line in requires("spanwise"):
+        for extra in re.findall(r"extra == [\"']([\w-]+)[\"']", line):
+            declared.setdefault(extra, set()).add(canonicalize_name(Requirement(line).name))
+    brought = packages_distributions()
+    for package, extra in errors.EXTRAS.items():
+        listed = declared[extra]
+        through = {canonicalize_name(Requirement(line).name) for name in listed for line in requires_of(name)}
+        assert {canonicalize_name(name) for name in brought[package]} & (listed | through), (package, listed)
+
+
+def requires_of(name):
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # for another system
+        return []

@@ -80,10 +80,25 @@ def test_a_bare_install_says_what_the_command_line_needs(core, tmp_path):
     assert bare.run(core, "-c", "import spanwise; print(spanwise.Batch)", cwd=tmp_path).stderr == ""
 
 
-@pytest.mark.parametrize("words", [("credit", "a.csv"), ("why", "a.csv"), ("train",), ("reference",), ("report", ".")])
-def test_each_command_says_what_it_needs_more(with_cli, words, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [(("credit", "a.csv"), "report"), (("why", "a.csv"), "report"), (("report", "."), "report"), (("train",), "train"),
+     (("reference",), "train")],
+)  # fmt: skip
+def test_each_command_says_what_it_needs_more(with_cli, words, extra, tmp_path):
     (tmp_path / "a.csv").write_text("prompt,completion,acc\np,a,1\np,b,0\n")
     done = bare.run(with_cli, "-m", "spanwise", *words, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: this command needs '")
-    assert done.stderr.endswith("Install it with: pip install 'spanwise[train]'\n")
+    assert done.stderr.startswith(f"Error: spanwise {words[0]} needs '")
+    assert done.stderr.endswith(f"Install it with: pip install 'spanwise[{extra}]'\n")
+
+
+@pytest.mark.parametrize(
+    ("room", "package", "extra"),
+    [("engines.trl", "trl", "train"), ("measure", "scipy", "measure"), ("report", "altair", "report"),
+     ("rollouts", "pyarrow", "cli"), ("testing", "hypothesis", "testing")],
+)  # fmt: skip
+def test_each_room_says_what_it_needs_more(core, room, package, extra, tmp_path):
+    done = bare.run(core, "-c", f"import spanwise.{room}", cwd=tmp_path)
+    sentence = f"spanwise.{room} needs '{package}'. Install it with: pip install 'spanwise[{extra}]'"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"

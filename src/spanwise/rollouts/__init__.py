@@ -1,5 +1,12 @@
 """Rollout files: one schema, one writer, readers for this package's own, TRL's, verl's, verifiers', and tables of anybody."""
 
+from spanwise.errors import lacking
+
+try:
+    import pyarrow as _pyarrow  # noqa: F401
+except ModuleNotFoundError as error:  # the core installs without it
+    raise lacking("spanwise.rollouts", error) from error
+
 from spanwise.rollouts.generated import Rollouts
 from spanwise.rollouts.read import FORMATS, read_rollouts
 from spanwise.rollouts.table import Ragged, RolloutTable

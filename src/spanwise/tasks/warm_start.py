@@ -18,6 +18,7 @@ from spanwise.errors import DataError
 from spanwise.tasks.digits import Difficulty
 from spanwise.tasks.digits_long import LONG_POSITIONS
 from spanwise.tasks.fields import Fields
+from spanwise.tasks.muon import matrix_optimizer
 from spanwise.tasks.tiny import PAD, build_fields_tokenizer, build_model, build_tokenizer
 from spanwise.tasks.traces import ALL_NOISE, Part, imitated, trace_batch
 from spanwise.tasks.warm_cache import default_cache_folder, is_intact, load, save
@@ -210,7 +211,7 @@ def _optimizers(model: PreTrainedModel, phase: Phase) -> list[torch.optim.Optimi
     matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
     others = [weight for weight in model.parameters() if weight.ndim != 2 or weight is embedding]
     return [
-        torch.optim.Muon(matrices, lr=phase.matrix_learning_rate, weight_decay=0.0),
+        matrix_optimizer(matrices, lr=phase.matrix_learning_rate),
         torch.optim.AdamW(others, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

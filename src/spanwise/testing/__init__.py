@@ -4,12 +4,12 @@
 `pip install 'spanwise[testing]'`.
 """
 
+from spanwise.errors import lacking
+
 try:
     import hypothesis as _hypothesis  # noqa: F401
 except ModuleNotFoundError as error:  # the core installs without it
-    raise ModuleNotFoundError(
-        "spanwise.testing needs hypothesis. Install it with: pip install 'spanwise[testing]'"
-    ) from error
+    raise lacking("spanwise.testing", error) from error
 
 from spanwise.testing.batches import ENTRIES, batches, masked_batches
 from spanwise.testing.estimators import BY_KIND, check_estimator

@@ -26,7 +26,7 @@ from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.folder import check_no_run, write_page
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import DataError, RecipeError, lacking
 from spanwise.recipe import load
 from spanwise.remarks import remarks
 from spanwise.rollouts import RolloutTable, read_rollouts
@@ -254,9 +254,7 @@ def _report(folder: Path, console: Console) -> list[str]:
     try:
         from spanwise.commands.credit.page import credit_page
     except ModuleNotFoundError as error:
-        console.print(
-            f"No report: it needs '{error.name}'. Install it with: pip install 'spanwise[report]'", highlight=False
-        )
+        console.print(f"No report: {lacking('it', error)}", highlight=False)
         return []
     return [str(write_page(folder, credit_page(folder)))]
 

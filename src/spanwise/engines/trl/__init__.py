@@ -1,5 +1,12 @@
 """TRL on one machine or many: `SpanGRPOTrainer` gives every span its own advantage in TRL's GRPO trainer."""
 
+from spanwise.errors import lacking
+
+try:
+    import trl as _trl  # noqa: F401
+except ModuleNotFoundError as error:  # the core installs without it
+    raise lacking("spanwise.engines.trl", error) from error
+
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import LOSS_TYPES
 from spanwise.engines.trl.saving import CRITIC

@@ -1,0 +1,40 @@
+"""The optimiser of the warm start's matrices, against torch's own."""
+
+import pytest
+import torch
+
+from spanwise.tasks.muon import Float32Muon, matrix_optimizer, orthogonalised
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])
+def test_steps_are_those_of_torchs_muon(shape):
+    draw = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(shape, generator=draw), [torch.randn(shape, generator=draw) for _ in range(4)]
+    ended = []
+    for make in (Float32Muon, torch.optim.Muon):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = make([weight], lr=0.1, weight_decay=0.01)
+        for grad in grads:
+            weight.grad = grad.clone()
+            optimizer.step()
+        ended.append(weight.detach() - start)
+    ours, theirs = ended
+    assert (ours - theirs).norm() < 0.02 * theirs.norm()  # bfloat16 has 8 bits
+    assert theirs.norm() > 0.5
+
+
+def test_it_orthogonalises_by_the_singular_vectors():
+    draw = torch.Generator().manual_seed(1)
+    matrix = torch.randn(6, 9, generator=draw)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    inside = u.T @ orthogonalised(matrix) @ v.T
+    assert (inside - torch.diag(inside.diagonal())).abs().max() < 1e-4
+    assert inside.diagonal().min() > 0.6
+    assert inside.diagonal().max() < 1.3
+
+
+def test_a_processor_without_bfloat16_gets_float32(monkeypatch):
+    weight = torch.nn.Parameter(torch.eye(2))
+    for capability, made in (("AVX2", Float32Muon), ("DEFAULT", Float32Muon), ("AVX512", torch.optim.Muon)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        assert type(matrix_optimizer([weight], lr=0.1)) is made
