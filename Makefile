@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-verl test-skyrl check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-long test-verl test-skyrl check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -50,8 +50,11 @@ laser: .venv/train.stamp         ## a spoken confidence, one read off a reserved
 screenshots: .venv/dev.stamp     ## the pictures of docs/report.md from small seeded runs; needs chromium and chromedriver; half an hour, then minutes
 	$(BIN)/python benchmarks/screenshots.py
 
-test: .venv/dev.stamp            ## the whole test suite
-	$(BIN)/python -m pytest -q -n 2
+test: .venv/dev.stamp            ## the test suite
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not long"
+
+test-long: .venv/dev.stamp       ## two processes that train together, a run that is killed, pip, notebooks and examples; five minutes
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long tests
 
 test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
 	.venv-verl/bin/python -m pytest -q tests/engines/verl

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import warm_process
 from spanwise.cli import app
 from spanwise.commands.shared.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
@@ -25,8 +26,8 @@ SMALL = [
 NO_NETWORK = Path(__file__).parent / "no_network"
 
 
-def spanwise(*arguments, cache, expect=0, path=""):
-    """Run a command; it must not reach for the network, whatever the hub's own switch says."""
+def spanwise(*arguments, cache, expect=0, path="", fresh=False):
+    """Run a command; it must not reach for the network, whatever the hub's own switch says. Fresh: it imports all by itself."""
     tried = cache / "network"
     environment = {
         **os.environ,
@@ -37,13 +38,11 @@ def spanwise(*arguments, cache, expect=0, path=""):
         "NETWORK_TRIED": str(tried),
         "HF_HUB_OFFLINE": "0",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    if fresh:
+        command = [sys.executable, "-m", "spanwise.cli", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    else:
+        done = warm_process.run(arguments, environment=environment, scratch=cache)
     reached = tried.read_text() if tried.exists() else ""
     tried.unlink(missing_ok=True)
     assert not reached
@@ -61,7 +60,7 @@ def cache(tmp_path_factory):
 def run(cache, tmp_path_factory):
     """One real run of two steps, with a checkpoint after each."""
     folder = tmp_path_factory.mktemp("run") / "first"
-    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache, fresh=True)
     return folder, done
 
 
@@ -287,7 +286,7 @@ def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatc
 
 
 def test_the_process_itself_prints_the_sentence(cache):
-    done = spanwise("train", "--method", "bea", cache=cache, expect=2)
+    done = spanwise("train", "--method", "bea", cache=cache, expect=2, fresh=True)
     assert done.stderr.startswith("Error: There is no method 'bea'.")
 
 

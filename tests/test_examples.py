@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 #: Two processes that import all there is; a busy machine takes its time.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -36,6 +36,7 @@ def test_the_notebooks_are_there_with_their_outputs():
         assert str(Path(__file__).parents[1]) not in text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_it_runs_and_prints_what_is_stored(page, tmp_path_factory, tmp_path, monkeypatch):

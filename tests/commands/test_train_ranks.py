@@ -10,6 +10,8 @@ import pytest
 
 from spanwise.engines.checkpoints import checkpoint_fault, read_manifest
 
+pytestmark = pytest.mark.long
+
 
 def test_the_rollouts_of_all_processes_are_kept(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "spanwise.cli"]

@@ -7,6 +7,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 GOOD = '''
 from spanwise import register
 from spanwise.credit import dr_grpo

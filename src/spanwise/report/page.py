@@ -200,8 +200,13 @@ def deflated(text: str) -> str:
 
 
 def spec_data(chart: Drawn) -> Markup:
-    """A chart as data; its schema's address and Altair's own configuration stay out, the page has its own."""
-    return json_data({key: value for key, value in chart.to_dict().items() if key not in ("$schema", "config")})
+    """A chart as data; its schema's address and Altair's own configuration stay out, the page has its own.
+
+    It is not validated: that takes longer than all the rest of a page, and what these charts are is held by tests.
+    """
+    return json_data(
+        {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
+    )
 
 
 def shown(value: Cell) -> str:

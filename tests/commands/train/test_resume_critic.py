@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.long
+
 #: Adam, warm-up and shuffled mini-batches in the critic, a value for each block; the policy waits for one step.
 RECIPE = """
 method: sae

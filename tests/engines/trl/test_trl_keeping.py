@@ -244,6 +244,7 @@ def test_without_rollouts_there_are_metrics_and_a_plain_config_keeps_nothing(tmp
     assert not (tmp_path / "b" / "recipe.yaml").exists()
 
 
+@pytest.mark.long
 def test_two_processes_write_one_folder(tmp_path):
     folder = launched("launch_two_ranks_keep.py", tmp_path) / "run"
     assert kept(folder) == ["step_000001.parquet", "step_000002.parquet"]

@@ -17,7 +17,7 @@ from trl_small import (
 )
 from two_ranks import launched
 
-pytestmark = THIRD_PARTY
+pytestmark = [*THIRD_PARTY, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from trl_critic_small import Watched, critic_lines, equal, state, with_critic
 from trl_small import THIRD_PARTY
 from two_ranks import launched
 
-pytestmark = THIRD_PARTY
+pytestmark = [*THIRD_PARTY, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from launch_three_steps import CASES, GROUP, PLANTED, PROMPTS, STEPS, train
 from trl_small import THIRD_PARTY, largest_difference
 from two_ranks import launched
 
-pytestmark = THIRD_PARTY
+pytestmark = [*THIRD_PARTY, pytest.mark.long]
 BATCH = GROUP * PROMPTS
 #: The weights are float64; the advantages and the norms inside the model are float32.
 ROUNDING = 1e-7

@@ -155,6 +155,7 @@ def two_ranks(tmp_path_factory):
     return launched("launch_two_ranks_turns.py", tmp_path_factory.mktemp("turns"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     """Each process has four of the eight rollouts of one prompt, and another number of turns than the other."""
