@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,7 +140,9 @@ def older_pages(commit: str) -> Path:
     """The pages of the same runs as an older commit writes them."""
     place, code = RUNS / "before" / commit, RUNS / "code" / commit
     if not code.is_dir():
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(code), commit], check=True, cwd=Path.cwd())
+        packed = subprocess.run(["git", "archive", "--format=tar", commit, "src"], check=True, capture_output=True, cwd=ROOT)
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(code, filter="data")
     spanwise, environment = [sys.executable, "-m", "spanwise.cli"], {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
     for name in ("train", "compare", "fidelity"):
         if not (place / name).is_dir():

@@ -1,7 +1,9 @@
 """Tests against verl itself: not collected where it is not installed."""
 
 import asyncio
+import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def queue():
         yield
         tq.close()
         ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory):
+    """Name -> the whole run of that name, made when it is first asked for."""
+    sys.path.insert(0, str(Path(__file__).parent / "cpu"))
+    from verl_runs import whole
+
+    return cache(lambda name: whole(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import torch
 pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
 sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
-from run_verl import Run, options, run, write_task
 from safetensors.torch import load_file
+from verl_runs import GROUP, PROMPTS, RUNS, STEPS
 
 import spanwise
 from spanwise import pipeline
@@ -27,18 +27,9 @@ from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.tasks import digits_task
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS, PROMPTS, GROUP, LONGEST = 5, 8, 4, 20
-RECIPE = """
-method: bae_paper
-layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
-objectives:
-  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
-  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
-"""
 #: The same rule, written out without the recipe.
 SCHEME = Scheme(
     "bae_paper",
@@ -48,35 +39,11 @@ SCHEME = Scheme(
         Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
     ),
 )
-#: What differs between the runs. V0's loss divides every completion by its length, which the adapter has to undo.
-RUNS = {
-    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
-    "colocate_async": {
-        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
-        "trainer__v1__trainer_mode": "colocate_async",
-    },
-    "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
-}
 
 
 @pytest.fixture(scope="module", params=list(RUNS))
-def finished(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
-    (folder / "recipe.yaml").write_text(RECIPE)
-    overrides = options(
-        folder,
-        prompts=PROMPTS,
-        group=GROUP,
-        steps=STEPS,
-        algorithm__adv_estimator="spanwise",
-        _algorithm__spanwise__recipe=folder / "recipe.yaml",
-        data__max_response_length=LONGEST,
-        actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
-        trainer__save_freq=STEPS,
-        **RUNS[request.param],
-    )
-    return Run(folder, request.param, run(folder, overrides, timeout=600))
+def finished(request, whole_run):
+    return whole_run(request.param)
 
 
 def test_what_runs_is_the_installed_wheel():

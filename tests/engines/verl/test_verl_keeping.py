@@ -18,7 +18,7 @@ import transfer_queue as tq
 from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
 from queue_small import filled, trainer_of
-from run_verl import Run, options, run, write_task
+from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
 
 from spanwise.engines.verl.estimators import carried_advantages, outcome_advantages
@@ -27,17 +27,9 @@ from spanwise.engines.verl.trainer import rows_of, sampled_of
 from spanwise.errors import AlignmentError, DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.segment import Vocabulary
-from spanwise.tasks import digits_task
 
 OWN = "+algorithm.spanwise."
 RIGHT, WRONG = "<answer>4</answer>", "<answer>5</answer>"
-PAPER = """
-method: bae_paper
-layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
-objectives:
-  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
-  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
-"""
 
 
 def kept(folder, *more, recipe=WHOLE, every=1, **others):
@@ -244,41 +236,18 @@ def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):
         outcome_advantages("rloo", torch.ones(2, 1), torch.ones(2, 1), index=["a", "a"], config=config.algorithm)
 
 
-STEPS, PROMPTS, GROUP = 2, 8, 4
-#: V0's loss divides every completion by its length, which the adapter has to undo.
-RUNS = {
-    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
-    "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
-}
-
-
-@pytest.fixture(scope="module", params=list(RUNS))
-def finished(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
-    (folder / "recipe.yaml").write_text(PAPER)
-    overrides = options(
-        folder,
-        prompts=PROMPTS,
-        group=GROUP,
-        steps=STEPS,
-        algorithm__adv_estimator="spanwise",
-        _algorithm__spanwise__recipe=folder / "recipe.yaml",
-        _algorithm__spanwise__folder="run",  # from where verl was started
-        _algorithm__spanwise__keep_rollouts=1,
-        data__max_response_length=20,
-        **RUNS[request.param],
-    )
-    return Run(folder, request.param, run(folder, overrides, timeout=500))
+@pytest.fixture(scope="module", params=["sync", "v0"])
+def finished(request, whole_run):
+    return whole_run(request.param)
 
 
 @pytest.mark.timeout(900)
 class TestWholeRuns:
     def test_the_folder_holds_what_verls_loss_took(self, finished):
         folder = finished.folder / "run"
-        assert [line["step"] for line in lines_of(folder)] == [1, 2]
+        assert [line["step"] for line in lines_of(folder)] == list(range(1, STEPS + 1))
         assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
-        for step in (1, 2):
+        for step in range(1, STEPS + 1):
             rows, seen = rows_in(folder, step), finished.seen("actor", step)
             assert len(rows) == len(seen) == PROMPTS * GROUP
             assert sum(abs(value) for row in rows for value in row["advantages/bae_paper"]) > 0
@@ -295,7 +264,7 @@ class TestWholeRuns:
         What was read as no number joins no mean, and stands for 0 or -1.
         """
         checked = {"solution": 0, "confidence": 0}
-        for step in (1, 2):
+        for step in range(1, STEPS + 1):
             rows, dumped = rows_in(finished.folder / "run", step), finished.dumped(step)
             told = {line["input"]: line["gts"] for line in dumped}
             assert sorted(row["prompt"] for row in rows) == sorted(line["input"] for line in dumped)

@@ -1,0 +1,44 @@
+"""Whole runs of `main_ppo` with a recipe and a run folder: made once, and looked at by several tests."""
+
+from run_verl import Run, options, run, write_task
+
+from spanwise.tasks import digits_task
+
+STEPS, PROMPTS, GROUP, LONGEST = 5, 8, 4, 20
+RECIPE = """
+method: bae_paper
+layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
+objectives:
+  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
+  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
+"""
+#: What differs between the runs. V0's loss divides every completion by its length, which the adapter has to undo.
+RUNS = {
+    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "colocate_async": {
+        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
+        "trainer__v1__trainer_mode": "colocate_async",
+    },
+    "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
+}
+
+
+def whole(name, folder):
+    """The run of this name, finished, in a folder."""
+    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
+    (folder / "recipe.yaml").write_text(RECIPE)
+    overrides = options(
+        folder,
+        prompts=PROMPTS,
+        group=GROUP,
+        steps=STEPS,
+        algorithm__adv_estimator="spanwise",
+        _algorithm__spanwise__recipe=folder / "recipe.yaml",
+        _algorithm__spanwise__folder="run",  # from where verl was started
+        _algorithm__spanwise__keep_rollouts=1,
+        data__max_response_length=LONGEST,
+        actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
+        trainer__save_freq=STEPS,
+        **RUNS[name],
+    )
+    return Run(folder, name, run(folder, overrides, timeout=600))
