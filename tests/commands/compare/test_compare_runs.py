@@ -27,7 +27,7 @@ from spanwise.rollouts.folder import RunFolder, sole_writer
 
 SMALL = {
     "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
-    "keep_rollouts": 0,
+    "keep_rollouts": 0, "report": False,
 }  # fmt: skip
 
 
