@@ -7,6 +7,7 @@ import pytest
 from report_pages import HOSTILE, compare_page, fidelity_page, train_page
 from spanwise.report import Headline, Panel, Section, render
 from spanwise.report.charts import bars, curves, histograms
+from spanwise.report.rows import wide
 
 pytest.importorskip("selenium", reason="needs selenium")
 
@@ -210,6 +211,35 @@ def test_printing_unfolds_what_carries_numbers_and_folds_it_again(browser, pages
     assert browser.run(folded) == 0
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.run(folded) == before > 0
+
+
+def test_a_long_table_is_printed_only_where_somebody_has_unfolded_it(browser):
+    def panel(title, many):
+        rows = [{"x": x, "value": 0.5, "series": "a"} for x in range(many)]
+        return Panel(title, (curves(rows, names=["a"], y="y"),), wide(rows[::-1], key="x", label="step"))
+
+    page = render(
+        title="t",
+        lead="l",
+        headlines=[Headline("n", 1)],
+        sections=[Section("S", panels=[panel("few", 30), panel("many", 31)])],
+    )
+    browser.show(page)
+    assert (
+        browser.run("return [...document.querySelectorAll('figure tbody')].map(e => e.rows[0].textContent)")
+        == ["00.500"] * 2
+    )
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = (
+        "return [...document.querySelectorAll('figure table')].map(e => e.checkVisibility({contentVisibilityAuto: true}))"
+    )
+    try:
+        assert browser.run(shown) == [True, False]
+        browser.run("document.querySelectorAll('figure details')[1].open = true")
+        assert browser.run(shown) == [True, True]
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_names_that_are_no_field_names_are_said_as_they_are(browser):

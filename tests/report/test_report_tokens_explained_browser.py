@@ -323,3 +323,14 @@ def test_the_names_of_sums_are_no_numbers():
     assert re.sub(r"\(([a-z_]+)\)", "", "1 (correct)").strip() == "1"
     assert holds("+0.3 = 0.25 (correct) + 0.05 (form)")
     assert not holds("+0.3 = 0.25 (correct) − 0.05 (form)")
+
+
+def test_on_paper_the_whole_table_of_the_group_is_there(browser, export):
+    opened(browser, export, width=794, height=1123)
+    table = "document.querySelector('.token-group table').getBoundingClientRect().right"
+    assert browser.run(f"return {table}") > 794  # on the screen it is scrolled
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert browser.run(f"return {table}") <= 794
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

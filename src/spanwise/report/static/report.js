@@ -129,7 +129,7 @@
   let folded = [];
   addEventListener("beforeprint", () => {
     [...waiting].forEach(drawOnce);
-    folded = [...document.querySelectorAll("main details:not([open])")].filter((e) => !e.closest(".token-view"));
+    folded = [...document.querySelectorAll("main details:not([open])")].filter((e) => !e.closest(".token-view") && !e.matches(".long"));
     folded.forEach((e) => (e.open = true));
   });
   addEventListener("afterprint", () => folded.splice(0).forEach((e) => (e.open = false)));
