@@ -251,18 +251,20 @@ def with_stop(block_n: Mapping[str, Float[Tensor, " n"]], stop_n: Float[Tensor, 
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:
-    """A table with a row per `key`, ascending, and a column per series, for the numbers under a chart.
+    """A table with a row per `key`, ascending, and a column per series as it first appears, for the numbers under a chart.
 
     >>> wide([{"x": 1, "series": "a", "value": 2.0}, {"x": 1, "series": "b", "value": 3.0, "low": 1.0, "high": 4.0}], key="x")
     [{'x': 1, 'a': 2.0, 'b': '3.000 [1.000, 4.000]'}]
     """
     table: dict[Any, Row] = {}
+    names: dict[str, None] = {}
     for row in rows:
         value = row["value"]
         if row.get("low") is not None and row["low"] == row["low"]:
             value = f"{value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        table.setdefault(row[key], {label or key: row[key]})[row["series"]] = value
-    return [table[at] for at in sorted(table)]
+        table.setdefault(row[key], {})[row["series"]] = value
+        names[row["series"]] = None
+    return [{label or key: at, **{name: table[at].get(name) for name in names}} for at in sorted(table)]
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
