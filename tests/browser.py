@@ -64,6 +64,15 @@ class Browser:
 
         return WebDriverWait(self.driver, seconds, poll_frequency=0.02).until(lambda driver: driver.execute_script(script))
 
+    @contextmanager
+    def on_paper(self) -> Iterator[None]:
+        """Show the page as it is printed."""
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
     def press(self, *keys: str) -> None:
         """Press keys, one after the other (a letter, or one of selenium's `Keys`)."""
         from selenium.webdriver.common.action_chains import ActionChains

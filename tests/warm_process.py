@@ -15,13 +15,13 @@ from pathlib import Path
 _SERVERS: dict[tuple[tuple[str, str], ...], subprocess.Popen] = {}
 
 
-def run(words, *, environment, scratch, cwd=None):
+def run(words, *, environment, scratch):
     """Run `spanwise` with these words; what `subprocess.run` gives.
 
     Args:
         words: of the command line.
-        environment: of the process. Packages read theirs when they are imported, so a server serves one environment: what
-            differs from call to call is in PYTHONPATH (put first on `sys.path`), SPANWISE_CACHE and NETWORK_TRIED.
+        environment: of the process. Packages read theirs when they are imported, so a server serves one environment: only
+            PYTHONPATH (put first on `sys.path`) and SPANWISE_CACHE may differ from call to call.
         scratch: a folder for the output.
     """
     fixed = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "SPANWISE_CACHE", "PYTEST_CURRENT_TEST")}
@@ -34,7 +34,7 @@ def run(words, *, environment, scratch, cwd=None):
     server = _SERVERS[key]
     out, err = scratch / "stdout", scratch / "stderr"
     asked = {
-        "words": [str(word) for word in words], "environment": environment, "folder": str(cwd or Path.cwd()), "out": str(out),
+        "words": [str(word) for word in words], "environment": environment, "folder": str(Path.cwd()), "out": str(out),
         "err": str(err),
     }  # fmt: skip
     print(json.dumps(asked), file=server.stdin, flush=True)

@@ -187,8 +187,7 @@ def test_a_narrow_table_says_nothing_of_the_kind(browser):
 @pytest.mark.parametrize("dark", [False, True])
 def test_paper_has_the_numbers_and_no_controls(browser, pages, dark):
     drawn(browser, pages["compare"], dark=dark)
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    try:
+    with browser.on_paper():
         shown = "e => e.checkVisibility({contentVisibilityAuto: true, visibilityProperty: true})"
         for control in ("nav", "#theme", "summary"):
             assert browser.run(f"return [...document.querySelectorAll('{control}')].some({shown})") is False
@@ -199,8 +198,6 @@ def test_paper_has_the_numbers_and_no_controls(browser, pages, dark):
         assert browser.run(f"return {label}") == "rgb(68, 68, 68)"
         assert browser.run("return getComputedStyle(document.querySelector('.chart')).breakInside") == "avoid"
         assert browser.run(CONTRAST) == []
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_printing_unfolds_what_carries_numbers_and_folds_it_again(browser, pages):
@@ -230,16 +227,13 @@ def test_a_long_table_is_printed_only_where_somebody_has_unfolded_it(browser):
         == ["00.500"] * 2
     )
     browser.run("dispatchEvent(new Event('beforeprint'))")
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     shown = (
         "return [...document.querySelectorAll('figure table')].map(e => e.checkVisibility({contentVisibilityAuto: true}))"
     )
-    try:
+    with browser.on_paper():
         assert browser.run(shown) == [True, False]
         browser.run("document.querySelectorAll('figure details')[1].open = true")
         assert browser.run(shown) == [True, True]
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_names_that_are_no_field_names_are_said_as_they_are(browser):

@@ -310,13 +310,10 @@ def test_thousands_of_rows_are_quick(browser):
 
 def test_print_leaves_out_the_controls(browser, export):
     opened(browser, export)
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     kept = {"headline": True, "panes": True, "why": True, "bar": False, "listing": False, "more": False}
-    try:
+    with browser.on_paper():
         for name, shown in kept.items():
             assert browser.driver.find_element(By.CSS_SELECTOR, f".token-{name}").is_displayed() == shown, name
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_the_names_of_sums_are_no_numbers():
@@ -329,8 +326,5 @@ def test_on_paper_the_whole_table_of_the_group_is_there(browser, export):
     opened(browser, export, width=794, height=1123)
     table = "document.querySelector('.token-group table').getBoundingClientRect().right"
     assert browser.run(f"return {table}") > 794  # on the screen it is scrolled
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    try:
+    with browser.on_paper():
         assert browser.run(f"return {table}") <= 794
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
