@@ -24,7 +24,6 @@ from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
 from spanwise.credit.presets import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
-from spanwise.losses import aggregate, ppo_clip
 from spanwise.measure import auroc, compare, ece
 from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.objective import Objective
@@ -103,8 +102,10 @@ def train(
             model, [train_pool.prefixes[i] for i in rows], ids_nt, tokenizer.pad_token_id
         )
         adv_nt = adv_n.float()[:, None].expand_as(logp_nt)
-        loss_nt = ppo_clip(logp_nt, logp_nt.detach(), adv_nt, mask_nt) - entropy * torch.where(mask_nt, entropy_nt, 0.0)
-        loss = aggregate(loss_nt, mask_nt, mode="sequence-mean-token-mean")
+        ratio_nt = (logp_nt - logp_nt.detach()).exp()
+        loss_nt = torch.where(mask_nt, -adv_nt * ratio_nt - entropy * entropy_nt, 0.0)
+        length_n = mask_nt.sum(dim=1)
+        loss = (loss_nt.sum(dim=1) / length_n.clamp(min=1)).sum() / (length_n > 0).sum().clamp(min=1)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

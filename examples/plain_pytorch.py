@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise import Batch, Objective, Scheme, Vocabulary, advantages, credit, read
-from spanwise.losses import ppo_clip
 from spanwise.pipeline import metrics
 from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
@@ -106,7 +105,8 @@ def main() -> None:
         # The policy loss: a block's tokens share its credit, so their sum is the objective, whatever the lengths.
         prompt_nl = ids_nl[:, :width] != tokenizer.pad_token_id
         logp_nt = log_probs(model, ids_nl, torch.cat([prompt_nl, mask_nt], dim=1).long(), width)
-        loss = ppo_clip(logp_nt, logp_nt.detach(), adv_nt.to(logp_nt.dtype), mask_nt).sum() / len(mask_nt)
+        ratio_nt = (logp_nt - logp_nt.detach()).exp()  # 1, and its gradient; several steps on one batch would clip it
+        loss = -torch.where(mask_nt, ratio_nt * adv_nt.to(logp_nt.dtype), 0.0).sum() / len(mask_nt)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -403,16 +403,9 @@ def slow_blended(batch):
     return torch.tensor(baseline, dtype=torch.float64)
 
 
-def slow_loss(name, logp, old, adv, drift):
-    """The loss of one token; `drift` is the mean log ratio of its completion."""
-    r, clip = math.exp(logp - old), lambda x, low, high: max(low, min(high, x))
-    if name in ("ppo_clip", "dual_clip", "gspo"):
-        low, high = {"ppo_clip": (0.8, 1.2), "dual_clip": (0.8, 1.28), "gspo": (0.9, 1.2)}[name]
-        r = math.exp(drift) if name == "gspo" else r
-        loss = max(-adv * r, -adv * clip(r, low, high))
-        return min(loss, -3 * adv) if name == "dual_clip" and adv < 0 else loss
-    if name == "cispo":
-        return -adv * clip(r, 0.5, 1.5)
+def slow_loss(name, logp, old, adv):
+    """The loss of one token."""
+    r = math.exp(logp - old)
     if name == "aspo":
         if adv > 0:
             return 0.0 if r > 1.2 else -adv * min(1 / r, 1.6)
@@ -423,26 +416,6 @@ def slow_loss(name, logp, old, adv, drift):
     distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
     back = (p < q) if adv > 0 else (p > q)
     return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
-
-
-def slow_aggregate(loss, mask, mode, group):
-    rows = [[float(x) for x, m in zip(line, kept, strict=True) if m] for line, kept in zip(loss, mask, strict=True)]
-    if mode == "prompt-mean":
-        prompts = {}
-        for row, g in zip(rows, group.tolist(), strict=True):
-            prompts.setdefault(g, []).extend(row)
-        rows, mode = list(prompts.values()), "sequence-mean-token-mean"
-    rows = [row for row in rows if row]
-    if not rows:
-        return 0.0
-    total = sum(sum(row) for row in rows)
-    return {
-        "token-mean": total / sum(len(row) for row in rows),
-        "sequence-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
-        "sequence-mean-token-sum": total / len(rows),
-        "sequence-mean-token-sum-norm": total / len(rows) / 11,
-        "token-sum": total,
-    }[mode]
 
 
 def variance(values):

@@ -8,7 +8,6 @@ import torch
 from helpers import NAN, assert_close
 from spanwise.credit import spread, spread_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
-from spanwise.losses import aggregate
 from spanwise.types import Credit, Spans
 
 
@@ -160,7 +159,14 @@ def test_the_scale_of_the_loss_is_that_of_the_page(per, mode, weight):
         return
     assert [set(row[held].tolist()) for row, held in zip(adv_nt, mask_nt, strict=True)] == [{w} for w in weight]
     loss_nt = torch.rand(2, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(aggregate(loss_nt, mask_nt, mode=mode, length=400)))
+    sum_n, length_n = torch.where(mask_nt, loss_nt, 0.0).sum(dim=1), mask_nt.sum(dim=1)
+    there = {
+        "token-mean": sum_n.sum() / length_n.sum(),
+        "sequence-mean-token-mean": (sum_n / length_n).mean(),
+        "sequence-mean-token-sum": sum_n.mean(),
+        "sequence-mean-token-sum-norm": sum_n.mean() / 400,
+    }[mode]
+    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(there))
 
 
 def test_tokens_of_a_method_fit_their_spans():

@@ -7,43 +7,30 @@ from helpers import NAN, assert_close, double
 from spanwise import Layout, Vocabulary, segment
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
-from spanwise.losses import aggregate, ppo_clip
+from spanwise.losses import dppo
 
 LOSS = double([[1, 2, 0], [4, 4, 4], [3, 0, 0]])
 THERE = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
 KEPT = THERE & torch.tensor([[True], [False], [True]])  # the second was cut off
-WAYS = {
-    "token-mean": {},
-    "sequence-mean-token-mean": {},
-    "sequence-mean-token-sum": {},
-    "sequence-mean-token-sum-norm": {"length": 3},
-    "token-sum": {},
-    "prompt-mean": {"group_n": torch.tensor([0, 0, 1])},
-}
 
 
 def test_f43_what_is_cut_off_leaves_the_denominator_too():
     """huggingface/trl#6369. Truncated completions left the numerator of the loss and stayed in its denominator."""
-    by_hand = {
-        "token-mean": 6 / 3,
-        "sequence-mean-token-mean": (1.5 + 3) / 2,
-        "sequence-mean-token-sum": (3 + 3) / 2,
-        "sequence-mean-token-sum-norm": (1 + 1) / 2,
-        "token-sum": 6,
-        "prompt-mean": (1.5 + 3) / 2,
+    expected = double(6 / 3)  # mean over three rows of the sum over the tokens that are left
+    trls = {
+        "grpo": lambda loss_nt: (loss_nt.sum(dim=1) / KEPT.sum(dim=1).clamp(min=1)).mean(),
+        "bnpo": lambda loss_nt: loss_nt.sum() / KEPT.sum(),
+        "dr_grpo": lambda loss_nt: loss_nt.sum() / (3 * 3),
+        "dapo": lambda loss_nt: loss_nt.sum() / KEPT.sum(),
     }
 
-    def check(reduce):
-        for mode, options in WAYS.items():
-            assert_close(reduce(mode, options), double(by_hand[mode]), 1e-12)
+    def check(mask_nt):
+        for loss_type, reduce in trls.items():
+            count = float(mask_nt.sum())
+            factor_n1 = fold_factor(mask_nt, loss_type=loss_type, max_completion_length=3, num_items=count)
+            assert_close(reduce(torch.where(KEPT, LOSS * factor_n1, 0.0)), expected, 1e-6)
 
-    def ours(mode, options):
-        return aggregate(LOSS, KEPT, mode=mode, **options)
-
-    def numerator_only(mode, options):
-        return aggregate(torch.where(KEPT, LOSS, 0.0), THERE, mode=mode, **options)
-
-    catches(check, ours, numerator_only)
+    catches(check, KEPT.long(), THERE.long())
 
 
 def test_f44_the_denominator_is_that_of_the_last_mask():
@@ -93,7 +80,7 @@ def test_f46_a_masked_nan_stays_out_of_loss_gradient_and_divergence():
     catches(check, ours, multiplied)
 
     leaf, nowhere_nt = logp_nt.clone().requires_grad_(), torch.zeros_like(mask_nt)
-    nothing = aggregate(ppo_clip(leaf, logp_nt, torch.full_like(logp_nt, NAN), nowhere_nt), nowhere_nt)
+    nothing = dppo(leaf, logp_nt, torch.full_like(logp_nt, NAN), nowhere_nt).sum()
     nothing.backward()
     assert nothing.item() == 0.0
     assert leaf.grad.abs().sum() == 0
@@ -101,18 +88,24 @@ def test_f46_a_masked_nan_stays_out_of_loss_gradient_and_divergence():
 
 def test_f47_uneven_ranks_have_one_mean():
     """huggingface/trl#3248. The mean of the ranks' means is not the mean where ranks hold different numbers of tokens."""
-    ranks = [(LOSS[:1], THERE[:1]), (LOSS[1:], THERE[1:])]
+    ranks = [(LOSS[:1], THERE[:1]), (LOSS[1:2], THERE[1:2])]  # a row of two tokens, a row of three
 
-    def check(reduce):
-        assert_close(reduce(), double(18 / 6), 1e-12)  # 1 + 2 + 12 + 3 over six tokens
+    def check(counted):
+        means = []
+        for loss_nt, mask_nt in ranks:
+            factor_n1 = fold_factor(
+                mask_nt, loss_type="dapo", max_completion_length=3, num_items=counted(mask_nt), processes=2
+            )
+            means.append((loss_nt * factor_n1 * mask_nt).sum() / (5 / 2))  # TRL divides by all five tokens over two ranks
+        assert_close(torch.stack(means).mean(), double((3 + 12) / 2), 1e-6)
 
-    def ours():
-        return torch.stack([aggregate(loss, mask, whole=6) for loss, mask in ranks]).sum()
+    def ours(mask_nt):
+        return 5.0
 
-    def mean_of_means():
-        return torch.stack([aggregate(loss, mask) for loss, mask in ranks]).mean()
+    def own_tokens(mask_nt):
+        return 2.0 * float(mask_nt.sum())
 
-    catches(check, ours, mean_of_means)
+    catches(check, ours, own_tokens)
 
 
 def test_f48_the_last_token_trains_whether_it_ends_the_text_or_was_cut():

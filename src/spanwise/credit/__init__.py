@@ -3,14 +3,15 @@
 from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, Compared, advantage, compared
 from spanwise.credit.blended import blended_baseline
-from spanwise.credit.compat import COMPAT, compat_table, compatible
+from spanwise.credit.contrib._canon import canon
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.contrib._group_nce import group_nce
 from spanwise.credit.contrib._grpo_verif import grpo_verif
 from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
 from spanwise.credit.contrib._san import san
+from spanwise.credit.contrib._spo_chain import spo_chain
+from spanwise.credit.contrib._vineppo import vineppo
 from spanwise.credit.methods._bae import bae
-from spanwise.credit.methods._canon import canon
 from spanwise.credit.methods._dcpo import dcpo, smoothed_calibration
 from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gae import gae, value_target
@@ -26,8 +27,6 @@ from spanwise.credit.methods._reinforce_plus_plus_baseline import reinforce_plus
 from spanwise.credit.methods._rlcr import rlcr
 from spanwise.credit.methods._rloo import rloo
 from spanwise.credit.methods._sae import sae, segment_openings
-from spanwise.credit.methods._spo_chain import spo_chain
-from spanwise.credit.methods._vineppo import vineppo
 from spanwise.credit.parts import JOINED, Parts, parts
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
@@ -52,7 +51,6 @@ from spanwise.credit.trajectories.turns import Turns, split_turns
 from spanwise.credit.trajectories.unused import keep_for_rollouts
 
 __all__ = [
-    "COMPAT",
     "JOINED",
     "METHODS",
     "Advantage",
@@ -81,8 +79,6 @@ __all__ = [
     "centred",
     "check_stepwise",
     "compared",
-    "compat_table",
-    "compatible",
     "dcpo",
     "discounted_returns",
     "dr_grpo",

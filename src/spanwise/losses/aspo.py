@@ -26,7 +26,8 @@ def aspo(
         A > 0: loss = -sg(min(1 / rho, cap)) A pi / sg(pi);   A < 0: loss = -A min(rho, cap)
 
     Args:
-        logp_nt, logp_old_nt, adv_nt, mask_nt: as for `ppo_clip`.
+        logp_nt, logp_old_nt: log-probabilities under the policy that is trained, and under the one that sampled.
+        adv_nt, mask_nt: advantages, and the tokens that count.
         clip_low, clip_high: of the usual ratio, from which tokens are dropped.
         cap: largest weight; where A > 0 the gradient stays, where A < 0 it ends there.
 

@@ -33,7 +33,7 @@ def dppo(
         loss = -keep sg(min(rho, cap)) A pi / sg(pi)
 
     Args:
-        logp_nt, adv_nt, mask_nt: as for `ppo_clip`.
+        logp_nt, adv_nt, mask_nt: as for `aspo`.
         logp_old_nt: log-probabilities from the sampler itself; recomputed ones hide the mismatch this is to bound.
         delta_low, delta_high: largest divergence where A < 0 and where A > 0 (verl, SkyRL .2 for tv; .05 suggested for kl).
         divergence: of the two-way distribution "this token or another".

@@ -29,14 +29,6 @@ def keep(loss_nt: Tensor, mask_nt: Tensor) -> Tensor:
     return torch.where(mask_nt, loss_nt, 0.0)
 
 
-def clipped(ratio_nt: Tensor, adv_nt: Tensor, clip_low: float, clip_high: float, dual_clip: float | None) -> Tensor:
-    """PPO's clipped surrogate, as a loss."""
-    loss_nt = torch.maximum(-adv_nt * ratio_nt, -adv_nt * ratio_nt.clamp(1 - clip_low, 1 + clip_high))
-    if dual_clip is None:
-        return loss_nt
-    return torch.where(adv_nt < 0, torch.minimum(loss_nt, -adv_nt * dual_clip), loss_nt)
-
-
 def weighted(weight_nt: Tensor, logp_nt: Tensor) -> Tensor:
     """Has the value `weight_nt` and the gradient `weight_nt` times that of `logp_nt`."""
     return weight_nt * (logp_nt - logp_nt.detach()).exp()

@@ -1,1 +1,1 @@
-"""Methods whose formulas no primary source confirms; what each rests on is its `source`."""
+"""Methods that no primary source confirms (`source` says what each rests on), and functions to call that no trainer here runs."""

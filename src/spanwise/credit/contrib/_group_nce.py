@@ -22,7 +22,9 @@ from spanwise.registry import register
 def group_nce(
     correct_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], score_n: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
-    r"""Credit a completion with what a contrastive loss over its group would do to its score.
+    r"""A function to call from Python: credit a completion with what a contrastive loss over its group does to its score.
+
+    No source says which score a trainer should give it.
 
     Equation
         L = -sum over the right i of log[ e^s_i / (e^s_i + sum over the wrong j of e^s_j) ],  Z_i the divisor of i

@@ -25,7 +25,9 @@ def san(
     eps: float = 1e-8,
     min_stratum: int = 2,
 ) -> Float[Tensor, " n"]:
-    r"""Standardise a reward among the completions of its group with the same structure, such as the number of tool calls.
+    r"""A function to call from Python: standardise a reward among the completions of its group with the same structure.
+
+    No trainer here knows the structure, such as the number of tool calls.
 
     Equation
         A[i] = alpha (r[i] - mean_k r) / (std_k r + eps) + (1 - alpha) (r[i] - mean_g r) / (std_g r + eps)

@@ -27,7 +27,9 @@ def canon(
     divide_by: float | int = 1.0,
     min_stratum: int = 2,
 ) -> Float[Tensor, " n"]:
-    r"""Compare a completion with the half of its group that is on the other side of the median of a metric.
+    r"""A function to call from Python: compare a completion with the other half of its group, cut by a metric.
+
+    No trainer here has the metric.
 
     Equation
         low: the n//2 completions of smallest metric, high: the others

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from framework_numbers import COMPAT, compat_table, compatible
 from helpers import NAN, assert_close
-from spanwise.credit import COMPAT, METHODS, Method, assign, compat_table, compatible, grpo
+from spanwise.credit import METHODS, grpo
 from spanwise.errors import RecipeError, RewardError
-from spanwise.objective import Objective
-from spanwise.types import Scores
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
 
@@ -182,23 +181,6 @@ def test_what_is_not_reproduced_and_the_page_says_so():
             }.get(name, (reward, group))
             lengths = {} if METHODS[name].kind == "token" else {"length_n": length * tokens}
             assert not bool(compatible(name, framework)(*given, **lengths).any())
-
-
-def test_it_is_the_function_of_a_method():
-    reward_nm = REWARD[:, None]
-    scores = Scores(
-        ("correct",), reward_nm, torch.zeros(6, 1, dtype=torch.int8), torch.full((6, 1, 2), NAN, dtype=torch.float64)
-    )
-    credit = assign(
-        scores,
-        GROUP,
-        torch.ones(6, 1).bool(),
-        objectives=(Objective("correct", pays=("completion",)),),
-        block_names=("completion",),
-        method=Method("opo of verl", compatible("opo", "verl"), "completion", "verl"),
-        inputs={"length_n": LENGTH},
-    )
-    assert_close(credit.block_nk[:, 0], [0.7, 0.416667, -0.25, -0.583333, -0.083333, 0.5], 2e-6)
 
 
 def test_sentences():

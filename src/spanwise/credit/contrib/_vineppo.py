@@ -15,7 +15,9 @@ from spanwise.registry import register
 def vineppo(
     value_nk: Float[Tensor, "n k"], reward_n: Float[Tensor, " n"], block_nt: Int[Tensor, "n t"]
 ) -> Float[Tensor, "n t"]:
-    r"""Credit each span with what it did to the expected reward, as measured by Monte Carlo at its two ends.
+    r"""A function to call from Python: credit each span with the change of the reward that is expected at its two ends.
+
+    No trainer here samples again from the start of every span, which measures it.
 
     Equation
         A[i, k] = V[i, k+1] - V[i, k] over the spans k that i has; V after the last one is the reward

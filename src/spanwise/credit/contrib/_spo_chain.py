@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.methods._vineppo import vineppo
+from spanwise.credit.contrib._vineppo import vineppo
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.registry import register
 
@@ -27,7 +27,9 @@ def spo_chain(
     logp_nt: Float[Tensor, "n t"] | None = None,
     threshold: float = 0.9,
 ) -> Float[Tensor, "n t"]:
-    r"""Credit each segment with the change of the measured value, and only at tokens that could have been others.
+    r"""A function to call from Python: credit uncertain tokens with the change of the measured value over their segment.
+
+    No trainer here samples again from the start of every segment, which measures it.
 
     Equation
         A[i, t] = (V[i, k+1] - V[i, k]) * 1{p[i, t] < threshold} for t in segment k; V after the last one is the reward
@@ -50,7 +52,7 @@ def spo_chain(
 
     Reference:
         Guo et al. 2025, "Segment Policy Optimization" (arXiv 2505.23564); not Single-stream Policy Optimization. There the loss
-        is divided by the number of tokens with p < threshold: aggregate with the mask `logp_nt < log(threshold)` for that.
+        is divided by the number of tokens with p < threshold.
     """
     advantage_nt = vineppo(value_nk, reward_n, block_nt)
     if logp_nt is None:
