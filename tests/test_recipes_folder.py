@@ -8,7 +8,6 @@ from datasets import Dataset
 from rich.console import Console
 
 from spanwise.commands.train.train import train, trainer_config
-from spanwise.critic import CriticConfig
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS
@@ -120,7 +119,7 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
     recipe, filled = planned(name)
     assert filled.value_names == ("return",)
     assert [(o.reward, o.pays, o.if_missing) for o in filled.objectives] == [("correct", ("solution",), 0.0)]
-    critic = CriticConfig.of(recipe.critic)
+    critic = recipe.critic
     assert critic.gae_lambda_value == 1.0
     assert 0 < critic.policy_training_start_step < recipe.steps
     method, options = recipe.method, dict(filled.options)
@@ -145,7 +144,7 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
     config = trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, filled.layout, 4096))
     assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
     assert (config.max_completion_length, config.temperature) == (width, temperature)
-    assert (config.learning_rate, CriticConfig.of(recipe.critic).learning_rate) == rates
+    assert (config.learning_rate, recipe.critic.learning_rate) == rates
     assert (config.epsilon, config.epsilon_high or config.epsilon) == clips
     assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
 

@@ -20,7 +20,10 @@ from spanwise.objective import Objective
 from spanwise.recipe import HUB, Recipe
 from spanwise.rollouts import schema
 
-_WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
+_WORDS = {
+    "str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null",
+    "CriticConfig": "name: anything", "Laser": "name: anything",
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- command line

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from spanwise.credit import METHODS, method
 from spanwise.critic import CriticConfig
@@ -28,6 +38,8 @@ _ONLY: Mapping[bool, tuple[str, ...]] = {
     True: ("start", "start_seed", "start_steps"),
     False: ("split", "question_column", "prompt_column", "answer_column", "instruction"),
 }
+#: The sections of a recipe that become an object; a recipe is written out with the fields that they were read from.
+_SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"critic": CriticConfig.of, "laser": Laser.of}
 #: What a recipe says of the processes that compare answers as mathematics.
 _LIMITS = ("workers", "deadline")
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
@@ -106,12 +118,11 @@ class Recipe(BaseModel):
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )
 
-    critic: dict[str, Any] | None = Field(
+    critic: CriticConfig | None = Field(
         None,
         description="the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ...",
     )
-
-    laser: dict[str, Any] | None = Field(
+    laser: Laser | None = Field(
         None,
         description="a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ...",
     )
@@ -164,19 +175,28 @@ class Recipe(BaseModel):
         listed = isinstance(written, list) and all(isinstance(name, str) for name in written)
         return {name: [name] for name in written} if listed else written
 
-    @field_validator("critic")
-    @classmethod
-    def _known_critic(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
-        if written is not None:
-            CriticConfig.of(written)
-        return written
+    #: The sections that `critic` and `laser` were read from.
+    _sections: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    @field_validator("laser")
+    @field_validator(*_SECTIONS, mode="before")
     @classmethod
-    def _known_laser(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
-        if written is not None:
-            Laser.of(written)
-        return written
+    def _parsed(cls, written: Any, info: Any) -> Any:
+        if isinstance(written, Mapping):
+            return _SECTIONS[info.field_name](written)
+        if written is None:
+            return None
+        raise PydanticKnownError("dict_type")
+
+    @field_serializer(*_SECTIONS)
+    def _as_written(self, _: Any, info: Any) -> Any:
+        return self._sections.get(info.field_name)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_sections(cls, written: Any, parse: Any) -> Recipe:
+        recipe = parse(written)
+        recipe._sections = {name: written[name] for name in _SECTIONS if written.get(name) is not None}
+        return recipe
 
     @field_validator("verifier")
     @classmethod
@@ -238,7 +258,7 @@ def check_begins(recipe: Recipe) -> None:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: laser: the mixing begins after 200 generation batches and the run has 120, ... or mix: 0.
     """
-    laser = None if recipe.laser is None else Laser.of(recipe.laser)
+    laser = recipe.laser
     if laser is None:
         return
     for begins, what, mend in (
@@ -388,7 +408,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         longest=longest,
         recorded=recorded,
         values=recipe.values,
-        laser=None if recipe.laser is None else Laser.of(recipe.laser),
+        laser=recipe.laser,
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme

@@ -12,7 +12,6 @@ from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
 from spanwise.commands.credit.per_token import PER_TOKEN, check_rows, check_tokens
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
-from spanwise.laser import Laser
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, calibration_of, scheme_of
 from spanwise.rollouts import RolloutTable
@@ -190,7 +189,7 @@ def _own(asked: _Asked) -> Arm:
     if asked.blocks.objectives is not None:  # the file's blocks, not the recipe's
         name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
         if recipe.laser is not None:
-            return Arm("recipe", replace(_named(name, asked), laser=Laser.of(recipe.laser)), own=True)
+            return Arm("recipe", replace(_named(name, asked), laser=recipe.laser), own=True)
         return Arm(name, _named(name, asked), own=True)
     scheme = asked.scheme()
     return Arm(next((name for name, preset in _presets(asked) if preset == scheme), "recipe"), scheme, own=True)

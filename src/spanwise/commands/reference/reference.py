@@ -13,7 +13,6 @@ from spanwise.commands.shared.task import make_task
 from spanwise.engines.sample import end_ids, prompt_ids, sample
 from spanwise.engines.self_reward import end_logps, measured, reserved_id
 from spanwise.errors import RecipeError
-from spanwise.laser import Laser
 from spanwise.recipe import Recipe
 
 
@@ -34,7 +33,7 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
     if recipe.laser is None:
         raise RecipeError("The recipe has no laser, whose reference could be measured; write laser: {token: NAME}.")
     torch.set_num_threads(recipe.threads)
-    laser, task = replace(Laser.of(recipe.laser), reference=None), make_task(recipe, console)
+    laser, task = replace(recipe.laser, reference=None), make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False)
     ends, asked = end_ids(model, tokenizer), task.train["prompt"][:prompts]

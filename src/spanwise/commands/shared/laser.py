@@ -44,7 +44,7 @@ def laser_of(folder: str | Path, recipe: Recipe) -> Laser | None:
     """
     if recipe.laser is None:
         return None
-    laser, place = Laser.of(recipe.laser), Path(folder)
+    laser, place = recipe.laser, Path(folder)
     file = next((found for run in (place, *run_above(place)) if (found := run / FILE).is_file()), None)
     if file is None:
         if laser.reference is None:

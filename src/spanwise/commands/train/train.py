@@ -24,7 +24,6 @@ from spanwise.commands.shared.task import check_prompts, make_task
 from spanwise.commands.train.recorder import Recorder
 from spanwise.commands.train.refused import room_to_train
 from spanwise.credit import method
-from spanwise.critic import CriticConfig
 from spanwise.disk import whole_folder
 from spanwise.engines.critic import megabytes
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
@@ -120,7 +119,7 @@ def _trainer(recipe: Recipe, task: Task, scheme: Scheme, args: SpanGRPOConfig, r
         train_dataset=task.train,
         processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False),
         scheme=scheme,
-        critic=None if recipe.critic is None else CriticConfig.of(recipe.critic),
+        critic=recipe.critic,
         callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)
@@ -157,7 +156,7 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
             place = new_folder(name)
             console.print(f"The run goes to {place}.", highlight=False, soft_wrap=True)
         if overwrite:
-            read_from = {"model": recipe.model, "dataset": recipe.dataset, "critic": (recipe.critic or {}).get("model")}
+            read_from = {"model": recipe.model, "dataset": recipe.dataset, "critic": recipe.critic and recipe.critic.model}
             check_removable(place, **read_from)
         return place, None
     if overwrite:

@@ -136,7 +136,7 @@ _CRITIC = ("gae_lambda_value", "policy_training_start_step", "truncated")
 
 def critic_of(cfg: Any) -> CriticConfig:
     """The `critic` section of the recipe."""
-    return CriticConfig.of(load(cfg.trainer.algorithm.spanwise.recipe).critic or {})
+    return load(cfg.trainer.algorithm.spanwise.recipe).critic or CriticConfig()
 
 
 def _check_critic(cfg: Any, scheme: Scheme) -> None:

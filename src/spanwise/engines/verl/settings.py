@@ -133,7 +133,7 @@ def prepare(config: Any) -> Settings:
     """
     scheme = scheme_in(config)
     path = Path(config.algorithm.spanwise.recipe).resolve()
-    critic = CriticConfig.of(load(path).critic or {})
+    critic = load(path).critic or CriticConfig()
     _check_critic(config.critic.get("enable"), critic, scheme)
     value_lam = _value_lambda(critic, config)
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
