@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from spanwise.rollouts import Completions, Credited, Ragged
+from spanwise.rollouts import rollout_table, schema
+from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.types import Scores, Status
 
 NAN = float("nan")
@@ -44,29 +45,16 @@ class Case:
             table("status", self.objectives, torch.long),
             torch.full((len(rows), len(self.objectives), 2), NAN, dtype=torch.float64),
         )
-        credit = {
-            method: Credited(
-                {block: table(f"credit/{method}", [block], torch.float64)[:, 0] for block in self.blocks},
-                torch.tensor([row[f"stop/{method}"] for row in rows], dtype=torch.float64),
-                flat(f"advantages/{method}", np.float32),
-            )
-            for method in self.methods
-        }
-        return Completions(
-            step_n=torch.tensor([row["step"] for row in rows]),
-            group_n=torch.tensor([row["group"] for row in rows]),
-            prompts=[row["prompt"] for row in rows],
-            tokens=Ragged.of([row["ids"] for row in rows]),
-            trainable=flat("trainable", np.bool_),
-            names=self.blocks,
-            start_nk=edges[0],
-            end_nk=edges[1],
-            fault_n=torch.tensor([row["fault"] for row in rows]),
-            scores=scores,
-            credit=credit,
-            text=[row["text"] for row in rows] if self.text else None,
-            token_values={name: flat(name, np.float32) for name in self.per_token},
-        )
+        columns = {name: [row[name] for row in rows] for name in ("step", "group", "prompt", "fault")}
+        columns |= {"text": [row["text"] for row in rows]} if self.text else {}
+        columns |= span_columns(self.blocks, *edges) | score_columns(scores)
+        columns |= {"completion_ids": flat("ids", np.int32), "trainable": flat("trainable", np.bool_)}
+        columns |= {schema.token_column(name): flat(name, np.float32) for name in self.per_token}
+        for method in self.methods:
+            by_block = {block: table(f"credit/{method}", [block], torch.float64)[:, 0] for block in self.blocks}
+            stop_n = torch.tensor([row[f"stop/{method}"] for row in rows], dtype=torch.float64)
+            columns |= credit_columns(method, by_block, stop_n, flat(f"advantages/{method}", np.float32))
+        return rollout_table(columns, np.cumsum([0, *(len(row["ids"]) for row in rows)]))
 
     def parts(self):
         """All rows, cut where the case says."""

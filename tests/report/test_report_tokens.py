@@ -19,7 +19,6 @@ from spanwise.commands.shared.rows import pieces_of, shown_prompt, token_rows
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report.tokens import TokenRow, TokenView, token_view
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.write import rollout_table
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from tokenizers_small import byte_level
@@ -302,7 +301,7 @@ def table():
         credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
     )
-    return rollout_table(rollouts.recorded(step=3))
+    return rollouts.recorded(step=3)
 
 
 def test_rows_of_a_rollouts_table():

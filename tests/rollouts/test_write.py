@@ -14,7 +14,6 @@ import spanwise
 from rollouts_cases import Case, completion
 from spanwise.errors import AlignmentError, DataError
 from spanwise.rollouts import Rollouts, write_rollouts
-from spanwise.rollouts.write import rollout_table
 from spanwise.types import Credit, Scores, Spans, Status
 
 NAN = float("nan")
@@ -82,7 +81,7 @@ def test_a_run_folder_is_written_without_a_trainer(tmp_path):
 
 def test_a_training_batch_by_hand():
     """No padding and nothing that a tool wrote last; null is what does not exist, 0 what is worth nothing."""
-    rows = rollout_table(batch().recorded(step=7)).to_pylist()
+    rows = batch().recorded(step=7).to_pylist()
     assert [row["step"] for row in rows] == [7] * 4
     assert [row["group"] for row in rows] == [4, 4, 5, 5]
     assert [row["prompt"] for row in rows[:2]] == ["1+1="] * 2
@@ -107,7 +106,7 @@ def test_a_batch_without_any_token():
     spans = Spans(
         whole.spans.names, whole.spans.start_nk, whole.spans.end_nk, whole.spans.block_nt[:, :0], whole.spans.fault_n
     )
-    rows = rollout_table(Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(step=1)).to_pylist()
+    rows = Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(step=1).to_pylist()
     assert [row["completion_ids"] for row in rows] == [[]] * 4
 
 
@@ -116,7 +115,7 @@ VALUES = [[0.5, None, 0.25], [0.75, None], [0.125] * 5, []]
 
 
 def with_values(**known):
-    return rollout_table(Rollouts(**{**vars(batch()), **known}).recorded(step=7))
+    return Rollouts(**{**vars(batch()), **known}).recorded(step=7)
 
 
 @pytest.mark.parametrize("shape", ["one", "one of one", "named"])
@@ -140,7 +139,7 @@ def test_several_values_per_token_stand_under_their_names():
 
 
 def test_a_batch_without_a_critic_has_no_column_of_values():
-    assert not {"values", "logprobs"} & set(rollout_table(batch().recorded(step=7)).column_names)
+    assert not {"values", "logprobs"} & set(batch().recorded(step=7).column_names)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +205,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"trainable": [True]}, "There are 3 tokens and 1 trainable flags"),
-        ({"advantages/bae": [0.5] * 4}, "There are 3 tokens and 4 advantages of 'bae'; give one for each."),
-        ({"value": []}, "There are 3 tokens and 0 value"),
+        ({"trainable": [True]}, "There are 3 tokens and 1 entries of 'trainable'"),
+        ({"advantages/bae": [0.5] * 4}, "There are 3 tokens and 4 entries of 'advantages/bae'; give one for each."),
+        ({"value": []}, "There are 3 tokens and 0 entries of 'values'"),
     ],
 )
 def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
@@ -218,14 +217,14 @@ def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
 
 def test_a_prompt_that_no_file_can_hold_is_mended():
     part = Case([completion(prompt="a\ud800b")]).part(0, 1)
-    assert rollout_table(part)["prompt"].to_pylist() == ["a\ufffdb"]
+    assert part["prompt"].to_pylist() == ["a\ufffdb"]
 
 
 def test_an_export_by_hand():
     """Two methods; a reward and a credit that do not exist; a token value that is not known."""
     other = {"credit/grpo": {"solution": NAN, "confidence": 2.0}, "stop/grpo": -1.0, "advantages/grpo": [NAN] * 3}
     row = completion(**other, value=[0.5, NAN, 1.0], reward={"correct": NAN}, status={"correct": int(Status.ERROR)})
-    table = rollout_table(Case([row], methods=("bae", "grpo"), per_token=("value",)).part(0, 1)).to_pylist()[0]
+    table = Case([row], methods=("bae", "grpo"), per_token=("value",)).part(0, 1).to_pylist()[0]
     assert table["credit/grpo/solution"] is None
     assert table["credit/grpo/confidence"] == 2.0
     assert (table["credit/bae/stop"], table["credit/grpo/stop"]) == (0.0, -1.0)

@@ -9,11 +9,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 from jaxtyping import Float
 from torch import Tensor
@@ -23,7 +23,7 @@ from spanwise.credit.assign import completed
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, RecipeError
 from spanwise.pipeline import Reading
-from spanwise.rollouts import Completions, Rollouts
+from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
 from spanwise.scheme import SCRIPT, Scheme
 
@@ -216,14 +216,14 @@ class RunRecord:
             self.folder.add_metrics(self._line)
         self._line = {}
 
-    def write(self, parts: Sequence[Completions], *, step: int) -> None:
+    def write(self, parts: Sequence[pa.Table], *, step: int) -> None:
         """Write the rollouts of a batch, what each process has of it."""
         self.folder.write_rollouts(parts, step=step)
 
     def write_batch(self, rollouts: Rollouts, steps: Steps | None) -> None:
         """Write the rollouts of a batch whose rows may be turns of one rollout, which has one vote."""
-        part = rollouts.recorded(step=rollouts.step)
-        self.write([part if steps is None else replace(part, rollout_n=steps.trajectory_s)], step=rollouts.step)
+        rollout_n = None if steps is None else steps.trajectory_s
+        self.write([rollouts.recorded(step=rollouts.step, rollout_n=rollout_n)], step=rollouts.step)
 
     @contextmanager
     def running(self, *, main: bool = True) -> Iterator[None]:

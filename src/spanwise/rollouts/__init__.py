@@ -11,17 +11,16 @@ from spanwise.rollouts.generated import Rollouts
 from spanwise.rollouts.read import FORMATS, read_rollouts
 from spanwise.rollouts.table import Ragged, RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces
-from spanwise.rollouts.write import Completions, Credited, write_rollouts
+from spanwise.rollouts.write import rollout_table, write_rollouts
 
 __all__ = [
     "FORMATS",
-    "Completions",
-    "Credited",
     "Ragged",
     "RolloutTable",
     "Rollouts",
     "read_rollouts",
     "read_traces",
+    "rollout_table",
     "write_rollouts",
     "write_traces",
 ]

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 from filelock import FileLock, Timeout
 
 from spanwise.disk import add_line, write_text, writing
 from spanwise.errors import DataError
-from spanwise.rollouts.write import Completions, write_rollouts
+from spanwise.rollouts.write import write_rollouts
 
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -166,7 +167,7 @@ class RunFolder:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
         write_summary(self.path, summary)
 
-    def write_rollouts(self, parts: Sequence[Completions], *, step: int) -> None:
+    def write_rollouts(self, parts: Sequence[pa.Table], *, step: int) -> None:
         """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -16,8 +16,7 @@ from spanwise.credit import Parts, method, parts
 from spanwise.errors import AlignmentError
 from spanwise.objective import Objective
 from spanwise.rollouts import schema
-from spanwise.rollouts.table import Ragged
-from spanwise.rollouts.write import Completions, Credited
+from spanwise.rollouts.write import credit_columns, rollout_table, score_columns, span_columns
 from spanwise.types import BlockText, Credit, Scores, Spans, whole_text
 
 
@@ -67,11 +66,12 @@ class Rollouts:
     self_reward_n: Float[Tensor, " n"] | None = None
     objectives: Sequence[Objective] | None = None
 
-    def recorded(self, *, step: int) -> Completions:
+    def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
         """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
+            rollout_n: the rollout of each completion, where some are parts of one that has one vote.
 
         Raises:
             AlignmentError: values or log-probabilities that do not fit the tokens, values that do not fit their names.
@@ -80,30 +80,30 @@ class Rollouts:
         learned_n1 = (self.spans.block_nt >= 0).any(dim=1, keepdim=True)
         by_block = {}
         for k, name in enumerate(self.spans.names):
-            held_n = torch.tensor([text[name] is not None for text in self.text])
-            by_block[name] = self.credit.block_nk[:, k].masked_fill(~held_n, torch.nan)
+            present_n = torch.tensor([text[name] is not None for text in self.text])
+            by_block[name] = self.credit.block_nk[:, k].masked_fill(~present_n, torch.nan)
         advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
-        return Completions(
-            step_n=torch.full((len(self.text),), step),
-            group_n=self.group_n,
-            prompts=[prompt if isinstance(prompt, str) else json.dumps(prompt, default=str) for prompt in self.prompts],
-            tokens=Ragged(self.ids_nt[filled_nt].numpy(), np.cumsum([0, *filled_nt.sum(dim=1).tolist()])),
-            trainable=self.mask_nt[filled_nt].numpy(),
-            names=self.spans.names,
-            start_nk=self.spans.start_nk,
-            end_nk=self.spans.end_nk,
-            fault_n=self.spans.fault_n,
-            scores=self.scores,
-            credit={self.method: Credited(by_block, self.credit.stop_n, advantages_nt[filled_nt].numpy(), self._parts())},
-            answers=self.columns.get(schema.ANSWER),
-            text=[whole_text(blocks) for blocks in self.text],
-            self_reward_n=None if self.self_reward_n is None else self.self_reward_n.double(),
-            block=self.spans.block_nt[filled_nt].numpy() if self.spans.interleaved else None,
-            token_values={
-                name: known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float().numpy()
+        columns = {
+            schema.STEP: [step] * len(self.text),
+            schema.GROUP: self.group_n,
+            schema.ROLLOUT: rollout_n,
+            schema.PROMPT: self.prompts,
+            schema.ANSWER: self.columns.get(schema.ANSWER),
+            schema.TEXT: [whole_text(blocks) for blocks in self.text],
+            schema.FAULT: self.spans.fault_n,
+            **span_columns(self.spans.names, self.spans.start_nk, self.spans.end_nk),
+            schema.SELF_REWARD: self.self_reward_n,
+            **score_columns(self.scores),
+            schema.IDS: self.ids_nt[filled_nt],
+            schema.TRAINABLE: self.mask_nt[filled_nt],
+            schema.BLOCK: self.spans.block_nt[filled_nt] if self.spans.interleaved else None,
+            **{
+                schema.token_column(name): known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float()
                 for name, known_nt in self._known().items()
             },
-        )
+            **credit_columns(self.method, by_block, self.credit.stop_n, advantages_nt[filled_nt], self._parts()),
+        }
+        return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
 
     def _parts(self) -> Parts | None:
         """What the credit is made of, where it is that of whole completions and each has one number per objective."""

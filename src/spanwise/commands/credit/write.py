@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.commands.credit.apply import Applied
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.commands.shared.segments import Segments
-from spanwise.rollouts import Completions, Credited, RolloutTable, schema, write_rollouts
+from spanwise.rollouts import RolloutTable, rollout_table, schema, write_rollouts
+from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.score import judge_of
 from spanwise.types import Scores
 
@@ -43,7 +45,7 @@ def write_credit(
 
 def credited_parts(
     table: RolloutTable, applied: Sequence[Applied], scores: Scores, marked: Marked, group_n: Int[Tensor, " n"]
-) -> Iterator[Completions]:
+) -> Iterator[pa.Table]:
     """The completions of a table as the writer takes them, as many at a time as fit.
 
     Args:
@@ -54,37 +56,36 @@ def credited_parts(
     """
     for first, last in table.tokens.chunks(AT_A_TIME):
         rows = slice(first, last)
+        tokens = table.tokens.rows(first, last)
         learned_n = torch.ones(last - first).bool() if table.learned_n is None else table.learned_n[rows]
-        yield Completions(
-            step_n=table.step_n[rows],
-            group_n=group_n[rows],
-            prompts=table.prompts[rows],
-            tokens=table.tokens.rows(first, last),
-            trainable=table.tokens.with_values(table.trainable).slice(first, last),
-            names=marked.names,
-            start_nk=marked.start_nk[rows] * learned_n[:, None],
-            end_nk=marked.end_nk[rows] * learned_n[:, None],
-            fault_n=marked.fault_n[rows],
-            scores=scores.take(rows),
-            answers=None if (answers := table.columns.get(schema.ANSWER)) is None else answers[rows],
-            block=table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
-            rollout_n=None if table.rollout_n is None else table.rollout_n[rows],
-            self_reward_n=None if table.self_reward_n is None else table.self_reward_n[rows],
-            credit={one.name: _credited(one, table, learned_n, first, last) for one in applied},
-            token_values={
-                name: table.tokens.with_values(values).slice(first, last) for name, values in table.token_values.items()
+        columns: dict[str, Any] = {
+            schema.STEP: table.step_n[rows],
+            schema.GROUP: group_n[rows],
+            schema.ROLLOUT: None if table.rollout_n is None else table.rollout_n[rows],
+            schema.PROMPT: table.prompts[rows],
+            schema.ANSWER: None if (answers := table.columns.get(schema.ANSWER)) is None else answers[rows],
+            schema.FAULT: marked.fault_n[rows],
+            **span_columns(
+                marked.names, marked.start_nk[rows] * learned_n[:, None], marked.end_nk[rows] * learned_n[:, None]
+            ),
+            schema.SELF_REWARD: None if table.self_reward_n is None else table.self_reward_n[rows],
+            **score_columns(scores.take(rows)),
+            schema.IDS: tokens.values,
+            schema.TRAINABLE: table.tokens.with_values(table.trainable).slice(first, last),
+            schema.BLOCK: table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
+            **{
+                schema.token_column(name): table.tokens.with_values(values).slice(first, last)
+                for name, values in table.token_values.items()
             },
-        )
-
-
-def _credited(one: Applied, table: RolloutTable, learned_n: Bool[Tensor, " r"], first: int, last: int) -> Credited:
-    rows = slice(first, last)
-    advantages = one.advantages(table, first, last)
-    if not bool(learned_n.all()):
-        advantages = np.where(np.repeat(learned_n.numpy(), table.tokens.lengths[rows]), advantages, np.float32(np.nan))
-    by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
-    apart = None if one.parts is None else one.parts.take(rows)
-    return Credited(by_block, one.credit.stop_n[rows], advantages, apart)
+        }
+        for one in applied:
+            advantages = one.advantages(table, first, last)
+            if not bool(learned_n.all()):
+                advantages = np.where(np.repeat(learned_n.numpy(), tokens.lengths), advantages, np.float32(np.nan))
+            by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
+            apart = None if one.parts is None else one.parts.take(rows)
+            columns |= credit_columns(one.name, by_block, one.credit.stop_n[rows], advantages, apart)
+        yield rollout_table(columns, tokens.offsets)
 
 
 def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:

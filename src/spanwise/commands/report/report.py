@@ -30,7 +30,6 @@ from spanwise.report import TokenView, compare_report, fidelity_report, train_re
 from spanwise.rollouts import schema
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.recorded import read_rows
-from spanwise.rollouts.write import rollout_table
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -249,7 +248,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
     if not found.table.has_ids:  # its tokens are not those of the file
         return table, {}
     parts = credited_parts(found.table, found.applied, found.scores, found.marked, found.group_n)
-    other = pa.concat_tables(rollout_table(part) for part in parts)
+    other = pa.concat_tables(parts)
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
     return table, remembered(found.arms, {})["paid"]
