@@ -24,8 +24,8 @@ from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
 from spanwise.credit.presets import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from spanwise.fidelity import ScoreName, proper_score
 from spanwise.measure import auroc, compare, ece
-from spanwise.measure.proper_score import ScoreName, proper_score
 from spanwise.objective import Objective
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment

@@ -17,15 +17,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spanwise.commands.fidelity.token_fidelity import GROUP_MEAN, reference_words, rolled_tokens
+from spanwise.commands.fidelity.fidelity import rolled_tokens
+from spanwise.commands.fidelity.tables import GROUP_MEAN, reference_words
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import run_or_model
-from spanwise.measure import Interval, Segments, TokenFidelity, token_fidelity
+from spanwise.fidelity import SaeSegments, TokenFidelity, token_fidelity
+from spanwise.measure import Interval
 
 #: The SAE of the paper's threshold, and the families that leads are taken over.
 SAE = "SAE start 0.2, 0.95"
 LEADS = ((SAE, "GAE"), ("SAE", "GAE"), (SAE, GROUP_MEAN), ("SAE", GROUP_MEAN))
-REFERENCES: Mapping[str, Segments | None] = {"token": None, "segment": Segments()}
+REFERENCES: Mapping[str, SaeSegments | None] = {"token": None, "segment": SaeSegments()}
 
 
 def places(run: Path) -> Iterator[tuple[int, Path]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from spanwise.measure import Rerolls
+from spanwise.fidelity import Rerolls
 
 
 def rolled(x, s, m, *, seed=0, own_prefix=True, spread=0.15):

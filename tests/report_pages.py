@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from helpers import NAN
+from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import compare, voting
-from spanwise.report import TokenRow, TokenView, compare_report, credit_report, fidelity_report, train_report, with_stop
+from spanwise.report import TokenRow, TokenView, compare_report, credit_report, train_report, with_stop
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
 RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}

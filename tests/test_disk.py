@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from full_disk import full_disk
 from rollouts_cases import Case, completion
-from spanwise.commands.shared.files import write_fidelity
+from spanwise.commands.fidelity.fidelity import write_fidelity
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import Samples
 from spanwise.disk import refusal, whole_file, whole_folder, writing

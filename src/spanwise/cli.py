@@ -278,31 +278,14 @@ def fidelity(
     _check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     place, loaded = run_or_model(checkpoint, recipe, _assignments(set_ or []))
-    rows, options, counts = [], {}, {}
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
+    asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
     with sole_writer(output):
-        if tokens:
-            from spanwise.commands.fidelity.token_fidelity import (
-                CRITIC_STEPS,
-                show_tokens,
-                token_fidelity_folder,
-                token_rows,
-            )
-            from spanwise.measure import Segments
-
-            steps = sorted({critic_steps, *(step for step in CRITIC_STEPS if step < critic_steps)})
-            segments = Segments() if reference == "segment" else None
-            found = token_fidelity_folder(
-                place, loaded, segments=segments, critics=critics and critics.split(","), prompts=token_prompts, rerolls=rerolls,
-                steps=steps, seed=seed,
-            )  # fmt: skip
-            show_tokens(found, segments=segments, console=Console())
-            rows, counts = token_rows(found), found.counts
-            asked = {"critics": critics, "critic_steps": critic_steps, "reference": reference}
-            options = {"tokens": True, "token_prompts": token_prompts, **asked}
-        sizes = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-        show(place, loaded, output=output, tokens=rows, counts=counts, options=options, console=Console(), **sizes)
+        show(
+            place, loaded, output=output, console=Console(), prompts=prompts, samples=samples, rerolls=rerolls, seed=seed,
+            tokens=asked if tokens else None,
+        )  # fmt: skip
 
 
 @app.command

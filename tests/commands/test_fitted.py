@@ -13,12 +13,12 @@ from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts, figures_table
 from spanwise.commands.doctor.doctor import findings_table
 from spanwise.commands.doctor.examine import Finding
-from spanwise.commands.fidelity.fidelity import fixed_point_table
+from spanwise.commands.fidelity.tables import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
-from spanwise.commands.shared.files import fixed_point_rows
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.why.why import _counts, _one, reasons
+from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
 from spanwise.measure import Interval, compare, curve_difference, voting
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"

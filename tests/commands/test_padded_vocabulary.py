@@ -7,8 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import trl_small
 from spanwise.commands.eval.evaluate import evaluate
-from spanwise.commands.fidelity.fidelity import collect
-from spanwise.commands.fidelity.token_rollouts import Roller, collect_tokens
+from spanwise.fidelity.rerolls import Roller, collect_last_blocks, collect_tokens
 from spanwise.segment import Vocabulary
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
 
@@ -52,7 +51,7 @@ def test_evaluate_reads_them_as_nothing(padded):
 
 
 def test_fidelity_reads_them_as_nothing(padded):
-    rolled = collect(*padded, TASK, prompts=2, samples=2, rerolls=3)
+    rolled = collect_last_blocks(Roller(*padded, TASK, 1.0, 16), ROWS, samples=2, rerolls=3)
     assert rolled.outcome_xs.tolist() == [[1, 1], [0, 0]]
     assert rolled.confidence_xs.tolist() == [[1, 1], [1, 1]]
     assert rolled.again_dm.tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -11,7 +11,6 @@ except ModuleNotFoundError as error:  # the core installs without them
 from spanwise.report.arithmetic import Part
 from spanwise.report.compare import compare_report
 from spanwise.report.credit import credit_report
-from spanwise.report.fidelity import difference_rows, fidelity_report, fidelity_rows
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import with_stop
 from spanwise.report.sections import VOTES_BY_SCORE
@@ -21,6 +20,6 @@ from spanwise.report.why import Rule, rule_words
 
 __all__ = [
     "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Part", "Rule", "Section", "TokenRow", "TokenView", "compare_report",
-    "credit_report", "difference_rows", "fidelity_report", "fidelity_rows", "render", "rule_words", "token_view",
+    "credit_report", "render", "rule_words", "token_view",
     "train_report", "unmeasured_sentences", "with_stop",
 ]  # fmt: skip

@@ -175,33 +175,6 @@ def _better(d: Difference) -> str:
     return f"{first} is {word} than {second} in {figure_name(d.figure)} by {size} over {d.interval.count} seeds."
 
 
-def fidelity_finding(figures: Lines, differences: Lines = (), tokens: Lines = ()) -> str:
-    """Which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it.
-
-    Args:
-        figures: as `fidelity_rows` gives them.
-        differences: paired, as `difference_rows` gives them; without one for the two, their intervals are compared.
-        tokens: correlations of estimators at tokens.
-
-    Example:
-        >>> row = {"figure": "correlation", "group_size": 4}
-        >>> rows = [{**row, "baseline": "blended", "value": .88, "low": .8, "high": .9},
-        ...     {**row, "baseline": "group", "value": .5, "low": .4, "high": .6}]
-        >>> fidelity_finding(rows)
-        'At G = 4 blended is nearest to Monte Carlo: correlation 0.880 [0.800, 0.900]; next is group with 0.500 [0.400, 0.600].'
-    """
-    sizes = [row["group_size"] for row in figures if row["figure"] == "correlation" and _there(row)]
-    if sizes:
-        return _nearest(
-            [row for row in figures if row["figure"] == "correlation" and row["group_size"] == min(sizes)], differences
-        )
-    known = sorted((row for row in tokens if _there(row)), key=lambda row: -row["value"])
-    if known:
-        best = known[0]
-        return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_bounds(best)}."
-    return "Nothing was measured: no baseline has a correlation with Monte Carlo."
-
-
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """In how many completions two methods push some block in opposite directions, and in which block most.
 
@@ -243,35 +216,6 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
     said = f"{opposed:,} of {count:,} completions ({percent(opposed / count)})"
     return f"{left} and {right} push in opposite directions in {said}{where}."
-
-
-def _nearest(rows: Lines, differences: Lines) -> str:
-    known = sorted((row for row in rows if _there(row)), key=lambda row: -row["value"])
-    best, others = known[0], known[1:]
-    if best["low"] <= 0:
-        return (
-            f"At G = {best['group_size']} no baseline is told from noise: the best, {best['baseline']}, has {_bounds(best)}."
-        )
-    head = f"At G = {best['group_size']} {best['baseline']} is nearest to Monte Carlo: correlation {_bounds(best)}"
-    if not others:
-        return f"{head}."
-    second = others[0]
-    paired = [
-        row for row in differences
-        if row["figure"] == "correlation" and row["group_size"] == best["group_size"]
-        and {row["a"], row["b"]} == {best["baseline"], second["baseline"]}
-    ]  # fmt: skip
-    same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else second["high"] >= best["low"]
-    tail = "; the two are not told apart" if same else ""
-    return f"{head}; next is {second['baseline']} with {_bounds(second)}{tail}."
-
-
-def _there(row: Mapping[str, Any]) -> bool:
-    return row["value"] is not None and row["value"] == row["value"]
-
-
-def _bounds(row: Mapping[str, Any]) -> str:
-    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def _count(number: int, noun: str) -> str:

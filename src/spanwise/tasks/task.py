@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
+from spanwise.score import parse_confidence
 from spanwise.tasks.digits import DIGITS_LAYOUT, HELD_OUT, draw_problems, held_out_problems, held_out_prompts
 from spanwise.tasks.digits_long import (
     LONG_LAYOUT,
@@ -28,6 +31,7 @@ from spanwise.tasks.fields import (
     held_out_field_prompts,
 )
 from spanwise.tasks.warm_start import Start, WarmStartSettings, warm_start
+from spanwise.types import BlockText
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -158,3 +162,10 @@ def _dataset(prompts: list[str], answers: list[str]) -> Dataset:
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": prompts, "answer": answers})
+
+
+def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
+    """Stated confidences; NaN where none is stated, or it cannot be read."""
+    stated = [(entry.get(block) or {}).get(tag) if tag in layout.keys[block] else None for entry in text]
+    values = [None if one is None else parse_confidence(one) for one in stated]
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

@@ -8,10 +8,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from measure_small import rolled
-from spanwise.commands.fidelity import fidelity as room
+from spanwise.commands.fidelity.tables import difference_table, fidelity_tables, fixed_point_table
 from spanwise.commands.shared.task import load_model
 from spanwise.errors import DataError, RecipeError
-from spanwise.measure import fidelity
+from spanwise.fidelity import measure_fidelity
+from spanwise.fidelity import rerolls as room
+from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.rerolls import Roller
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
 
 
@@ -66,7 +69,7 @@ def test_prefixes_are_re_rolled_once_each(tiny, scripted):
 
     rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
     task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=32)
-    found = room.collect(*tiny, task, samples=4, rerolls=3)
+    found = room.collect_last_blocks(Roller(*tiny, task, 1.0, 32), rows, samples=4, rerolls=3)
     block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
     assert scripted == [
         f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
@@ -84,7 +87,8 @@ def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
     rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
     # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
     task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=12)
-    assert bool(room.collect(*tiny, task, samples=4, rerolls=3).again_dm.isnan().all())
+    found = room.collect_last_blocks(Roller(*tiny, task, 1.0, 12), rows, samples=4, rerolls=3)
+    assert bool(found.again_dm.isnan().all())
 
 
 def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
@@ -95,12 +99,12 @@ def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
     rows = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["2"]})
     task = Task("two", "nowhere", rows, rows, Layout({"first": ["answer"], "second": ["answer"]}), max_completion_length=8)
     with pytest.raises(RecipeError, match="last block 'second' has no tag 'confidence'"):
-        room.collect(*tiny, task)
+        room.collect_last_blocks(Roller(*tiny, task, 1.0, 8), rows)
     task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=8)
     ids_nt = torch.full((3, 4), 20)
     monkeypatch.setattr(room, "sample", lambda *_, **__: (ids_nt, ids_nt > 0))
     with pytest.raises(DataError, match="None of 3 completions has the block 'confidence'"):
-        room.collect(*tiny, task, samples=3)
+        room.collect_last_blocks(Roller(*tiny, task, 1.0, 8), rows, samples=3)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
@@ -109,12 +113,12 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 
 
 def test_tables_hold_every_baseline():
-    found = fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
+    found = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
     console = Console(width=80, record=True, file=io.StringIO())
     tables = [
-        *room.fidelity_tables(found),
-        room.difference_table(found),
-        room.fixed_point_table(room.fixed_point_rows(group_sizes=(4,), batches=40)),
+        *fidelity_tables(found),
+        difference_table(found),
+        fixed_point_table(fixed_point_rows(group_sizes=(4,), batches=40)),
     ]
     for table in tables:
         console.print(table)

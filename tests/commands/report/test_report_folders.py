@@ -10,12 +10,14 @@ import yaml
 
 from helpers import NAN
 from report_pages import RECIPE, Page, start
+from spanwise.commands.fidelity.fidelity import write_fidelity
 from spanwise.commands.report.report import over_seeds, pooled, report_folder
-from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
 from spanwise.commands.shared.samples import Samples
 from spanwise.errors import DataError
-from spanwise.measure import Rerolls, fidelity, mean_interval, voting
-from spanwise.report import fidelity_rows
+from spanwise.fidelity import Rerolls, measure_fidelity
+from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.page import fidelity_rows
+from spanwise.measure import mean_interval, voting
 from spanwise.report.page import shown
 from spanwise.report.rows import reliability_rows
 
@@ -96,15 +98,15 @@ def test_report_of_a_fidelity_folder(tmp_path):
     outcome_xs = (torch.arange(4) % 2).double().expand(16, 4)
     prefix_xs = 2 * torch.arange(16)[:, None] + outcome_xs.long()
     rolled = Rerolls(confidence_xs, outcome_xs, prefix_xs, torch.rand(32, 8, generator=generator, dtype=torch.float64))
-    found = fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
+    fidelity = measure_fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
     points = fixed_point_rows(group_sizes=[4], probabilities=[0.1, 0.2], batches=8)
-    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, found=found, rolled=rolled, points=points)
+    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, fidelity=fidelity, rolled=rolled, points=points)
     page = Page(report_folder(tmp_path / "f").read_text())
-    assert page.headline("blended, G = 4") == shown(found.value("blended", 4, "correlation"))
+    assert page.headline("blended, G = 4") == shown(fidelity.value("blended", 4, "correlation"))
     assert "64 completions of 16 prompts; 256 re-rolls of 32 distinct prefixes." in page.text
     row = next(row for row in page.cells if row[0] == "0.100" and len(row) == 7)
     assert row[4] == "0.021"  # outcome at G = 4, p = .1: the closed form
-    assert len(fidelity_rows(found)) == 6 * 8
+    assert len(fidelity_rows(fidelity)) == 6 * 8
 
 
 def test_report_of_a_credit_folder(tmp_path):

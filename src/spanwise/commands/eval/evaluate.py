@@ -19,9 +19,10 @@ from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_tags
-from spanwise.score import parse_confidence, score
+from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
 from spanwise.tasks import Task, is_refusal
+from spanwise.tasks.task import stated_confidences
 from spanwise.types import BlockText
 
 
@@ -78,7 +79,7 @@ def evaluate(
         torch.arange(len(rows)).repeat_interleave(samples),
         {name: [(entry.get(name) or {}).get(names["answer"]) for entry in text] for name in answering},
         {name: _correct(name, text, columns, task.layout, options) for name in answering},
-        confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
+        stated_confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
         None if laser is None else _scores(model, tokenizer, laser, rows["prompt"][:], ids_nt, mask_nt, temperature),
@@ -113,17 +114,6 @@ def _correct(
     correct_n = score([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
     return torch.where(there_n, correct_n, 0.0).double()
-
-
-def confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Stated confidences; NaN where none is stated, or it cannot be read."""
-    there = tag in layout.keys[block]
-    read = []
-    for entry in text:
-        stated = (entry.get(block) or {}).get(tag) if there else None
-        value = None if stated is None else parse_confidence(stated)
-        read.append(float("nan") if value is None else value)
-    return torch.tensor(read, dtype=torch.float64)
 
 
 def evaluate_folder(

@@ -1,143 +1,43 @@
-"""`spanwise fidelity`: re-roll the last block at fixed prefixes of a checkpoint, and hold the baselines against it."""
+"""`spanwise fidelity`: sample again at fixed prefixes of a checkpoint, and hold baselines and token estimators against it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from spanwise.commands.eval.evaluate import confidences
+from spanwise.commands.fidelity.tables import (
+    difference_table,
+    fidelity_tables,
+    fixed_point_table,
+    reference_words,
+    token_tables,
+)
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.files import fixed_point_rows, write_fidelity
+from spanwise.commands.shared.files import FIDELITY, without_nan
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.task import model_and_task
-from spanwise.engines.sample import continue_ids, prompt_ids, sample
-from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
-from spanwise.objective import Objective
-from spanwise.recipe import Recipe, answer_layout, calibration_of
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
-from spanwise.tasks import Task, task_layout
+from spanwise.disk import write_text
+from spanwise.engines.value_model import ABOUT
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.fidelity import Fidelity, Rerolls, SaeSegments, TokenFidelity, Trajectories, measure_fidelity, token_fidelity
+from spanwise.fidelity.critics import CRITIC_BATCH, CRITIC_STEPS, fitted_critics, own_critic, own_critic_folder, values
+from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.page import difference_rows, fidelity_rows, token_rows
+from spanwise.fidelity.rerolls import MOST, Roller, collect_last_blocks, collect_tokens, states_confidence
+from spanwise.fidelity.tokens import TOKEN_KINDS
+from spanwise.recipe import Recipe, answer_layout, calibration_of, scheme_of
+from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95)
-
-
-def collect(
-    model: Any,
-    tokenizer: Any,
-    task: Task,
-    *,
-    prompts: int = 128,
-    samples: int = 32,
-    rerolls: int = 32,
-    temperature: float = 1.0,
-    max_new_tokens: int | None = None,
-    seed: int = 0,
-) -> Rerolls:
-    """Sample completions of held-out prompts, then fresh last blocks from every distinct prefix among them.
-
-    The prefix of a completion is its prompt and every token before its last block, as sampled; a re-roll may use the tokens that
-    the longest completion has left. Whatever it says is segmented together with its prefix.
-
-    Args:
-        model, tokenizer: as `from_pretrained` gives them.
-        task: its layout ends with a block that states a confidence.
-        prompts: how many of the held-out prompts.
-        samples: completions of each.
-        rerolls: of each distinct prefix.
-        temperature, max_new_tokens, seed: see `evaluate`; the re-rolls take the next seed.
-
-    Raises:
-        RecipeError: the last block holds no confidence.
-        DataError: no completion has a last block.
-    """
-    solution, last = task.layout.names[0], task.layout.names[-1]
-    if not states_confidence(task.layout):
-        raise RecipeError(f"Fidelity re-rolls stated confidences, but the last block '{last}' has no tag 'confidence'.")
-    rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
-    limit = max_new_tokens or task.max_completion_length
-    options = {"max_new_tokens": limit, "temperature": temperature}
-    ids_nt, mask_nt = sample(model, tokenizer, rows["prompt"][:], samples=samples, seed=seed, **options)
-    vocabulary = Vocabulary.of(tokenizer, model)
-    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=vocabulary)
-    columns = {name: [v for v in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"}
-    outcome_n = score([Objective("correct", pays=(solution,))], text, columns=columns).reward_nm[:, 0]
-    starts = prompt_ids(tokenizer, rows["prompt"][:])
-    found: dict[tuple[int, tuple[int, ...]], int] = {}
-    prefix_n = torch.full((len(text),), -1)
-    for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
-        before = tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
-        prefix_n[n] = found.setdefault((n // samples, before), len(found))
-    if not found:
-        raise DataError(f"None of {len(text)} completions has the block '{last}'; there is nothing to re-roll.")
-    heads = [starts[x] + list(before) for x, before in found]
-    room = limit - min(len(before) for _, before in found)
-    more_nt, more_mask_nt = continue_ids(
-        model, tokenizer, heads, samples=rerolls, max_new_tokens=room, temperature=temperature, seed=seed + 1
-    )
-    befores = [before for _, before in found for _ in range(rerolls)]
-    again_nt, again_mask_nt = joined(befores, more_nt, more_mask_nt, limit)
-    again_text = segment(again_nt, again_mask_nt, layout=task.layout, vocabulary=vocabulary)[1]
-    return Rerolls(
-        confidence_xs=confidences(text, last, task.layout).reshape(-1, samples),
-        outcome_xs=outcome_n.reshape(-1, samples),
-        prefix_xs=prefix_n.reshape(-1, samples),
-        again_dm=confidences(again_text, last, task.layout).reshape(-1, rerolls),
-    )
-
-
-def states_confidence(layout: Layout) -> bool:
-    """Whether the last block of a layout holds a confidence, which is what the baselines are compared on."""
-    return "confidence" in layout.keys[layout.names[-1]]
-
-
-def joined(
-    befores: list[tuple[int, ...]], more_nt: torch.Tensor, more_mask_nt: torch.Tensor, limit: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prefix and continuation of each completion as one row, cut to the length a completion may have."""
-    ids_nt, mask_nt = torch.zeros(len(befores), limit, dtype=torch.long), torch.zeros(len(befores), limit, dtype=torch.bool)
-    for n, before in enumerate(befores):
-        whole = [*before, *more_nt[n][more_mask_nt[n]].tolist()][:limit]
-        ids_nt[n, : len(whole)] = torch.tensor(whole)
-        mask_nt[n, : len(whole)] = True
-    return ids_nt, mask_nt
-
-
-class Sizes(TypedDict, total=False):
-    """How much is sampled: keywords of `collect`, with its defaults."""
-
-    prompts: int
-    samples: int
-    rerolls: int
-    seed: int
-
-
-def fidelity_folder(
-    model_folder: Path, recipe: Recipe, *, console: Console | None = None, **sizes: Unpack[Sizes]
-) -> tuple[Fidelity, Rerolls]:
-    """Fidelity of the baselines on a saved model; `recipe` says the task, the score of the confidence and the temperature.
-
-    Group sizes are those of 4, 8, 16 and 32 that the samples of a prompt allow.
-
-    Raises:
-        DataError: the folder holds no readable model.
-    """
-    torch.set_num_threads(recipe.threads)
-    model, tokenizer, task = model_and_task(model_folder, recipe, console or Console())
-    rolled = collect(
-        model, tokenizer, task, temperature=recipe.temperature, max_new_tokens=recipe.max_completion_length, **sizes
-    )
-    samples = rolled.prefix_xs.shape[1]
-    group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    return fidelity(rolled, group_sizes=group_sizes, rule=calibration_of(recipe), seed=sizes.get("seed", 0)), rolled
+#: Re-rolls of a Monte Carlo critic that somebody might pay for.
+FEW = 4
+#: The critics there can be: the run's own, one fitted here for a number of steps, means of further re-rolls.
+CRITICS = ("own", "fitted", "mc")
 
 
 def show(
@@ -145,99 +45,151 @@ def show(
     recipe: Recipe,
     *,
     output: str | Path,
-    tokens: Sequence[Mapping[str, Any]] = (),
-    counts: Mapping[str, int] | None = None,
-    options: Mapping[str, Any] | None = None,
-    console: Console | None = None,
-    **sizes: Unpack[Sizes],
-) -> Fidelity | None:
-    """What `spanwise fidelity CHECKPOINT` does: the fidelity tables of a model folder, the q* table, `fidelity.json`, the report.
-
-    Args:
-        checkpoint: the model folder.
-        recipe: says the task, the score of the confidence and the temperature.
-        output: folder for what is written.
-        tokens: what `run.token_fidelity.token_rows` gives, for the report; all there is where no confidence is stated (None).
-        counts: completions and prompts of the tokens.
-        options: further options of the command, which the report prints.
-        console: where the tables go.
-        sizes: see `collect`.
-    """
-    console = console or Console()
-    about = {"source": str(checkpoint), "recipe": recipe.model_dump(mode="json"), "tokens": tokens}
-    options = {**sizes, **(options or {})}
-    if tokens and not states_confidence(answer_layout(recipe, task_layout(recipe))):
+    console: Console,
+    prompts: int,
+    samples: int,
+    rerolls: int,
+    seed: int,
+    tokens: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the tables of a model folder, write `fidelity.json` and the report; `tokens`: the options of `--tokens`."""
+    options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
+    about: dict[str, Any] = {"source": str(checkpoint), "recipe": recipe.model_dump(mode="json"), "options": options}
+    if tokens is not None:
+        last, critics = tokens["critic_steps"], tokens["critics"]
+        segments = SaeSegments() if tokens["reference"] == "segment" else None
+        trajectories, critic_values = rolled_tokens(
+            checkpoint, recipe, prompts=tokens["token_prompts"], rerolls=rerolls, seed=seed, console=console,
+            critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
+        )  # fmt: skip
+        found = token_fidelity(trajectories, critic_values, segments=segments, seed=seed)
+        show_tokens(found, segments=segments, console=console)
+        about |= {"tokens": token_rows(found), "counts": found.counts, "options": {**options, "tokens": True, **tokens}}
+    if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
         console.print("The last block states no confidence, so there is nothing else to compare.", highlight=False)
-        write_fidelity(output, **about, counts=counts, options=options)
-        console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
-        return None
-    found, rolled = fidelity_folder(checkpoint, recipe, console=console, **sizes)
+    else:
+        about |= show_baselines(checkpoint, recipe, console, **options)
+    write_fidelity(output, **about)
+    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
+
+
+def show_baselines(
+    checkpoint: Path, recipe: Recipe, console: Console, *, prompts: int, samples: int, rerolls: int, seed: int
+) -> dict[str, Any]:
+    """Print how close the baselines come to Monte Carlo, and the q* table; what `write_fidelity` writes of them."""
+    roller = roller_of(checkpoint, recipe, console)
+    rows = roller.task.evaluation.select(range(min(prompts, len(roller.task.evaluation))))
+    rolled = collect_last_blocks(roller, rows, samples=samples, rerolls=rerolls, seed=seed)
+    group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
+    fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=calibration_of(recipe), seed=seed)
     console.print(
         f"{rolled.prefix_xs.numel()} completions of {len(rolled.prefix_xs)} prompts, {rolled.again_dm.numel()} re-rolls of "
-        f"{len(rolled.again_dm)} distinct prefixes; {found.share:.1%} of the completions could be used.",
+        f"{len(rolled.again_dm)} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
         highlight=False,
     )
-    for table in fidelity_tables(found):
+    for table in (*fidelity_tables(fidelity), difference_table(fidelity)):
         console.print(Fitted(table))
-    console.print(Fitted(difference_table(found)))
-    points = fixed_point_rows(rule=calibration_of(recipe), seed=sizes.get("seed", 0))
+    points = fixed_point_rows(rule=calibration_of(recipe), seed=seed)
     console.print(Fitted(fixed_point_table(points), keep=2))
-    write_fidelity(output, **about, found=found, rolled=rolled, points=points, options=options)
-    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
-    return found
+    return {"fidelity": fidelity, "rolled": rolled, "points": points}
 
 
-def fidelity_tables(found: Fidelity) -> list[Table]:
-    """A table per group size: rmse with its interval over prompts, by outcome and alone; then what does not depend on scale."""
-    tables = []
-    for size in found.group_sizes:
-        ceiling = found.value(found.baselines[0], size, "ceiling")
-        title = f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})"
-        table = plain_table(title, "", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
-        for name in found.baselines:
-            low, high = found.interval(name, size, "rmse")
-            first, *rest = (decimals(found.value(name, size, figure)) for figure in FIGURES if figure != "ceiling")
-            table.add_row(name, first, f"{decimals(low)}-{decimals(high)}", *rest)
-        tables.append(table)
-    return tables
+def show_tokens(found: TokenFidelity, *, segments: SaeSegments | None = None, console: Console) -> None:
+    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO."""
+    tokens, decisions = (found.count(kind) for kind in TOKEN_KINDS)
+    completions, prompts = found.counts["completions"], found.counts["prompts"]
+    console.print(
+        f"{tokens} tokens of the first blocks of {completions} completions of {prompts} prompts; {decisions} of the tokens "
+        f"are decisions (p < .97). {reference_words(segments)}",
+        highlight=False,
+    )
+    for table in token_tables(found):
+        console.print(Fitted(table))
 
 
-def difference_table(found: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
-    """One baseline's figures minus another's, with paired intervals over prompts."""
-    figures = ("correlation", "rmse_scaled", "gradient_noise")
-    table = plain_table(f"{one} minus {other}, paired over prompts", "G", *(figure.replace("_", " ") for figure in figures))
-    for size in found.group_sizes:
-        cells = []
-        for figure in figures:
-            value, low, high = found.difference(one, other, size, figure)
-            cells.append(f"{value:+.3f} [{low:+.3f}, {high:+.3f}]")
-        table.add_row(str(size), *cells)
-    return table
+def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> Roller:
+    """What samples a saved model on the task of a recipe."""
+    torch.set_num_threads(recipe.threads)
+    model, tokenizer, task = model_and_task(folder, recipe, console or Console())
+    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
 
 
-def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """The q* table of `fixed_point_rows`: what each baseline drives a confidence to."""
-    p_b = list(dict.fromkeys(row["p"] for row in points))
-    table = plain_table("q*: the confidence a policy is driven to, by p", "", "G", *(f"{p:g}" for p in p_b))
-    table.add_row("none, batch, group", "any", *map(decimals, p_b))
-    for name in dict.fromkeys(row["baseline"] for row in points):
-        for size in dict.fromkeys(row["group_size"] for row in points):
-            q_b = [row["q"] for row in points if (row["baseline"], row["group_size"]) == (name, size)]
-            if name not in ("none", "batch", "group"):
-                table.add_row(name, str(size), *map(decimals, q_b))
-    worst = max(row["error"] or 0.0 for row in points)
-    table.caption = f"outcome: exact; blended: simulated, standard error at most {worst:.4f}"
-    return table
+def rolled_tokens(
+    model_folder: Path,
+    recipe: Recipe,
+    *,
+    prompts: int = 48,
+    samples: int = 4,
+    rerolls: int = 32,
+    most: int = MOST,
+    critics: Sequence[str] | None = None,
+    steps: Sequence[int] = CRITIC_STEPS,
+    seed: int = 0,
+    console: Console | None = None,
+) -> tuple[Trajectories, dict[str, torch.Tensor]]:
+    """Completions of held-out prompts with Monte Carlo values, and what critics say before each of their tokens.
+
+    The critics are some of `CRITICS`, by default all there are: the run's own where one was saved with the model ("own"); one
+    critic after different numbers of fitting steps on training prompts ("80 steps"); and the means of a second set of re-rolls,
+    all of them and few of them ("MC 32", as good as critics get, and "MC 4").
+    """
+    if rerolls < 2:
+        raise DataError(f"Monte Carlo values know their noise from 2 re-rolls on; {rerolls} were asked for.")
+    place = own_critic_folder(model_folder)
+    kinds = critics or [kind for kind in CRITICS if kind != "own" or place]
+    for kind in kinds:
+        if kind not in CRITICS:
+            raise RecipeError(unknown("kind of critic", kind, CRITICS))
+    if "own" in kinds and place is None:
+        raise DataError(
+            f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Leave own out, or look at a "
+            "run whose recipe has a critic."
+        )
+    # As many training prompts as the fitted critic reads completions, so that it has no prompt to learn by heart.
+    fitted = {"steps": max(steps, default=1), "prompts": CRITIC_BATCH} if "fitted" in kinds else {}
+    roller = roller_of(model_folder, recipe.model_copy(update=fitted), console)
+    task = roller.task
+    order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
+    blocks, trajectories, again_ntm = collect_tokens(
+        roller, task.evaluation.select(order[:prompts]), samples=samples, rerolls=rerolls, sets=2 if "mc" in kinds else 1,
+        most=most, seed=seed,
+    )  # fmt: skip
+    critic_values: dict[str, torch.Tensor] = {}
+    if "own" in kinds and place is not None:
+        scheme = scheme_of(recipe, task.layout, roller.limit)
+        critic, stream = own_critic(place, roller.tokenizer, [objective.name for objective in scheme.objectives])
+        critic_values["own"] = values(critic, blocks, stream=stream)
+    if "fitted" in kinds:
+        for step, critic in fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
+            critic_values[f"{step} steps"] = values(critic, blocks)
+    if "mc" in kinds:
+        critic_values |= {f"MC {few}": again_ntm[..., :few].nanmean(dim=2) for few in sorted({min(FEW, rerolls), rerolls})}
+    return trajectories, critic_values
 
 
-def plain_table(title: str, first: str, *columns: str) -> Table:
-    """An empty table without borders; every column but the first is of numbers."""
-    table = Table(first, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def decimals(number: float) -> str:
-    """Three decimals, "-" for NaN."""
-    return "-" if number != number else f"{number:.3f}"
+def write_fidelity(
+    folder: str | Path,
+    *,
+    source: str,
+    recipe: Mapping[str, Any],
+    fidelity: Fidelity | None = None,
+    rolled: Rerolls | None = None,
+    points: Sequence[Mapping[str, Any]] = (),
+    tokens: Sequence[Mapping[str, Any]] = (),
+    counts: Mapping[str, int | float] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
+    counts, figures, differences = dict(counts or {}), [], []
+    if fidelity is not None and rolled is not None:
+        counts = {
+            "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+            "prefixes": len(rolled.again_dm), "share": fidelity.share,
+        }  # fmt: skip
+        figures = fidelity_rows(fidelity)
+        differences = difference_rows(fidelity) if {"blended", "outcome"} <= set(fidelity.baselines) else []
+    data = {
+        "source": source, "recipe": dict(recipe), "counts": counts, "figures": figures, "differences": differences,
+        "points": list(points), "tokens": list(tokens), "options": dict(options or {}),
+    }  # fmt: skip
+    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")

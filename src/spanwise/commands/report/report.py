@@ -22,11 +22,12 @@ from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_ro
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
+from spanwise.fidelity.page import fidelity_report
 from spanwise.laser import Laser
 from spanwise.measure import Comparison, Curve, mean_interval
 from spanwise.measure import compare as compare_runs
 from spanwise.recipe import SCRIPT, answer_tags, load, own_layout
-from spanwise.report import TokenView, compare_report, fidelity_report, train_report
+from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.recorded import read_rows

@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import Fitted
+from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import LASER, Curve, Interval, alarms
-from spanwise.measure.fixed_point import fixed_point
-from spanwise.measure.proper_score import ScoreName
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"

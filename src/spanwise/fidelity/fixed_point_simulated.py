@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.measure.fixed_point import check_judged, odds, tuple_chances
-from spanwise.measure.proper_score import ScoreName, proper_score
+from spanwise.fidelity.baselines import BASELINES
+from spanwise.fidelity.fixed_point import check_judged, fixed_point, odds, tuple_chances
+from spanwise.fidelity.proper_score import ScoreName, proper_score
 from spanwise.objective import BaselineName
 
 _FEWEST = 100
@@ -200,3 +201,27 @@ def _controlled(sum_rcbzo: Float[Tensor, "r c b z o"]) -> tuple[Float[Tensor, "b
     batches = left.shape[-1]
     mean_bzo = (mean_bzo1c[..., :1] - mean_bzo1c[..., 1:] @ slope)[..., 0, 0]
     return mean_bzo, (left.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
+
+
+def fixed_point_rows(
+    *,
+    group_sizes: Sequence[int] = (4, 8, 16, 32, 64),
+    probabilities: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95),
+    rule: ScoreName = "brier",
+    batches: int = 100,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """The q* test in rows: exact for all baselines but blended, which is simulated in batches of 512 completions."""
+    p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
+    for size in group_sizes:
+        for name, options in BASELINES.items():
+            if name != "blended":
+                points = zip(probabilities, fixed_point(p_b, group_size=size, **options).tolist(), strict=True)
+                rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": None} for p, q in points]
+        copies = max(1, 512 // (size * len(p_b)))
+        simulated = simulated_fixed_point(
+            p_b[:, None], group_size=size, baseline="blended", rule=rule, copies=copies, batches=batches, seed=seed
+        )
+        columns = zip(probabilities, simulated.point_bz[:, 0].tolist(), simulated.error_bz[:, 0].tolist(), strict=True)
+        rows += [{"baseline": "blended", "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
+    return rows

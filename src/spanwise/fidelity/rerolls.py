@@ -1,4 +1,4 @@
-"""Monte Carlo values before the tokens of the first block of completions: before all of them, or before a sample of long ones."""
+"""Completions of a policy, sampled again from fixed prefixes: from before their last blocks, or before their tokens."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.commands.fidelity.fidelity import joined
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.engines.value_model import Sequences
-from spanwise.errors import DataError
-from spanwise.measure.token_reference import place_before
-from spanwise.measure.trajectories import Trajectories
+from spanwise.errors import DataError, RecipeError
+from spanwise.fidelity.baselines import Rerolls
+from spanwise.fidelity.trajectories import Trajectories, place_before
+from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score import score
 from spanwise.segment import Vocabulary, segment
-from spanwise.tasks import Task
+from spanwise.tasks.task import Task, stated_confidences
+from spanwise.types import BlockText, Spans
 
 #: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
 MOST = 16
 #: Continuations sampled at a time, and their tokens: the cache of more long ones than that is slower to move than to compute.
 ROWS, TOKENS = 512, 32_768
+#: The number of a dataset row, and the tokens of a completion so far.
+Prefix = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class FirstBlocks:
     """First blocks of N completions.
 
     Attributes:
@@ -48,9 +51,9 @@ class Blocks:
     mask_nt: Bool[Tensor, "n t"]
     reward_n: Float[Tensor, " n"]
 
-    def take(self, rows: slice) -> Blocks:
+    def take(self, rows: slice) -> FirstBlocks:
         """Some of the completions."""
-        return Blocks(self.prompt_n[rows], self.heads[rows], self.ids_nt[rows], self.mask_nt[rows], self.reward_n[rows])
+        return FirstBlocks(*(column[rows] for column in vars(self).values()))
 
     def sequences(self, device: Any = "cpu") -> Sequences:
         """Prompts and tokens as a model reads them."""
@@ -67,7 +70,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Roller:
-    """What samples first blocks of a task, goes on from the middle of them, and judges the result.
+    """What samples completions of a task, goes on from the middle of them, and judges their first blocks.
 
     Attributes:
         model, tokenizer: as `from_pretrained` gives them.
@@ -87,50 +90,70 @@ class Roller:
         """The bytes of every id the model can sample."""
         return Vocabulary.of(self.tokenizer, self.model)
 
-    def blocks(self, rows: Any, *, samples: int, seed: int) -> Blocks:
-        """The first blocks of `samples` completions of each dataset row."""
-        with self._stopping():
-            ids_nt, mask_nt = sample(
+    def completions(self, rows: Any, *, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids and mask of `samples` completions of each dataset row, and the row of each."""
+        ids_nt, mask_nt = sample(
             self.model, self.tokenizer, rows["prompt"][:], samples=samples, max_new_tokens=self.limit,
             temperature=self.temperature, seed=seed,
         )  # fmt: skip
-        prompt_n = torch.arange(len(rows)).repeat_interleave(samples)
-        reward_n, block_nt = self.judge(rows, ids_nt, mask_nt, prompt_n.tolist())
-        inside_nt = block_nt == 0
+        return ids_nt, mask_nt, torch.arange(len(rows)).repeat_interleave(samples)
+
+    def continued(
+        self, heads: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and mask of fresh completions that begin with each prefix, cut to the length a completion may have."""
+        shortest = min(len(before) for _, before in prefixes)
+        more_nt, more_mask_nt = continue_ids(
+            self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
+            max_new_tokens=max(1, self.limit - shortest), temperature=self.temperature, seed=seed, batch_size=batch_size,
+        )  # fmt: skip
+        shape = len(prefixes) * rerolls, self.limit
+        ids_nt, mask_nt = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        for n, (more_t, real_t) in enumerate(zip(more_nt, more_mask_nt, strict=True)):
+            whole = [*prefixes[n // rerolls][1], *more_t[real_t].tolist()][: self.limit]
+            ids_nt[n, : len(whole)] = torch.tensor(whole)
+            mask_nt[n, : len(whole)] = True
+        return ids_nt, mask_nt
+
+    def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
+        """Where the blocks of completions lie, and what they say."""
+        return segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
+
+    def rewards(self, rows: Any, text: list[BlockText], row_n: Sequence[int]) -> Float[Tensor, " n"]:
+        """Whether first blocks are right; NaN where a completion has none."""
+        cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
+        columns = {name: [column[row] for row in row_n] for name, column in cells.items()}
+        objective = Objective("correct", pays=(self.task.layout.names[0],))
+        return score([objective], text, columns=columns).reward_nm[:, 0]
+
+    def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
+        """The first blocks of `samples` completions of each dataset row."""
+        with self._stopping():
+            ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
+        spans, text = self.read(ids_nt, mask_nt)
+        inside_nt = spans.block_nt == 0
         width = int(inside_nt.any(dim=0).nonzero().max()) + 1 if bool(inside_nt.any()) else 1
         heads = [head for head in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
-        return Blocks(prompt_n, heads, ids_nt[:, :width], inside_nt[:, :width], reward_n)
+        reward_n = self.rewards(rows, text, row_n.tolist())
+        return FirstBlocks(row_n, heads, ids_nt[:, :width], inside_nt[:, :width], reward_n)
 
-    def judge(self, rows: Any, ids_nt: Tensor, mask_nt: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Rewards of whole completions, NaN where they have no first block, and the block of each token."""
-        spans, text = segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
-        columns = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
-        by_row = {name: [column[x] for x in prompts] for name, column in columns.items()}
-        objective = Objective("correct", pays=(self.task.layout.names[0],))
-        return score([objective], text, columns=by_row).reward_nm[:, 0], spans.block_nt
-
-    def rewards_from(
-        self, rows: Any, prefixes: Sequence[tuple[int, tuple[int, ...]]], *, rerolls: int, seed: int
-    ) -> Float[Tensor, "d m"]:
-        """Rewards of fresh continuations of each prefix: the number of its row, and the tokens of the completion so far."""
+    def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
+        """Rewards of fresh continuations of each prefix."""
         heads = prompt_ids(self.tokenizer, rows["prompt"][:])
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest first, so that those that run together have about as far to go.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         room = min(ROWS, TOKENS // self.limit)
         together = max(1, room // rerolls)
-        for number, members in enumerate(order[first : first + together] for first in range(0, len(order), together)):
-            length = len(prefixes[members[0]][1])
+        for number, first in enumerate(range(0, len(order), together)):
+            members = order[first : first + together]
+            chosen = [prefixes[d] for d in members]
             with self._stopping():
-                more_nt, more_mask_nt = continue_ids(
-                self.model, self.tokenizer, [[*heads[prefixes[d][0]], *prefixes[d][1]] for d in members], samples=rerolls,
-                max_new_tokens=max(1, self.limit - length), temperature=self.temperature, seed=seed + number,
-                batch_size=max(room, rerolls),
-            )  # fmt: skip
-            befores = [prefixes[d][1] for d in members for _ in range(rerolls)]
-            ids_nt, mask_nt = joined(befores, more_nt, more_mask_nt, self.limit)
-            prompts = [prefixes[d][0] for d in members for _ in range(rerolls)]
-            reward_dm[members] = self.judge(rows, ids_nt, mask_nt, prompts)[0].reshape(-1, rerolls)
+                ids_nt, mask_nt = self.continued(
+                    heads, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls)
+                )
+            row_n = [row for row, _ in chosen for _ in range(rerolls)]
+            reward_dm[members] = self.rewards(rows, self.read(ids_nt, mask_nt)[1], row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
@@ -148,13 +171,42 @@ class Roller:
             config.eos_token_id = ends
 
     @torch.no_grad()
-    def logp(self, blocks: Blocks) -> Float[Tensor, "n t"]:
+    def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
         """Log-probability of each token at the temperature of sampling."""
         rows = blocks.sequences(self.model.device)
         place_nl = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
         logits_nlv = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=place_nl).logits
         logp_ntv = (logits_nlv[:, -rows.width - 1 : -1].double() / self.temperature).log_softmax(dim=-1)
         return logp_ntv.gather(2, blocks.ids_nt.to(logp_ntv.device)[..., None]).squeeze(-1).cpu()
+
+
+def states_confidence(layout: Layout) -> bool:
+    """Whether the last block of a layout holds a confidence, which is what the baselines are compared on."""
+    return "confidence" in layout.keys[layout.names[-1]]
+
+
+def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
+    """Sample completions, then fresh last blocks from every distinct prefix: the prompt and every token before the last block."""
+    layout, last = roller.task.layout, roller.task.layout.names[-1]
+    if not states_confidence(layout):
+        raise RecipeError(f"Fidelity re-rolls stated confidences, but the last block '{last}' has no tag 'confidence'.")
+    ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
+    spans, text = roller.read(ids_nt, mask_nt)
+    numbers: dict[Prefix, int] = {}
+    prefix_n = torch.full((len(text),), -1)
+    for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
+        prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
+        prefix_n[n] = numbers.setdefault(prefix, len(numbers))
+    if not numbers:
+        raise DataError(f"None of {len(text)} completions has the block '{last}'; there is nothing to re-roll.")
+    heads = prompt_ids(roller.tokenizer, rows["prompt"][:])
+    _, again = roller.read(*roller.continued(heads, list(numbers), rerolls=rerolls, seed=seed + 1))
+    return Rerolls(
+        confidence_xs=stated_confidences(text, last, layout).reshape(-1, samples),
+        outcome_xs=roller.rewards(rows, text, row_n.tolist()).reshape(-1, samples),
+        prefix_xs=prefix_n.reshape(-1, samples),
+        again_dm=stated_confidences(again, last, layout).reshape(-1, rerolls),
+    )
 
 
 def collect_tokens(
@@ -167,27 +219,12 @@ def collect_tokens(
     most: int = MOST,
     threshold: float = 0.2,
     seed: int = 0,
-) -> tuple[Blocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll from before their tokens.
+) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
+    """Sample first blocks, and re-roll from before their tokens, of long blocks from before a sample of them (see `picked`).
 
     Equal prefixes of one prompt are re-rolled once. A value is the mean reward of the re-rolls, absent ones left out; its noise is
-    their variance over their number. Of long blocks a sample of tokens is picked, see `picked`, and re-rolled on both sides.
-
-    Args:
-        roller: samples and judges.
-        rows: prompts and answers.
-        samples: completions of each.
-        rerolls: in each set.
-        sets: how many sets of re-rolls, 1 or 2.
-        most, threshold: see `picked`.
-        seed: of sampling.
-
-    Returns:
-        The blocks; their trajectories with the values of the first set; the rewards of the second set, NaN where there are none:
-        their mean is a critic whose noise is its own.
-
-    Raises:
-        DataError: no completion has a first block; two sets where a sample of tokens is picked.
+    their variance over their number. The last result are the rewards of the second set of re-rolls, NaN where there are none:
+    their mean is a critic whose noise is its own.
     """
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
@@ -205,12 +242,12 @@ def collect_tokens(
         )
     before_nt = place_before(mask_nt)
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
-    found: dict[tuple[int, tuple[int, ...]], int] = {}
+    numbers: dict[Prefix, int] = {}
     place_nt = torch.full(blocks.ids_nt.shape, -1)  # a last row of NaN serves the tokens that have no prefix
     for n, t in (mask_nt & ((weight_nt > 0) | after_nt)).nonzero().tolist():
-        key = (int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist()))
-        place_nt[n, t] = found.setdefault(key, len(found))
-    reward_dm = roller.rewards_from(rows, list(found), rerolls=sets * rerolls, seed=rolling)
+        prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
+        place_nt[n, t] = numbers.setdefault(prefix, len(numbers))
+    reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=rolling)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = _mean_and_noise(reward_dm[:, :rerolls])
     trajectories = Trajectories(
@@ -228,25 +265,13 @@ def picked(
     decision: float = 0.97,
     seed: int = 0,
 ) -> Float[Tensor, "n t"]:
-    """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for.
+    """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for; 0: not picked.
 
     All tokens less probable than `threshold`, so that the values at both ends of every segment are known; of each completion's
-    other decisions, and of its tokens that are none, `most` at random each, which stand for the rest.
+    other decisions (less probable than `decision`), and of its tokens that are none, `most` at random each, for the rest.
 
-    Args:
-        logp_nt: log-probability of each token.
-        mask_nt: the tokens that count.
-        most: of each of the two kinds, in each completion.
-        threshold: of the segments.
-        decision: tokens less probable than this are decisions.
-        seed: of the choice.
-
-    Returns:
-        (N, T); 0 at tokens that are not picked. The weights of a completion add up to its tokens.
-
-    Example:
-        >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
-        tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
+    >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
+    tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
     """
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()

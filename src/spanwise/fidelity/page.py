@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from spanwise.measure import Fidelity
+from spanwise.fidelity.baselines import Fidelity
+from spanwise.fidelity.tokens import TokenFidelity
 from spanwise.report.charts import dodged, fixed_points, forest
-from spanwise.report.findings import fidelity_finding
-from spanwise.report.page import Headline, Panel, Section, Table, render
+from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, percent, wide
 
+#: Rows of figures, as `fidelity.json` keeps them.
+Rows = Sequence[Mapping[str, Any]]
 #: Figure -> title of its panel and of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
@@ -23,48 +26,33 @@ PANELS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def fidelity_rows(found: Fidelity) -> list[Row]:
-    """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`.
-
-    Example:
-        >>> import torch
-        >>> from spanwise.measure import FIGURES
-        >>> nothing_bgf = torch.zeros(1, 1, len(FIGURES), dtype=torch.float64)
-        >>> row = fidelity_rows(Fidelity(("group",), (4,), nothing_bgf, nothing_bgf[None], share=1.0))[0]
-        >>> row["baseline"], row["group_size"], row["value"]
-        ('group', 4, 0.0)
-    """
+def fidelity_rows(fidelity: Fidelity) -> list[Row]:
+    """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
     rows = []
-    for baseline in found.baselines:
-        for size in found.group_sizes:
-            for figure in (*PANELS, "ceiling"):
-                low, high = found.interval(baseline, size, figure)
-                value = found.value(baseline, size, figure)
-                rows.append(
-                    {"baseline": baseline, "group_size": size, "figure": figure, "value": value, "low": low, "high": high}
-                )
+    for baseline, size, figure in product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling")):
+        low, high = fidelity.interval(baseline, size, figure)
+        value = fidelity.value(baseline, size, figure)
+        rows.append({"baseline": baseline, "group_size": size, "figure": figure, "value": value, "low": low, "high": high})
     return rows
 
 
-def difference_rows(found: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`.
-
-    Example:
-        >>> import torch
-        >>> from spanwise.measure import FIGURES
-        >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
-        >>> value_bgf[0, 0, FIGURES.index("correlation")] = 0.25
-        >>> row = difference_rows(Fidelity(("blended", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0))[0]
-        >>> row["figure"], row["value"]
-        ('correlation', 0.25)
-    """
+def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
+    """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
     rows = []
-    for figure in ("correlation", "rmse_scaled", "gradient_noise"):
-        for size in found.group_sizes:
-            value, low, high = found.difference(one, other, size, figure)
-            rows.append(
-                {"a": one, "b": other, "group_size": size, "figure": figure, "value": value, "low": low, "high": high}
-            )
+    for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes):
+        value, low, high = fidelity.difference(one, other, size, figure)
+        rows.append({"a": one, "b": other, "group_size": size, "figure": figure, "value": value, "low": low, "high": high})
+    return rows
+
+
+def token_rows(fidelity: TokenFidelity) -> list[Row]:
+    """Correlations with Monte Carlo over the decision tokens: `critic`, `estimator`, `value`, `low`, `high`."""
+    rows = []
+    for critic, name in product(fidelity.critics, fidelity.estimators):
+        interval = fidelity.interval(critic, name, "correlation", kind="decision")
+        rows.append(
+            {"critic": critic, "estimator": name, "value": interval.value, "low": interval.low, "high": interval.high}
+        )
     return rows
 
 
@@ -73,10 +61,10 @@ def fidelity_report(
     source: str,
     recipe: Mapping[str, Any],
     counts: Mapping[str, int | float],
-    figures: Table,
-    differences: Table = (),
-    points: Table = (),
-    tokens: Table = (),
+    figures: Rows,
+    differences: Rows = (),
+    points: Rows = (),
+    tokens: Rows = (),
     command: str = "",
 ) -> str:
     """Write the report of `spanwise fidelity` as one HTML file.
@@ -88,7 +76,7 @@ def fidelity_report(
         figures: as `fidelity_rows` gives them.
         differences: as `difference_rows` gives them.
         points: the q* test: `baseline`, `group_size`, `p`, `q`, and `error` (one standard error) where q is simulated.
-        tokens: token fidelity: `critic`, `estimator`, `value`, `low`, `high`, the correlation with Monte Carlo token advantages.
+        tokens: as `token_rows` gives them.
         command: how to measure it again.
 
     Example:
@@ -136,20 +124,63 @@ def fidelity_report(
     )
 
 
-def _warnings(figures: Table, counts: Mapping[str, int | float], tokens: Table) -> list[str]:
+def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
+    """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it."""
+    correlations = [row for row in figures if row["figure"] == "correlation" and _measured(row)]
+    if correlations:
+        smallest = min(row["group_size"] for row in correlations)
+        return _nearest([row for row in correlations if row["group_size"] == smallest], differences)
+    best = max(filter(_measured, tokens), key=lambda row: row["value"], default=None)
+    if best is None:
+        return "Nothing was measured: no baseline has a correlation with Monte Carlo."
+    return (
+        f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+    )
+
+
+def _nearest(rows: Rows, differences: Rows) -> str:
+    best, *others = sorted(rows, key=lambda row: -row["value"])
+    if best["low"] <= 0:
+        return (
+            f"At G = {best['group_size']} no baseline is told from noise: the best, {best['baseline']}, has "
+            f"{_with_bounds(best)}."
+        )
+    head = f"At G = {best['group_size']} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
+    if not others:
+        return f"{head}."
+    second = others[0]
+    paired = [
+        row for row in differences
+        if row["figure"] == "correlation" and row["group_size"] == best["group_size"]
+        and {row["a"], row["b"]} == {best["baseline"], second["baseline"]}
+    ]  # fmt: skip
+    same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else second["high"] >= best["low"]
+    tail = "; the two are not told apart" if same else ""
+    return f"{head}; next is {second['baseline']} with {_with_bounds(second)}{tail}."
+
+
+def _measured(row: Mapping[str, Any]) -> bool:
+    return row["value"] is not None and row["value"] == row["value"]
+
+
+def _with_bounds(row: Mapping[str, Any]) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _warnings(figures: Rows, counts: Mapping[str, int | float], tokens: Rows) -> list[str]:
     """What the figures must not be read without."""
-    said = []
-    if not any(row["value"] is not None and row["value"] == row["value"] for row in (*figures, *tokens)):
-        said.append(
+    sentences = []
+    if not any(map(_measured, (*figures, *tokens))):
+        sentences.append(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
     share = counts.get("share")
     if share is not None and share < 0.5:
-        said.append(
+        sentences.append(
             f"Only {percent(share)} of the completions could be used; the figures are of those alone. Usually the others are "
             "malformed or have no verdict."
         )
-    return said
+    return sentences
 
 
 def _lead(counts: Mapping[str, int | float]) -> str:
@@ -164,31 +195,27 @@ def _lead(counts: Mapping[str, int | float]) -> str:
     return f"{first}; {number('rerolls')} re-rolls of {number('prefixes')} distinct prefixes."
 
 
-def _headlines(figures: Table, counts: Mapping[str, int | float]) -> list[Headline]:
+def _headlines(figures: Rows, counts: Mapping[str, int | float]) -> list[Headline]:
     """Correlation of each baseline at the smallest group size, and what could be used."""
     sizes = sorted({row["group_size"] for row in figures if isinstance(row["group_size"], int)})
     smallest = sizes[0] if sizes else None
-    made = []
-    for row in figures:
-        if row["figure"] == "correlation" and row["group_size"] == smallest and row["baseline"] != "none":
-            made.append(Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo"))
     share = counts.get("share")
-    return (
-        []
-        if counts and share is None
-        else [
-            *made,
-            Headline("completions used", None if share is None else percent(share), "with re-rolls to compare"),
-        ]
-    )
+    if counts and share is None:
+        return []
+    nearest = [
+        Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
+        for row in figures
+        if row["figure"] == "correlation" and row["group_size"] == smallest and row["baseline"] != "none"
+    ]
+    return [*nearest, Headline("completions used", None if share is None else percent(share), "with re-rolls to compare")]
 
 
-def _panel(figures: Table, figure: str, names: Sequence[str]) -> Panel | None:
+def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     ceiling = {row["group_size"]: row["value"] for row in figures if row["figure"] == "ceiling" and figure == "correlation"}
     rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_bounds(row),
          "reference": ceiling.get(row["group_size"])}
-        for row in figures if row["figure"] == figure and row["value"] is not None and row["value"] == row["value"]
+        for row in figures if row["figure"] == figure and _measured(row)
     ]  # fmt: skip
     if not rows:
         return None
@@ -196,14 +223,14 @@ def _panel(figures: Table, figure: str, names: Sequence[str]) -> Panel | None:
     return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G"))
 
 
-def _pairs(differences: Table) -> list[Panel]:
+def _pairs(differences: Rows) -> list[Panel]:
     panels = []
     for figure in dict.fromkeys(str(row["figure"]) for row in differences):
-        found = [row for row in differences if row["figure"] == figure]
-        rows = [{"name": f"G = {row['group_size']}", "series": "", **_bounds(row)} for row in found]
-        title = f"{PANELS[figure][0]}: {found[0]['a']} - {found[0]['b']}"
+        pairs = [row for row in differences if row["figure"] == figure]
+        rows = [{"name": f"G = {row['group_size']}", "series": "", **_bounds(row)} for row in pairs]
+        title = f"{PANELS[figure][0]}: {pairs[0]['a']} - {pairs[0]['b']}"
         table = [
-            {"G": row["group_size"], "difference": row["value"], "from": row["low"], "to": row["high"]} for row in found
+            {"G": row["group_size"], "difference": row["value"], "from": row["low"], "to": row["high"]} for row in pairs
         ]
         panels.append(Panel(title, (forest(rows, names=("",), x=f"difference in {PANELS[figure][1]}"),), table))
     return panels
@@ -213,11 +240,14 @@ def _bounds(row: Mapping[str, Any]) -> Row:
     return {key: row[key] for key in ("value", "low", "high")}
 
 
-def _point_panels(points: Table, names: Sequence[str]) -> list[Panel]:
+def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
     for size in dict.fromkeys(row["group_size"] for row in points if row["group_size"] is not None):
-        found = [row for row in points if row["group_size"] in (size, None)]  # None: the same for every group size
-        rows = [{"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")} for row in found]
+        rows = [
+            {"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")}
+            for row in points
+            if row["group_size"] in (size, None)  # None: the same for every group size
+        ]
         table = [{"p": row["p"], "series": row["series"], "value": row["q"]} for row in rows]
         errors = [float(row["error"]) for row in rows if isinstance(row["error"], float)]
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
@@ -225,7 +255,7 @@ def _point_panels(points: Table, names: Sequence[str]) -> list[Panel]:
     return panels
 
 
-def _token_section(tokens: Table) -> Section:
+def _token_section(tokens: Rows) -> Section:
     panels = []
     for critic in dict.fromkeys(str(row["critic"]) for row in tokens):
         rows = [

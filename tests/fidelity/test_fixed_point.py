@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.measure import fixed_point, gradient_shares, proper_score, simulated_fixed_point
+from spanwise.fidelity import fixed_point, gradient_shares, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
 from spanwise.score import score
 

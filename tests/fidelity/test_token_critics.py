@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from spanwise.commands.fidelity.token_critics import own_critic, own_critic_folder, values
-from spanwise.commands.fidelity.token_rollouts import Blocks
 from spanwise.critic import CriticConfig
 from spanwise.engines.critic import ValueModel
 from spanwise.errors import DataError, RecipeError
+from spanwise.fidelity.critics import own_critic, own_critic_folder, values
+from spanwise.fidelity.rerolls import FirstBlocks
 from spanwise.tasks import build_model, build_tokenizer
 
 
@@ -33,7 +33,9 @@ def saved(tiny, folder, *, names=("return",), **config):
 def blocks(tiny):
     heads = [tiny[1](prompt)["input_ids"] for prompt in ("1+1_____=", "7=", "2*3-1__=")]
     ids_nt = torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))
-    return Blocks(torch.arange(3), heads, ids_nt, torch.ones(3, 6, dtype=torch.bool), torch.ones(3, dtype=torch.float64))
+    return FirstBlocks(
+        torch.arange(3), heads, ids_nt, torch.ones(3, 6, dtype=torch.bool), torch.ones(3, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("names", [("return",), ("calibration", "correct")])

@@ -13,7 +13,7 @@ from torch import Tensor
 from spanwise.credit import advantage
 from spanwise.credit.strata import as_columns, moments, refine
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
-from spanwise.measure.proper_score import ScoreName, proper_score
+from spanwise.fidelity.proper_score import ScoreName, proper_score
 
 #: The baselines compared by default: what they are called, and the options of `spanwise.credit.advantage`.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
@@ -25,7 +25,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
     "blended": {"baseline": "blended"},
 }
 
-#: What is said of every baseline and group size, see `fidelity`.
+#: What is said of every baseline and group size, see `measure_fidelity`.
 FIGURES = (
     "rmse", "rmse_wrong", "rmse_right", "rmse_alone", "correlation", "ceiling", "rmse_scaled", "gradient_noise",
 )  # fmt: skip
@@ -81,8 +81,8 @@ class Fidelity:
     Example:
         >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
         >>> value_bgf[1, 0, FIGURES.index("rmse")] = 0.25
-        >>> found = Fidelity(("group", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0)
-        >>> found.value("outcome", 4, "rmse") - found.value("group", 4, "rmse")
+        >>> fidelity = Fidelity(("group", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0)
+        >>> fidelity.value("outcome", 4, "rmse") - fidelity.value("group", 4, "rmse")
         0.25
     """
 
@@ -120,7 +120,7 @@ class Fidelity:
         return self.baselines.index(baseline), self.group_sizes.index(group_size), FIGURES.index(figure)
 
 
-def fidelity(
+def measure_fidelity(
     rerolls: Rerolls,
     *,
     baselines: Mapping[str, Mapping[str, Any]] = BASELINES,
@@ -172,8 +172,8 @@ def fidelity(
         >>> prefix_xs = 2 * torch.arange(64)[:, None] + outcome_xs.long()  # one first block per prompt and outcome
         >>> again_dm = 0.7 + 0.3 * torch.rand(128, 32, generator=torch.Generator().manual_seed(1))
         >>> rerolls = Rerolls(confidence_xs, outcome_xs, prefix_xs, again_dm)
-        >>> found = fidelity(rerolls, group_sizes=[4], resamples=4, draws=10)
-        >>> [round(found.value(name, 4, "rmse"), 2) for name in ("none", "batch", "group", "outcome", "blended")]
+        >>> fidelity = measure_fidelity(rerolls, group_sizes=[4], resamples=4, draws=10)
+        >>> [round(fidelity.value(name, 4, "rmse"), 2) for name in ("none", "batch", "group", "outcome", "blended")]
         [0.51, 0.34, 0.32, 0.08, 0.02]
 
     Reference:

@@ -9,7 +9,7 @@ import torch
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.measure import fixed_point, gradient_shares, simulated_fixed_point
+from spanwise.fidelity import fixed_point, gradient_shares, simulated_fixed_point
 
 # Right or wrong (judged), and complete or not: [right][complete].
 PAIRS = [[F(3, 10), F(1, 2)], [F(0), F(1, 5)]]

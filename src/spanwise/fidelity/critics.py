@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.commands.fidelity.token_rollouts import Blocks, Roller, make_seeds
 from spanwise.critic import CriticConfig
 from spanwise.engines.value_model import ABOUT, Saved, ValueModel
 from spanwise.errors import DataError, RecipeError
+from spanwise.fidelity.rerolls import FirstBlocks, Roller, make_seeds
 
 #: How long the critic is fitted, in steps, each time it is looked at.
 CRITIC_STEPS = (5, 25, 80)
@@ -29,16 +29,7 @@ def own_critic_folder(model_folder: Path) -> Path | None:
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
-    """A saved critic as it is, and which of its values is that of being right.
-
-    Args:
-        place: its folder.
-        tokenizer: the policy's.
-        objectives: the rewards of the run, by name.
-
-    Raises:
-        RecipeError: none of its values is of the reward `correct` alone; DataError: it cannot be read.
-    """
+    """A saved critic as it is, and which of its values is that of being right; `objectives` are the rewards of the run, by name."""
     saved = Saved.of(place)
     if saved is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
@@ -54,7 +45,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
 
 
 @torch.no_grad()
-def values(critic: ValueModel, blocks: Blocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
+def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
     """What a critic says before each token."""
     device = next(critic.parameters()).device
     return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
@@ -69,20 +60,9 @@ def fitted_critics(
     learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> Iterator[tuple[int, ValueModel]]:
-    r"""A critic fitted to the rewards of fresh completions, as it stands after each of these numbers of steps.
-
-    Equation
-        loss = mean over the tokens of the batch of (V(state before the token) - reward)^2
+    """A critic fitted to the rewards of fresh completions, by mean squared error over tokens, after each of these numbers of steps.
 
     The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
-
-    Args:
-        roller: samples and judges; its model is not changed.
-        rows: prompts and answers, taken in order and from the start again when they are used up.
-        steps: when to yield, in ascending order.
-        batch: completions per step, each of another prompt as far as there are prompts.
-        learning_rate: of AdamW.
-        seed: of sampling.
     """
     critic, optimizer, seeds = None, None, make_seeds(seed)
     for step, rest in zip(range(1, max(steps, default=0) + 1), _batches(roller, rows, batch, seeds), strict=False):
@@ -109,7 +89,7 @@ def _start(critic: ValueModel, value: float) -> None:
             torch.nn.init.constant_(parameter, value)
 
 
-def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[Blocks]:
+def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
     """Batches of fresh completions for ever, sampled two at a time: large batches cost less each."""
     for first in count(0, 2 * batch):
         picked = [x % len(rows) for x in range(first, first + 2 * batch)]

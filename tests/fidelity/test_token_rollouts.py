@@ -14,17 +14,16 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spanwise.cli import fidelity
-from spanwise.commands.fidelity.token_critics import fitted_critics, values
-from spanwise.commands.fidelity.token_fidelity import rolled_tokens, show_tokens, token_fidelity_folder
-from spanwise.commands.fidelity.token_rollouts import Roller, collect_tokens, picked
+from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.critic import CriticConfig
 from spanwise.engines.critic import ValueModel
 from spanwise.errors import DataError, RecipeError
+from spanwise.fidelity import SaeSegments, monte_carlo_advantage, token_fidelity
+from spanwise.fidelity.critics import fitted_critics, values
+from spanwise.fidelity.rerolls import Roller, collect_tokens, picked
 from spanwise.layout import Layout
-from spanwise.measure.token_fidelity import token_fidelity
-from spanwise.measure.token_reference import Segments, monte_carlo_advantage
 from spanwise.recipe import load
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
 
@@ -153,7 +152,7 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular):
         assert sum(weight > 0 for weight in weights) == (len(weights) if kind == "cut" else 1)
     # Every segment has both of its values, for either convention.
     for side in ("start", "end"):
-        target_nt, _ = monte_carlo_advantage(trajectories, Segments(0.35, side))
+        target_nt, _ = monte_carlo_advantage(trajectories, SaeSegments(0.35, side))
         assert torch.equal(target_nt.isfinite(), blocks.mask_nt & ~blocks.reward_n.isnan()[:, None])
 
 
@@ -248,7 +247,8 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     for part in tabular:
         part.save_pretrained(tmp_path / "model")
     recipe = load(None, {"start_steps": 1, "eval_prompts": 8})
-    found = token_fidelity_folder(tmp_path / "model", recipe, prompts=6, samples=3, rerolls=6, steps=(1, 2), seed=1)
+    rolled = rolled_tokens(tmp_path / "model", recipe, prompts=6, samples=3, rerolls=6, steps=(1, 2), seed=1)
+    found = token_fidelity(*rolled, seed=1)
     assert found.critics == ("1 steps", "2 steps", "MC 4", "MC 6")
     assert (len(found.prompt_n), len(found.prompt_n.unique())) == (18, 6)
     console = Console(width=80, record=True, file=io.StringIO())
@@ -265,7 +265,7 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     ):
         assert words in text
     with pytest.raises(DataError, match="from 2 re-rolls on; 1 were asked for"):
-        token_fidelity_folder(tmp_path / "model", recipe, rerolls=1)
+        rolled_tokens(tmp_path / "model", recipe, rerolls=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

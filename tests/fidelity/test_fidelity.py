@@ -10,7 +10,7 @@ from helpers import NAN
 from measure_small import rolled
 from oracles import slow_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.measure import BASELINES, FIGURES, Fidelity, Rerolls, fidelity
+from spanwise.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, measure_fidelity
 
 
 def brier(q, c):
@@ -35,7 +35,7 @@ def test_against_plain_loops(seed, rule):
     prefix_xs[gone < 0.1] = -1
     outcome_xs[gone > 0.93] = NAN
     data = Rerolls(confidence_xs, outcome_xs, prefix_xs, again_dm)
-    found = fidelity(data, group_sizes=[6], batch=30, resamples=2, draws=3, rule=rule.__name__, seed=seed)
+    found = measure_fidelity(data, group_sizes=[6], batch=30, resamples=2, draws=3, rule=rule.__name__, seed=seed)
     for name in BASELINES:
         if name != "blended":
             expected = slow_fidelity(data, rule, name)
@@ -47,7 +47,9 @@ def test_against_plain_loops(seed, rule):
 def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     # Two thousand groups of 8 whose re-rolls vary like the reports: the error of a stratum mean is var / n, whatever M is.
     data = rolled(2000, 8, rerolls, seed=1)
-    found = fidelity(data, baselines={"outcome": BASELINES["outcome"]}, group_sizes=[8], batch=16000, resamples=1, draws=20)
+    found = measure_fidelity(
+        data, baselines={"outcome": BASELINES["outcome"]}, group_sizes=[8], batch=16000, resamples=1, draws=20
+    )
     count_xs = (data.outcome_xs[:, :, None] == data.outcome_xs[:, None, :]).sum(dim=2)
     level_x = data.confidence_xs.mean(dim=1, keepdim=True)
     # var (q - c)^2 for q uniform in level +- h and d = level - c: 4 d^2 h^2/3 + 4 h^4/45
@@ -58,7 +60,7 @@ def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
 
 def test_an_exact_baseline_reaches_the_ceiling():
     # The spread of reports is all there is, and strata of about 128 know their mean.
-    found = fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
+    found = measure_fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
     for name in ("outcome", "blended"):
         ceiling = found.value(name, 256, "ceiling")
         assert ceiling < 0.95
@@ -67,7 +69,7 @@ def test_an_exact_baseline_reaches_the_ceiling():
 
 
 def test_the_order_of_the_paper():
-    found = fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
+    found = measure_fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
     for size in found.group_sizes:
         rmse = [found.value(name, size, "rmse") for name in ("none", "batch", "group", "outcome")]
         assert rmse == sorted(rmse, reverse=True)
@@ -78,7 +80,7 @@ def test_the_order_of_the_paper():
 
 def test_what_is_scale_free():
     options = {"group": {"baseline": "group"}, "without": {"baseline": "group", "leave_one_out": True}}
-    found = fidelity(rolled(30, 8, 8), baselines=options, group_sizes=[4, 8], resamples=3, draws=5)
+    found = measure_fidelity(rolled(30, 8, 8), baselines=options, group_sizes=[4, 8], resamples=3, draws=5)
     for size, figure in product([4, 8], ["correlation", "rmse_scaled", "gradient_noise", "ceiling"]):
         assert found.value("group", size, figure) == pytest.approx(found.value("without", size, figure))
     assert found.value("group", 4, "rmse") < found.value("without", 4, "rmse")
@@ -87,14 +89,14 @@ def test_what_is_scale_free():
 
 
 def test_a_batch_of_one_prompt_is_its_group():
-    found = fidelity(rolled(6, 8, 8), group_sizes=[8], batch=8, resamples=12, draws=5)
+    found = measure_fidelity(rolled(6, 8, 8), group_sizes=[8], batch=8, resamples=12, draws=5)
     for figure in FIGURES:
         assert found.value("batch", 8, figure) == pytest.approx(found.value("group", 8, figure), nan_ok=True)
 
 
 def test_parts_make_the_whole():
     data = rolled(20, 8, 8)
-    found = fidelity(data, group_sizes=[8], batch=160, resamples=1, draws=5)
+    found = measure_fidelity(data, group_sizes=[8], batch=160, resamples=1, draws=5)
     share = float(data.outcome_xs.mean())
     for name in found.baselines:
         wrong, right = found.value(name, 8, "rmse_wrong"), found.value(name, 8, "rmse_right")
@@ -103,15 +105,15 @@ def test_parts_make_the_whole():
 
 def test_intervals_come_from_the_same_prompts():
     twice = {"a": {"baseline": "outcome"}, "b": {"baseline": "outcome"}, "none": {"baseline": "none"}}
-    found = fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
+    found = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
     assert found.difference("a", "b", 4, "rmse") == (0.0, 0.0, 0.0)
     assert found.difference("none", "a", 4, "rmse")[0] == -found.difference("a", "none", 4, "rmse")[0]
     low, high = found.interval("a", 4, "rmse")
     assert low < found.value("a", 4, "rmse") < high
-    narrow, wide = found.interval("a", 4, "rmse", level=0.5), fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400)
+    narrow, wide = found.interval("a", 4, "rmse", level=0.5), measure_fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400)
     assert low < narrow[0] < narrow[1] < high
     assert wide.interval("outcome", 4, "rmse")[1] - wide.interval("outcome", 4, "rmse")[0] > high - low
-    again = fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
+    again = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
     assert torch.equal(found.draw_rbgf, again.draw_rbgf)
 
 
@@ -130,8 +132,8 @@ def test_what_cannot_be_used_is_not_read():
     poisoned = data.again_dm.clone()
     poisoned[data.prefix_xs[:, 0]] = 1e9
     options = {"group_sizes": [4], "resamples": 3, "draws": 5}
-    one = fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, data.again_dm), **options)
-    two = fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, poisoned), **options)
+    one = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, data.again_dm), **options)
+    two = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, poisoned), **options)
     assert torch.equal(one.value_bgf, two.value_bgf)
     assert one.share == pytest.approx(5 / 6)
 
@@ -139,12 +141,12 @@ def test_what_cannot_be_used_is_not_read():
 def test_sentences():
     data = rolled(4, 6, 3)
     with pytest.raises(DataError, match="group of 8 cannot be drawn from 6 completions per prompt"):
-        fidelity(data, group_sizes=[4, 8])
+        measure_fidelity(data, group_sizes=[4, 8])
     with pytest.raises(DataError, match="batch of 3 completions of 4 prompts holds no group of 4"):
-        fidelity(data, group_sizes=[4], batch=3)
+        measure_fidelity(data, group_sizes=[4], batch=3)
     with pytest.raises(AlignmentError, match="has prefix 23, but only 5 prefixes were re-rolled"):
         Rerolls(data.confidence_xs, data.outcome_xs, data.prefix_xs, data.again_dm[:5])
     with pytest.raises(DataError, match="nothing to compare with"):
-        fidelity(Rerolls(data.confidence_xs * NAN, data.outcome_xs, data.prefix_xs, data.again_dm), group_sizes=[4])
+        measure_fidelity(Rerolls(data.confidence_xs * NAN, data.outcome_xs, data.prefix_xs, data.again_dm), group_sizes=[4])
     with pytest.raises(RecipeError, match=r"no baseline 'blend'. Did you mean 'blended'"):
-        fidelity(data, group_sizes=[4], draws=2).value("blend", 4, "rmse")
+        measure_fidelity(data, group_sizes=[4], draws=2).value("blend", 4, "rmse")

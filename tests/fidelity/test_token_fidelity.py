@@ -9,9 +9,8 @@ import torch
 from helpers import NAN
 from oracles import slow_token_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.measure.token_fidelity import TOKEN_FIGURES, token_fidelity
-from spanwise.measure.token_reference import Segments, monte_carlo_advantage
-from spanwise.measure.trajectories import TOKEN_ESTIMATORS, Trajectories
+from spanwise.fidelity import TOKEN_ESTIMATORS, SaeSegments, Trajectories, monte_carlo_advantage, token_fidelity
+from spanwise.fidelity.tokens import TOKEN_FIGURES
 
 
 def drawn(n, t, *, seed=0, prompts=5):
@@ -43,7 +42,7 @@ def test_against_plain_loops(seed, cut, picked):
     trajectories, value_nt = drawn(12, 7, seed=seed)
     if picked:
         trajectories = some(trajectories, seed=seed)
-    segments = None if cut is None else Segments(*cut)
+    segments = None if cut is None else SaeSegments(*cut)
     found = token_fidelity(trajectories, {"critic": value_nt}, segments=segments, draws=2)
     for name in TOKEN_ESTIMATORS:
         expected = slow_token_fidelity(trajectories, value_nt, name, cut=cut)
@@ -83,12 +82,12 @@ def test_segments_by_hand():
         torch.tensor([[0.01, 0.02, 0.03, 0.04]]), torch.tensor([[0.9, 0.9, 0.1, 0.9]]).log(), torch.ones(1, 4, dtype=torch.bool),
     )  # fmt: skip
     for segments, target, noise in (
-        (Segments(), [-0.3, -0.3, 0.8, 0.8], [0.04, 0.04, 0.03, 0.03]),
-        (Segments(boundary="end"), [-0.1, -0.1, -0.1, 0.6], [0.05, 0.05, 0.05, 0.04]),
-        (Segments(threshold=0.05), [0.5] * 4, [0.01] * 4),
-        (Segments(threshold=0.0), [0.5] * 4, [0.01] * 4),
-        (Segments(threshold=2.0), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
-        (Segments(threshold=2.0, boundary="end"), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
+        (SaeSegments(), [-0.3, -0.3, 0.8, 0.8], [0.04, 0.04, 0.03, 0.03]),
+        (SaeSegments(boundary="end"), [-0.1, -0.1, -0.1, 0.6], [0.05, 0.05, 0.05, 0.04]),
+        (SaeSegments(threshold=0.05), [0.5] * 4, [0.01] * 4),
+        (SaeSegments(threshold=0.0), [0.5] * 4, [0.01] * 4),
+        (SaeSegments(threshold=2.0), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
+        (SaeSegments(threshold=2.0, boundary="end"), [0.1, -0.4, 0.2, 0.6], [0.03, 0.05, 0.07, 0.04]),
     ):
         target_nt, noise_nt = monte_carlo_advantage(one, segments)
         assert target_nt.flatten().tolist() == pytest.approx(target)
@@ -102,7 +101,7 @@ def test_segments_favour_the_sae_that_cuts_them():
     ).log()
     cut = replace(trajectories, logp_nt=logp_nt.double())
     own, other = "SAE start 0.2, 0", "SAE end 0.2, 0"
-    found = token_fidelity(cut, {"exact": exact_nt}, segments=Segments(), draws=10)
+    found = token_fidelity(cut, {"exact": exact_nt}, segments=SaeSegments(), draws=10)
     assert found.lead("exact", own, "GAE").low > 0.1
     assert found.lead("exact", own, other).low > 0.05
     assert (

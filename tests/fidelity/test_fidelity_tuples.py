@@ -8,7 +8,7 @@ import torch
 
 from spanwise.credit import blended_baseline
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure import FIGURES, Rerolls, fidelity
+from spanwise.fidelity import FIGURES, Rerolls, measure_fidelity
 
 NAN = math.nan
 ARMS = {
@@ -72,7 +72,7 @@ def slow_rmses(data, name):
 def test_figures_of_one_batch_equal_plain_loops(judged):
     data = rolled(24, 6, 5, columns=3, seed=judged, judged=judged)
     arms = {name: options for name, options in ARMS.items() if "blended" not in name}
-    found = fidelity(data, baselines=arms, group_sizes=[6], batch=24 * 6, resamples=1, draws=2)
+    found = measure_fidelity(data, baselines=arms, group_sizes=[6], batch=24 * 6, resamples=1, draws=2)
     for name in arms:
         got = [found.value(name, 6, figure) for figure in FIGURES[:4]]
         assert got == pytest.approx(slow_rmses(data, name), rel=1e-9), name
@@ -84,7 +84,7 @@ OPTIONS = {"group_sizes": [4], "batch": 64, "resamples": 4, "draws": 8}
 
 def test_more_outcomes_help_where_reports_follow_them():
     # Reports are higher by .1 where the second outcome is 1: who is compared with his like has no error from that.
-    found = fidelity(rolled(200, 16, 16), baselines=ARMS, group_sizes=[16], batch=512, resamples=8, draws=8)
+    found = measure_fidelity(rolled(200, 16, 16), baselines=ARMS, group_sizes=[16], batch=512, resamples=8, draws=8)
     assert found.value("outcome", 16, "correlation") > found.value("first, backing off", 16, "correlation") + 0.005
     assert found.value("first", 16, "correlation") > found.value("group", 16, "correlation") + 0.05
 
@@ -92,13 +92,13 @@ def test_more_outcomes_help_where_reports_follow_them():
 def test_a_constant_outcome_changes_nothing():
     one = rolled(20, 6, 5, columns=1)
     constant = torch.full_like(one.outcome_xs, 3.0)
-    first = fidelity(
+    first = measure_fidelity(
         one, baselines={n: o for n, o in ARMS.items() if "outcomes" not in o and n not in ("outcome", "LOO")}, **OPTIONS
     )
     for place in (0, 1):
         both = torch.cat([constant, one.outcome_xs] if place == 0 else [one.outcome_xs, constant], dim=2)
         data = Rerolls(one.confidence_xs, both, one.prefix_xs, one.again_dm, judged=1 - place)
-        found = fidelity(data, baselines={name: ARMS[name] for name in first.baselines}, **OPTIONS)
+        found = measure_fidelity(data, baselines={name: ARMS[name] for name in first.baselines}, **OPTIONS)
         torch.testing.assert_close(found.value_bgf, first.value_bgf, equal_nan=True)
         torch.testing.assert_close(found.draw_rbgf, first.draw_rbgf, equal_nan=True)
 
@@ -106,7 +106,7 @@ def test_a_constant_outcome_changes_nothing():
 def test_one_outcome_as_a_column_is_one_outcome():
     column = rolled(20, 6, 5, columns=1)
     flat = Rerolls(column.confidence_xs, column.outcome_xs[..., 0], column.prefix_xs, column.again_dm)
-    one, other = fidelity(column, **OPTIONS), fidelity(flat, **OPTIONS)
+    one, other = measure_fidelity(column, **OPTIONS), measure_fidelity(flat, **OPTIONS)
     assert torch.equal(one.draw_rbgf.nan_to_num(), other.draw_rbgf.nan_to_num())
 
 
@@ -116,7 +116,7 @@ def test_outcomes_that_a_baseline_is_not_given_change_nothing_for_it():
     other[..., 1] = torch.rand(other.shape[:2], generator=torch.Generator().manual_seed(5)).round()
     moved = Rerolls(data.confidence_xs, other, data.prefix_xs, data.again_dm)
     arms = {name: ARMS[name] for name in ("first", "first, backing off", "blended, first", "group")}
-    one, two = fidelity(data, baselines=arms, **OPTIONS), fidelity(moved, baselines=arms, **OPTIONS)
+    one, two = measure_fidelity(data, baselines=arms, **OPTIONS), measure_fidelity(moved, baselines=arms, **OPTIONS)
     alone = FIGURES.index("rmse_alone")  # who is the only one of a kind is a matter of all outcomes
     keep = [k for k in range(len(FIGURES)) if k != alone]
     torch.testing.assert_close(one.value_bgf[..., keep], two.value_bgf[..., keep], equal_nan=True)
@@ -125,9 +125,9 @@ def test_outcomes_that_a_baseline_is_not_given_change_nothing_for_it():
 def test_blended_rescores_only_by_an_outcome_it_is_given():
     data = rolled(40, 6, 5, judged=1)
     known, unknown = {"baseline": "blended"}, {"baseline": "blended", "outcomes": 1}
-    found = fidelity(data, baselines={"known": known, "unknown": unknown}, **OPTIONS)
+    found = measure_fidelity(data, baselines={"known": known, "unknown": unknown}, **OPTIONS)
     data_reward = -((data.confidence_xs - data.outcome_xs[..., 1]) ** 2).flatten()
-    whole = fidelity(data, baselines={"unknown": unknown}, group_sizes=[6], batch=240, resamples=1, draws=2)
+    whole = measure_fidelity(data, baselines={"unknown": unknown}, group_sizes=[6], batch=240, resamples=1, draws=2)
     alone = blended_baseline(data_reward, torch.arange(40).repeat_interleave(6), data.outcome_xs[..., 0].flatten())
     value = -((data.again_dm - data.outcome_xs[..., 1].flatten()[:, None]) ** 2)
     gain, target = (data_reward - alone).nan_to_num(nan=0.0), data_reward - value.mean(dim=1)
@@ -135,7 +135,7 @@ def test_blended_rescores_only_by_an_outcome_it_is_given():
     assert whole.value("unknown", 6, "rmse") == pytest.approx(float(terms.mean()) ** 0.5)
     # The same data with the verdict first: then the first outcome is enough to re-score by, and gives other figures.
     turned = Rerolls(data.confidence_xs, data.outcome_xs.flip(2), data.prefix_xs, data.again_dm)
-    first = fidelity(turned, baselines={"known": known, "first": unknown}, **OPTIONS)
+    first = measure_fidelity(turned, baselines={"known": known, "first": unknown}, **OPTIONS)
     torch.testing.assert_close(first.value_bgf[0], found.value_bgf[0], equal_nan=True)
     assert abs(first.value("first", 4, "rmse") - found.value("unknown", 4, "rmse")) > 0.01
 
@@ -146,7 +146,7 @@ def test_sentences():
         Rerolls(data.confidence_xs, data.outcome_xs, data.prefix_xs, data.again_dm, judged=2)
     for count in (0, 3):
         with pytest.raises(RecipeError, match=f"Baseline 'x' is to be given {count} outcomes; there are 2"):
-            fidelity(data, baselines={"x": {"baseline": "outcome", "outcomes": count}}, group_sizes=[4])
+            measure_fidelity(data, baselines={"x": {"baseline": "outcome", "outcomes": count}}, group_sizes=[4])
 
 
 def test_shapes_are_said(unchecked_shapes):

@@ -10,10 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
+from spanwise.fidelity.trajectories import TOKEN_ESTIMATORS, SaeSegments, TokenEstimator, Trajectories, monte_carlo_advantage
 from spanwise.measure.bootstrap import Weighted, bootstrap
 from spanwise.measure.intervals import Interval
-from spanwise.measure.token_reference import Segments, monte_carlo_advantage
-from spanwise.measure.trajectories import TOKEN_ESTIMATORS, TokenEstimator, Trajectories
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
@@ -126,7 +125,7 @@ def token_fidelity(
     critics: Mapping[str, Tensor],
     *,
     estimators: Mapping[str, TokenEstimator] = TOKEN_ESTIMATORS,
-    segments: Segments | None = None,
+    segments: SaeSegments | None = None,
     decision: float = 0.97,
     draws: int = 1000,
     seed: int = 0,
