@@ -19,7 +19,11 @@ class MathVerifier(Workers):
     """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
 
     Args:
-        workers, deadline, memory, cache: see `spanwise.score.workers.Workers`; verdicts are cached by (gold, answer).
+        workers: how many processes check at a time; None: one for each core of this process. They start on first use, and no more
+            of them than there are checks to make.
+        deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
+        memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
+        cache: how many verdicts are kept, by (gold, answer).
 
     Raises:
         DataError: Math-Verify is not installed (on the first check).

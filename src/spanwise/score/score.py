@@ -146,19 +146,6 @@ def taken_as_recorded(
 
     A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
     (`brier`), the text says what it would have been under the other one, and whether a gap is the completion's own doing.
-
-    Args:
-        objective: what the reward is of.
-        known: as it was recorded; a gap whose reason is not known has status UNSCORED.
-        text, columns, scored: see `score_one`.
-
-    Raises:
-        RecipeError, DataError, RewardError: see `score_one`.
-
-    Example:
-        >>> text = [{"a": {"": "4"}}, {"a": None}]
-        >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
-        tensor([1., nan], dtype=torch.float64)
     """
     status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
     if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:

@@ -203,17 +203,6 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
 
     Without a block for the rest a piece runs on to the next one and the first begins at byte 0. With one, a piece ends where its
     claim ends; a claim inside another one takes its bytes out of it, and what nobody claims is the rest.
-
-    Args:
-        layout: whose parts are claimed.
-        found: what each of its finders says.
-        size: bytes of the completion.
-
-    Example:
-        >>> layout = Layout({"rest": [], "a": "json:a"})
-        >>> made = cut(layout, [Found([Claim(layout.parts[0], 2, 4, (2, 4))])], 6)
-        >>> made.blocks, made.starts, made.contents
-        ((0, 1, 0), (0, 2, 4), {(1, 'a'): (2, 4)})
     """
     fault, claims = 0, []
     for one in found:

@@ -35,35 +35,9 @@ def _opened(text: str) -> list[str]:
     return [tag for tag in _TAG.findall(text) if tag not in _SPECIAL]
 
 
-def compile_tags(tags: Sequence[str]) -> re.Pattern[bytes] | None:
-    """A pattern of all opening and closing tags of some names; None if there are none.
-
-    Example:
-        >>> compile_tags(["answer"]).findall(b"<answer>4</answer><answers>")
-        [(b'', b'answer'), (b'/', b'answer')]
-    """
-    if not tags:
-        return None
-    names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
-    return re.compile(b"<(/?)(" + names + b")>")
-
-
 @register("tags", kind="segmenter", says=_opened, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
 def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`.
-
-    Args:
-        parts: with a bare name each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: a name with brackets or spaces.
-
-    Example:
-        >>> Layout({"a": ["<a>"]})
-        Traceback (most recent call last):
-        spanwise.errors.LayoutError: Tag '<a>' of block 'a' must be a bare name, without brackets or spaces.
-    """
+    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`."""
     for part in parts:
         if not part.mark or any(sign in part.mark for sign in "<>/ \t\n"):
             raise LayoutError(
@@ -77,10 +51,6 @@ class TagParser:
 
     Which tag matches, which block it opens and what is wrong depends only on the sequence of tags, not on what stands between
     them. So each sequence is worked out once, in places of the sequence, and the bytes are filled in per completion.
-
-    Args:
-        layout: the blocks.
-        parts: the tags they are made of; all of the layout's if not given.
     """
 
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
@@ -91,7 +61,8 @@ class TagParser:
         }
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._prefilled = layout.prefilled if layout.prefilled in tags else None
-        self._pattern = compile_tags(tags)
+        names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
+        self._pattern = re.compile(b"<(/?)(" + names + b")>") if tags else None
         self._known: dict[tuple[object, ...], tuple[Cut, list[int | None]]] = {}
 
     def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Cut:
@@ -99,14 +70,6 @@ class TagParser:
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
         of these belongs to the first block of the layout. Without any match everything is the first block.
-
-        Example:
-            >>> parser = TagParser(Layout({"solution": ["answer"], "confidence": ["confidence"]}))
-            >>> parsed = parser.parse(b"So <answer>4</answer><confidence>1")
-            >>> parsed.blocks, parsed.starts, Fault(parsed.fault).name
-            ((0, 1), (0, 21), 'TRUNCATED')
-            >>> parsed.contents
-            {(0, 'answer'): (11, 12)}
         """
         end = len(text) if end is None else end
         edges, (known, _) = self._read(text, start, end)

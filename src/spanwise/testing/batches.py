@@ -143,16 +143,7 @@ class Batch:
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """What an estimator must be called with: its parameters without default, and the `optional` ones.
-
-    Raises:
-        RecipeError: an input whose name says nothing to the suite; `entries` can say it.
-
-    Example:
-        >>> def halve(reward_n, group_n, *, length_n, weight=1.0): ...
-        >>> [(i.stem, i.axes) for i in read_inputs(halve)]
-        [('reward', 'n'), ('group', 'n'), ('length', 'n')]
-    """
+    """What an estimator must be called with: its parameters without default, and the `optional` ones."""
     parameters = inspect.signature(estimator).parameters.values()
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     wanted = [p for p in parameters if p.kind not in variadic and (p.default is p.empty or p.name in optional)]

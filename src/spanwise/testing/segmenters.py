@@ -78,10 +78,6 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
     """A function of some bytes and choices that cuts the bytes into pieces of the vocabulary.
 
     Choice 0 takes the longest piece that fits, 1 the next one, and so on, in turn; bytes that no piece starts with are left out.
-
-    >>> vocabulary = Vocabulary((b"a", b"ab", b"b"))
-    >>> cutter(vocabulary)(b"abcab", [0]), cutter(vocabulary)(b"ab", [1])
-    ((1, 1), (0, 2))
     """
     by_first: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
