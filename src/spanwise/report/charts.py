@@ -144,7 +144,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, palette: Palette = "series") -> Drawn:
-    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; `at` is where a dashed line stands."""
+    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; a dashed line `at` a value."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spanwise.errors import DataError
 from spanwise.score.worker import Verdict
-from spanwise.score.workers import DEADLINE, Workers, shared
+from spanwise.score.workers import DEADLINE, Workers, shared_workers
 
 
 class MathVerifier(Workers):
@@ -64,4 +64,4 @@ def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADL
     >>> shared_verifier() is shared_verifier(deadline=5.0)
     True
     """
-    return shared(MathVerifier, workers=workers, deadline=deadline)
+    return shared_workers(MathVerifier, workers=workers, deadline=deadline)

@@ -1,4 +1,4 @@
-"""`score`: every objective's reward of every completion, in the order of the objectives."""
+"""`score_all`: every objective's reward of every completion, in the order of the objectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.score.reward import NAN, REWARDS, BuiltIn, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
-def score(
+def score_all(
     objectives: Sequence[Objective],
     text: Sequence[BlockText],
     *,
@@ -31,7 +31,7 @@ def score(
 
     Args:
         objectives: in order; an objective sees the ones before it (`given`).
-        text: the blocks of each completion, as `segment` reads them.
+        text: the blocks of each completion, as `find_blocks` reads them.
         columns: the dataset's columns, one row per completion.
         recorded: rewards that are known already, by objective; see `taken_as_recorded`.
 
@@ -43,7 +43,7 @@ def score(
     Example:
         >>> text = [{"solution": {"": "", "answer": "4"}, "confidence": {"": "", "confidence": "0.7"}}]
         >>> objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
-        >>> score(objectives, text, columns={"answer": ["4"]}).reward_nm
+        >>> score_all(objectives, text, columns={"answer": ["4"]}).reward_nm
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
@@ -102,7 +102,7 @@ def score_one(
     Raises:
         RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is neither in
             `scored` nor an outcome.
-        DataError, RewardError: see `score`.
+        DataError, RewardError: see `score_all`.
 
     Example:
         >>> def short(blocks):

@@ -162,7 +162,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 _shared_lock = threading.Lock()
 
 
-def shared(kind: Callable[..., _W], **limits: Any) -> _W:
+def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
     """The workers of a kind and these limits that the built-in rewards use, made on first use and closed when Python ends."""
     with _shared_lock:
         key = (kind, *sorted(limits.items()))

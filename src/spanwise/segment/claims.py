@@ -145,7 +145,7 @@ Finder = Callable[[Sample], Found]
 
 
 @dataclass(frozen=True)
-class Cut:
+class Pieces:
     """One completion, cut into pieces that belong to blocks.
 
     Attributes:
@@ -198,7 +198,7 @@ def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
     return found
 
 
-def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
+def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     """The pieces that the claims on one completion make of it.
 
     Without a block for the rest a piece runs on to the next one and the first begins at byte 0. With one, a piece ends where its
@@ -230,7 +230,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
             starts.append(start)
             blocks.append(block)
             at, last = start, block
-    return Cut(tuple(blocks), tuple(starts), int(fault), contents)
+    return Pieces(tuple(blocks), tuple(starts), int(fault), contents)
 
 
 def _outer_first(claim: Claim) -> tuple[int, int]:

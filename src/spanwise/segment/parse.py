@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Cut, Finder, Found, Sample
+from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.segment.registry import register
 from spanwise.types import Fault
 
@@ -63,9 +63,9 @@ class TagParser:
         self._prefilled = layout.prefilled if layout.prefilled in tags else None
         names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
         self._pattern = re.compile(b"<(/?)(" + names + b")>") if tags else None
-        self._known: dict[tuple[object, ...], tuple[Cut, list[int | None]]] = {}
+        self._known: dict[tuple[object, ...], tuple[Pieces, list[int | None]]] = {}
 
-    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Cut:
+    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Pieces:
         """Find the blocks of `text[start:end]`: the layout's tags in order, the first opening at or after the last match wins.
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
@@ -75,7 +75,7 @@ class TagParser:
         edges, (known, _) = self._read(text, start, end)
         starts = tuple([edges[place] for place in known.starts])
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
-        return Cut(known.blocks, starts, known.fault, contents)
+        return Pieces(known.blocks, starts, known.fault, contents)
 
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
@@ -87,7 +87,7 @@ class TagParser:
                 claims.append(Claim(part, edges[place], None, inner and (edges[inner[0]], edges[inner[1]])))
         return Found(claims, known.fault)
 
-    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Cut, list[int | None]]]:
+    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
         """Where the tags stand, and what their sequence means."""
         found = list(self._pattern.finditer(text, start, end)) if self._pattern else []
         tags = tuple(match[0] for match in found)
@@ -102,7 +102,7 @@ class TagParser:
             edges += match.span()
         return edges, known
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Cut, list[int | None]]:
+    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """The sequence read in places: place 0 is the first byte, tag i lies at the places [2i + 2, 2i + 3)."""
         marks = [] if self._prefilled is None else [Mark(self._prefilled, False, 0, 0)]
         for i, tag in enumerate(tags):
@@ -125,7 +125,7 @@ class TagParser:
         lost = {part.mark for part, at in wanted if at is None and not part.index} - misplaced
         inside = _contents(placed).items()
         contents = {(pair[0], self._key_of[pair]): at for pair, at in inside if pair in self._key_of}
-        made = Cut(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
+        made = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
         return made, [None if at is None else marks[at].start for at in found]
 
 

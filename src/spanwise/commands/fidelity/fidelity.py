@@ -22,8 +22,8 @@ from spanwise.layout import Layout
 from spanwise.measure.fidelity import FIGURES, Fidelity, Rerolls, fidelity
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_layout, calibration_of
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
@@ -67,9 +67,9 @@ def collect(
     options = {"max_new_tokens": limit, "temperature": temperature}
     ids_nt, mask_nt = sample(model, tokenizer, rows["prompt"][:], samples=samples, seed=seed, **options)
     vocabulary = Vocabulary.of(tokenizer, model)
-    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=vocabulary)
+    spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=vocabulary)
     columns = {name: [v for v in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"}
-    outcome_n = score([Objective("correct", pays=(solution,))], text, columns=columns).reward_nm[:, 0]
+    outcome_n = score_all([Objective("correct", pays=(solution,))], text, columns=columns).reward_nm[:, 0]
     starts = prompt_ids(tokenizer, rows["prompt"][:])
     found: dict[tuple[int, tuple[int, ...]], int] = {}
     prefix_n = torch.full((len(text),), -1)
@@ -85,7 +85,7 @@ def collect(
     )
     befores = [before for _, before in found for _ in range(rerolls)]
     again_nt, again_mask_nt = joined(befores, more_nt, more_mask_nt, limit)
-    again_text = segment(again_nt, again_mask_nt, layout=task.layout, vocabulary=vocabulary)[1]
+    again_text = find_blocks(again_nt, again_mask_nt, layout=task.layout, vocabulary=vocabulary)[1]
     return Rerolls(
         confidence_xs=confidences(text, last, task.layout).reshape(-1, samples),
         outcome_xs=outcome_n.reshape(-1, samples),

@@ -20,8 +20,8 @@ from spanwise.errors import DataError
 from spanwise.measure.token_reference import place_before
 from spanwise.measure.trajectories import Trajectories
 from spanwise.objective import Objective
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task
 
 #: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
@@ -103,11 +103,11 @@ class Roller:
 
     def judge(self, rows: Any, ids_nt: Tensor, mask_nt: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Rewards of whole completions, NaN where they have no first block, and the block of each token."""
-        spans, text = segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
+        spans, text = find_blocks(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
         columns = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         by_row = {name: [column[x] for x in prompts] for name, column in columns.items()}
         objective = Objective("correct", pays=(self.task.layout.names[0],))
-        return score([objective], text, columns=by_row).reward_nm[:, 0], spans.block_nt
+        return score_all([objective], text, columns=by_row).reward_nm[:, 0], spans.block_nt
 
     def rewards_from(
         self, rows: Any, prefixes: Sequence[tuple[int, tuple[int, ...]]], *, rerolls: int, seed: int
