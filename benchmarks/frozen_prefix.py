@@ -27,8 +27,8 @@ from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.fidelity import ScoreName, proper_score
 from spanwise.measure import auroc, compare, ece
 from spanwise.objective import Objective
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, digits_task
 
 ARMS = ("none", "group", "outcome", "blended")
@@ -42,9 +42,11 @@ class Frozen:
         self.vocabulary = Vocabulary.of(tokenizer, model)
         prompts = rows["prompt"][:]
         ids_nt, mask_nt = sample(model, tokenizer, prompts, samples=samples, max_new_tokens=32, seed=seed)
-        spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=self.vocabulary)
+        spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=self.vocabulary)
         answers = [answer for answer in rows["answer"] for _ in range(samples)]
-        self.correct_n = score([Objective("correct", pays=("solution",))], text, columns={"answer": answers}).reward_nm[:, 0]
+        self.correct_n = score_all([Objective("correct", pays=("solution",))], text, columns={"answer": answers}).reward_nm[
+            :, 0
+        ]
         self.correct_n = torch.where(spans.present_nk[:, 0], self.correct_n, 0.0)
         before = [ids for ids in prompt_ids(tokenizer, prompts) for _ in range(samples)]
         ends = spans.end_nk[:, 0].tolist()
@@ -59,7 +61,7 @@ class Frozen:
         width = max(map(len, whole))
         padded_nt = torch.tensor([ids + [0] * (width - len(ids)) for ids in whole])
         inside_nt = torch.arange(width) < torch.tensor([len(ids) for ids in whole])[:, None]
-        _, text = segment(padded_nt, inside_nt, layout=self.task.layout, vocabulary=self.vocabulary)
+        _, text = find_blocks(padded_nt, inside_nt, layout=self.task.layout, vocabulary=self.vocabulary)
         return ids_nt, mask_nt, confidences(text, "confidence", self.task.layout)
 
 

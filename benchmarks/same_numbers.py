@@ -25,8 +25,10 @@ import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parents[1]
 #: A run of a few steps after a warm start cut short.
-SHORT = ("--steps=4 --prompts=8 --group-size=8 --set=start_steps=150 --set=eval_every=2 --set=eval_prompts=32 --set=eval_samples=2 "
-         "--set=keep_rollouts=1 --set=report=false --overwrite").split()  # fmt: skip
+SHORT = [
+    "--steps=4", "--prompts=8", "--group-size=8", "--set=start_steps=150", "--set=eval_every=2", "--set=eval_prompts=32",
+    "--set=eval_samples=2", "--set=keep_rollouts=1", "--set=report=false", "--overwrite",
+]  # fmt: skip
 CRITIC = "--set=critic={learning_rate: 1.0e-3, mini_batches: 2, policy_training_start_step: 1}"
 LASER = "--set=laser={token: '<unk>', balanced: false, self_rewarding_warmup: 1}"
 RUNS = {
@@ -45,7 +47,12 @@ RUNS = {
     "two_attempts": ["recipes/two_attempts.yaml"],
     "fields": ["--task=fields"],
 }
-CREDIT = {"bae": "grpo,rlcr,bae,bae:blended,gdpo", "two_attempts": "bae,rlcr,rloo", "laser": "bae,grpo", "sae": "recorded,grpo"}
+CREDIT = {
+    "bae": "grpo,rlcr,bae,bae:blended,gdpo",
+    "two_attempts": "bae,rlcr,rloo",
+    "laser": "bae,grpo",
+    "sae": "recorded,grpo",
+}
 WRITTEN = ("verifiers", "verifiers_branches", "verifiers_failed", "verifiers_stream", "verl")
 #: What is no number of the training.
 _CLOCK = ("seconds", "share", "per_second", "time", "folder", "output", "recipe", "version", "memory", "tokenizer")
@@ -62,7 +69,17 @@ def record(source: Path, output: Path, only: list[str]) -> None:
         for name, methods in CREDIT.items()
     }
     commands |= {f"credit/{name}": [*spanwise, "credit", f"tests/rollouts/written/{name}"] for name in WRITTEN}
-    turns = "benchmarks/turns.py --seeds 1 --steps 3 --every 1 --arms gigpo,gigpo_turns,turns,summed".split()
+    turns = [
+        "benchmarks/turns.py",
+        "--seeds",
+        "1",
+        "--steps",
+        "3",
+        "--every",
+        "1",
+        "--arms",
+        "gigpo,gigpo_turns,turns,summed",
+    ]
     commands["turns"] = [sys.executable, *turns]
     for name, command in commands.items():
         if only and not any(part in name for part in only):

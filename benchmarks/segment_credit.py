@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from spanwise import Layout, Objective, Scores, Vocabulary, assign, spread
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 OBJECTIVES = (
@@ -65,7 +65,7 @@ def main() -> None:
     times: dict[str, list[float]] = {"segment": [], "credit": [], "floor: write (N, T) once": []}
     for _ in range(options.repeats):
         started = time.perf_counter()
-        spans, _ = segment(ids_nt, mask_nt, layout=LAYOUT, vocabulary=vocabulary)
+        spans, _ = find_blocks(ids_nt, mask_nt, layout=LAYOUT, vocabulary=vocabulary)
         middle = time.perf_counter()
         credit = assign(scores, group_n, spans.present_nk, objectives=OBJECTIVES, block_names=LAYOUT.names)
         advantage_nt = spread(credit, spans)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from spanwise import Layout, Vocabulary
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 
 WORDS = [
     "the", "sum", "of", "two", "and", "three", "is", "so", "we", "add", "them", "then", "it", "holds", "for", "all", "n", "hence",
@@ -128,7 +128,7 @@ class Batch:
         self.tokens = int(self.mask_nt.sum())
 
     def floor(self) -> None:
-        """Join the bytes of all tokens, in the portions in which `segment` does."""
+        """Join the bytes of all tokens, in the portions in which `find_blocks` does."""
         self.vocabulary.join(self.ids_nt[self.mask_nt].numpy())
 
 
@@ -179,7 +179,7 @@ def main() -> None:
 
             def run(layout: Layout = layout, batch: Batch = batch) -> None:
                 nonlocal held
-                spans, _ = segment(
+                spans, _ = find_blocks(
                     batch.ids_nt, batch.mask_nt, layout=layout, vocabulary=batch.vocabulary, logp_nt=batch.logp_nt
                 )
                 held = float(spans.present_nk.sum()) / len(batch.ids_nt)

@@ -27,7 +27,7 @@ from spanwise.commands.eval.evaluate import confidences, evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
 from spanwise.commands.shared.folder import new_folder
 from spanwise.measure import figures
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task, is_refusal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines/verl/cpu"))
@@ -70,7 +70,7 @@ def curve(folder: Path, steps: int) -> list[dict[str, float | None]]:
         files = [folder / "rollouts" / f"{step}.jsonl" for step in range(first, min(first + SMOOTH, steps + 1))]
         rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         tokens = tokenizer([row["output"] for row in rows], padding=True, padding_side="right", return_tensors="pt")
-        spans, text = segment(
+        spans, text = find_blocks(
             tokens["input_ids"], tokens["attention_mask"].bool(), layout=DIGITS_LAYOUT, vocabulary=vocabulary
         )
         answers = [(entry.get("solution") or {}).get("answer") for entry in text]

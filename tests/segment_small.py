@@ -3,12 +3,12 @@
 import torch
 
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
 def made(layout, pieces, *, added=(), masked=(), **layout_options):
-    """What `segment` finds in one completion whose tokens are these pieces; those at the places `masked` are masked out.
+    """What `find_blocks` finds in one completion whose tokens are these pieces; those at the places `masked` are masked out.
 
     `added` are the pieces that the tokenizer has beside its vocabulary.
     """
@@ -18,7 +18,7 @@ def made(layout, pieces, *, added=(), masked=(), **layout_options):
     ids = torch.tensor([[known.index(piece) for piece in written]])
     mask = torch.tensor([[place not in masked for place in range(len(pieces))]])
     layout = layout if isinstance(layout, Layout) else Layout(layout, **layout_options)
-    spans, texts = segment(ids, mask, layout=layout, vocabulary=vocabulary)
+    spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)
     owners = [None if k < 0 else layout.names[k] for k in spans.block_nt[0].tolist()]
     return owners, texts[0], Fault(int(spans.fault_n))
 

@@ -1,8 +1,8 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
 A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit`) and spread over tokens (`advantages`)
-under one `Scheme`. `segment`, `score` and `credit` are functions here; what else the rooms of these names hold is imported from
-them, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
+under one `Scheme`. `credit` and `remarks` are functions here; what else the rooms of these names hold is imported from them, as in
+`from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from spanwise.registry import register
     from spanwise.remarks import remarks
     from spanwise.scheme import Scheme
-    from spanwise.score import score
-    from spanwise.segment import Vocabulary, segment
+    from spanwise.score import score_all
+    from spanwise.segment import Vocabulary, find_blocks
     from spanwise.types import BlockText, Credit, Fault, Scores, Spans, Status
 
 __version__ = "0.1.0"
@@ -69,6 +69,7 @@ __all__ = [
     "by_turn",
     "credit",
     "dr_grpo",
+    "find_blocks",
     "grpo",
     "metrics",
     "read",
@@ -76,8 +77,7 @@ __all__ = [
     "remarks",
     "rlcr",
     "rloo",
-    "score",
-    "segment",
+    "score_all",
     "spread",
 ]
 
@@ -94,8 +94,8 @@ _ROOMS = {
     "registry": "register",
     "remarks": "remarks",
     "scheme": "Scheme",
-    "score": "score",
-    "segment": "Vocabulary segment",
+    "score": "score_all",
+    "segment": "Vocabulary find_blocks",
     "types": "BlockText Credit Fault Scores Spans Status",
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}

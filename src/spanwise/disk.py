@@ -23,9 +23,6 @@ def refusal(error: BaseException) -> str | None:
     """Why the system would not write, if that is what an error or one of its causes says; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
-
-    >>> refusal(OSError(28, "")), refusal(RuntimeError("I/O error: No space left on device (os error 28)")), refusal(OSError(2, ""))
-    ('No space left on device', 'No space left on device', None)
     """
     seen: list[BaseException] = []
     found = None
@@ -47,19 +44,7 @@ def _number(error: BaseException) -> int | None:
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
-    """The sentence for a place that the system would not write.
-
-    Args:
-        place: that was written.
-        error: with which it was refused.
-        what: its name in the sentence; default: the place.
-
-    Example:
-        >>> unwritten(Path("a.txt"), OSError(30, "Read-only file system"))
-        "'a.txt' cannot be written: Read-only file system."
-        >>> unwritten(Path("a.txt"), OSError(28, "No space left on device"))
-        "'a.txt' cannot be written: No space left on device; ... are free there. Make room there."
-    """
+    """The sentence for a place that the system would not write."""
     why = refusal(error) or (isinstance(error, OSError) and error.strerror) or str(error)
     full = refusal(error) not in (None, os.strerror(errno.EROFS))
     name = f"'{place}'" if what is None else what
@@ -81,15 +66,7 @@ def _free(place: Path) -> str:
 
 @contextmanager
 def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
-    """Write inside: what the system refuses becomes one sentence.
-
-    Args:
-        place: that is written.
-        what: its name in the sentence; default: the place.
-
-    Raises:
-        DataError: the system refused, whatever the library raised.
-    """
+    """Write inside: what the system refuses becomes one sentence."""
     try:
         yield
     except SpanwiseError:
@@ -105,17 +82,6 @@ def whole_file(file: Path) -> Iterator[Path]:
     """A path to write a file under: it takes its place when the block ends, so that nobody ever sees half of it.
 
     Whatever goes wrong leaves the file that was there, and nothing else.
-
-    Raises:
-        DataError: it cannot be written.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> file = Path(mkdtemp()) / "a" / "one.txt"
-        >>> with whole_file(file) as beside:
-        ...     _ = beside.write_text("1")
-        >>> file.read_text(), [path.name for path in file.parent.iterdir()]
-        ('1', ['one.txt'])
     """
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -130,11 +96,7 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[None]:
-    """Write a folder inside; if that fails, none is left of that name.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Write a folder inside; if that fails, none is left of that name."""
     try:
         with writing(folder):
             yield

@@ -119,12 +119,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_number(called: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> None:
-    """Refuse what is no finite number above `above` and at least `least`.
-
-    >>> check_number("critic.learning_rate", 0.0, above=0.0)
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: critic.learning_rate is 0.0; it must be a number above 0.
-    """
+    """Refuse what is no finite number above `above` and at least `least`."""
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not fits or not value > above or not value >= least:
         bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
@@ -143,11 +138,6 @@ EXTRAS = {
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
     """The same error with a sentence: what needs the package, and what to install. What spanwise does not bring is said to be so.
-
-    Args:
-        part: of spanwise.
-        error: Python's.
-        extra: what brings all that the part needs; None: the smallest one that brings the package.
 
     >>> print(lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats")))
     spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'

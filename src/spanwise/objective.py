@@ -162,14 +162,7 @@ class Objective:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """A function as recipes write it, "module:function".
-
-    Raises:
-        RecipeError: it has no name of its own (a `functools.partial`).
-
-    >>> function_name(math.sqrt)
-    'math:sqrt'
-    """
+    """A function as recipes write it, "module:function"."""
     try:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:

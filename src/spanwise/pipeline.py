@@ -32,8 +32,8 @@ from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeErro
 from spanwise.laser import Laser
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from spanwise.score import Reward, score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import Reward, score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans
 
 
@@ -143,11 +143,11 @@ def read(
         scheme: the layout and the objectives.
         vocabulary: the bytes of every token id.
         recorded: rewards that are known already, by objective; they are not computed.
-        located: what `segment.segment` found under the scheme's layout, where several schemes share it.
+        located: what `find_blocks` found under the scheme's layout, where several schemes share it.
 
     Raises:
         RecipeError: the batch has no token ids; an objective that does not fit.
-        AlignmentError, DataError, RewardError: see `segment` and `score`.
+        AlignmentError, DataError, RewardError: see `find_blocks` and `score_all`.
 
     Example:
         >>> from spanwise import Layout
@@ -159,9 +159,11 @@ def read(
     if located is None:
         if batch.ids_nt is None or batch.mask_nt is None:
             raise RecipeError("This batch has no token ids and mask, so there is nothing to read; give ids_nt and mask_nt.")
-        located = segment(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt)
+        located = find_blocks(
+            batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt
+        )
     spans, text = located
-    scores = score(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
+    scores = score_all(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
     if batch.steps is not None:
         scores = keep_for_rollouts(
             scores,

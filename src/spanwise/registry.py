@@ -24,14 +24,7 @@ _SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
-    """What is known by name in one room; what is missing is looked for among the installed plug-ins.
-
-    Args:
-        noun: what an entry is called in messages.
-        kinds: the kinds of `register` that end here.
-        group: the entry point group under which other distributions announce theirs; loading an entry point must register it.
-        entry: builds an entry from (name, function, kind, **facts).
-    """
+    """What is known by name in one room; what is missing is looked for among the installed plug-ins."""
 
     def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
         super().__init__()
@@ -41,11 +34,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
             _BY_KIND[kind] = self
 
     def find(self, name: str) -> _Entry:
-        """The entry called `name`, from here or from an installed plug-in.
-
-        Raises:
-            RecipeError: there is none, with a suggestion; or a plug-in cannot be loaded.
-        """
+        """The entry called `name`, from here or from an installed plug-in."""
         if name not in self:
             self.load_plugins()
         if name not in self:
@@ -53,11 +42,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         return self[name]
 
     def load_plugins(self) -> None:
-        """Import what other distributions announce under the group; a broken one is named, not hidden.
-
-        Raises:
-            RecipeError: a plug-in that cannot be imported.
-        """
+        """Import what other distributions announce under the group; a broken one is named, not hidden."""
         for point in entry_points(group=self.group):
             try:
                 point.load()
@@ -78,24 +63,12 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def check_registered(name: str, *, kind: str) -> None:
-    """Refuse a name that nobody registered, so that it is refused where it is written.
-
-    Raises:
-        RecipeError: there is no such reward, outcome or segmenter, here or among the plug-ins, with a suggestion.
-
-    >>> check_registered("corect", kind="reward")
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: There is no reward 'corect'. Did you mean 'correct'? Known: ...
-    """
+    """Refuse a name that nobody registered, so that it is refused where it is written."""
     _BY_KIND[kind].find(name)
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Whether a name is known, here or among the plug-ins.
-
-    >>> is_registered("correct", kind="reward"), is_registered("corect", kind="reward")
-    (True, False)
-    """
+    """Whether a name is known, here or among the plug-ins."""
     known = _BY_KIND[kind]
     if name not in known and entry_points(group=known.group):
         known.load_plugins()
@@ -103,14 +76,7 @@ def is_registered(name: str, *, kind: str) -> bool:
 
 
 def entry_of(name: str, *, kind: str) -> Any:
-    """What is registered under a name, for rooms that lie to the left of the registry's own.
-
-    Raises:
-        RecipeError: nothing is.
-
-    >>> entry_of("correct", kind="reward").name
-    'correct'
-    """
+    """What is registered under a name, for rooms that lie to the left of the registry's own."""
     return _BY_KIND[kind].find(name)
 
 
@@ -151,13 +117,6 @@ def imported(path: str, *, what: str) -> Any:
 
     What is about to run is said on stderr first. A module's file in the current folder goes before an installed module of its
     name, as with `python -m`; while it is imported, it finds what lies beside it.
-
-    Args:
-        path: module or file, a colon, a name in it.
-        what: how a message begins, as in "The outcome".
-
-    Raises:
-        RecipeError: where it was looked for, or what went wrong in it.
     """
     module, _, name = path.rpartition(":")
     file = _file(module)
@@ -197,11 +156,7 @@ def _show(path: str, file: Path | None) -> None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """A `module:function` that a file in `folder` names, as it is found from the current folder; as it is if it is nowhere.
-
-    >>> seen_from_here("math:sqrt", Path("recipes"))
-    'math:sqrt'
-    """
+    """A `module:function` that a file in `folder` names, as it is found from the current folder; as it is if it is nowhere."""
     module, _, name = path.rpartition(":")
     if _file(module) or (not module.endswith(".py") and _is_installed(module)):
         return path

@@ -154,7 +154,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines are given and that are no objectives, in the order in which `score` finds them."""
+        """The outcomes that baselines are given and that are no objectives, in the order in which `score_all` finds them."""
         found = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
         return tuple(dict.fromkeys(found))
 

@@ -24,7 +24,7 @@ BlockText = Mapping[str, Mapping[str, str | None] | None]
 _ROWS = 64
 
 
-class Said(dict[str, "Mapping[str, str | None] | None"]):
+class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
     """What a completion says block by block, where its blocks lie in several pieces or in another order than the layout's.
 
     Args:
@@ -44,10 +44,10 @@ def whole_text(blocks: BlockText) -> str:
 
     >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
     '<a>4</a>'
-    >>> whole_text(Said({"rest": {"": "(,)"}, "a": {"": "1"}, "b": {"": "2"}}, "(1,2)"))
+    >>> whole_text(PiecewiseText({"rest": {"": "(,)"}, "a": {"": "1"}, "b": {"": "2"}}, "(1,2)"))
     '(1,2)'
     """
-    if isinstance(blocks, Said):
+    if isinstance(blocks, PiecewiseText):
         return blocks.whole
     return "".join(block[""] or "" for block in blocks.values() if block is not None)
 

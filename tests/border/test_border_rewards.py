@@ -8,7 +8,7 @@ import torch
 
 from border.case import Case, check, command
 from rollout_files import WELL_FORMED, trl_file
-from spanwise import Layout, Objective, Scheme, score
+from spanwise import Layout, Objective, Scheme, score_all
 from spanwise.score import calls
 from trl_small import THIRD_PARTY, trainer
 
@@ -24,14 +24,14 @@ def scored(reward, *, text=(WHOLE, WHOLE), **fields):
     """A scheme with one reward of the user's, and what it makes of some completions."""
     objectives = [Objective(reward, **{"pays": "solution", **fields})]
     Scheme("bae", LAYOUT, objectives)
-    score(objectives, list(text), columns={"answer": ["4"] * len(text)})
+    score_all(objectives, list(text), columns={"answer": ["4"] * len(text)})
 
 
 def given(outcome, size=2):
     """A scheme whose confidence is compared given the outcome, and what it makes of some completions."""
     objectives = [SOLVED, Objective("brier", pays="confidence", given=["correct", outcome], baseline="outcome")]
     Scheme("bae", LAYOUT, objectives)
-    score(objectives, [WHOLE] * size, columns={"answer": ["4"] * size})
+    score_all(objectives, [WHOLE] * size, columns={"answer": ["4"] * size})
 
 
 def returning(value):

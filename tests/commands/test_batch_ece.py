@@ -4,7 +4,7 @@ import pytest
 
 from spanwise.commands.train.recorder import _batch_ece
 from spanwise.objective import Objective
-from spanwise.score import score
+from spanwise.score import score_all
 from spanwise.types import Scores
 
 
@@ -14,7 +14,7 @@ def scored(rule, rows):
         for answer, q in rows
     ]
     objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
-    return score(objectives, text, columns={"answer": ["4"] * len(rows)})
+    return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
 
 
 @pytest.mark.parametrize("rule", ["brier", "log_score"])

@@ -20,8 +20,8 @@ from spanwise import (
     Vocabulary,
     advantages,
     credit,
+    find_blocks,
     read,
-    segment,
 )
 from spanwise.credit import Trajectory, Turn, restrict
 from spanwise.engines.sample import prompt_ids
@@ -41,7 +41,7 @@ STRADDLING = [1, 5, 8, 9, 6, 4, 0]  # the third token closes the answer and open
 def blocks_of(ids, layout=LAYOUT, vocabulary=VOCABULARY):
     """The block of each token."""
     rows = torch.tensor([ids])
-    return segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
+    return find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
 
 
 def by_bytes(ids, layout=LAYOUT, vocabulary=VOCABULARY):
@@ -178,7 +178,7 @@ def test_f30_a_span_decodes_to_its_text():
 def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
     """mll-lab-nu/RAGEN#71. The mask was inverted, states trained and actions not; and markers were unbalanced."""
     ids_nt, mask_nt = torch.tensor([[1, 5, 2, 7, 7, 3, 6, 4]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]]).bool()
-    spans, _ = segment(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
+    spans, _ = find_blocks(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
 
     def check(use):
         try:
@@ -189,7 +189,7 @@ def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
 
     catches(check, restrict, lambda spans, mask_nt: replace(spans, block_nt=mask_nt.long() - 1))
     open_nt = torch.tensor([[1, 5, 3, 6, 4]])
-    fault = segment(open_nt, torch.ones_like(open_nt), layout=LAYOUT, vocabulary=VOCABULARY)[0].fault_n
+    fault = find_blocks(open_nt, torch.ones_like(open_nt), layout=LAYOUT, vocabulary=VOCABULARY)[0].fault_n
     assert int(fault[0]) & int(Fault.TRUNCATED | Fault.NESTED)
 
 
@@ -240,7 +240,7 @@ def test_f36_a_mask_is_never_made_from_ids():
     sampled_nt = torch.tensor([[1, 1, 1, 1, 0, 0]]).bool()
 
     def check(mask_nt):
-        spans, _ = segment(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
+        spans, _ = find_blocks(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
         assert spans.block_nt.tolist() == [[0, 0, 0, 0, -1, -1]]
 
     catches(check, sampled_nt, ids_nt != 0)
@@ -265,7 +265,7 @@ def test_f38_tags_that_are_special_tokens_are_read():
 
     def ours():
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        return segment(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)[1][0]["solution"]["answer"]
+        return find_blocks(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)[1][0]["solution"]["answer"]
 
     def decoded():
         found = re.search("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
@@ -284,7 +284,7 @@ def test_f39_a_tag_that_the_prompt_opens_counts():
 
     def check(prefilled):
         layout = Layout({"solution": ["think", "answer"]}, prefilled=prefilled)
-        spans, text = segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
+        spans, text = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
         rewarded = score_one(Objective("format", "solution"), text, columns={}, scored={})
         assert (int(spans.fault_n[0]), rewarded.value_n.tolist()) == (0, [1.0])
 
@@ -306,7 +306,7 @@ def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
 
     def ours(text):
         rows = torch.tensor([list(text.encode())])
-        held = segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
+        held = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
         return float(score_one(Objective("format", "solution"), held, columns={}, scored={}).value_n[0])
 
     def pattern(text):

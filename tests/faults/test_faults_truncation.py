@@ -4,7 +4,7 @@ import torch
 
 from faults.catches import catches
 from helpers import NAN, assert_close, double
-from spanwise import Layout, Vocabulary, segment
+from spanwise import Layout, Vocabulary, find_blocks
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.losses import dppo
@@ -115,7 +115,7 @@ def test_f48_the_last_token_trains_whether_it_ends_the_text_or_was_cut():
 
     def ours(ids):
         rows = torch.tensor([ids])
-        return segment(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
+        return find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
 
     def check(find):
         assert find([1, 2, 3, 0])[-1] == find([1, 2, 3])[-1] == find([1, 2])[-1] == 0

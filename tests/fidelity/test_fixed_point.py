@@ -12,7 +12,7 @@ from spanwise.credit import advantage
 from spanwise.errors import RecipeError
 from spanwise.fidelity import fixed_point, gradient_shares, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
-from spanwise.score import score
+from spanwise.score import score_all
 
 GRID = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95], dtype=torch.float64)
 TABLE = {
@@ -184,7 +184,7 @@ def test_the_proper_scores_are_the_rewards(rule):
         {"solution": {"": "", "answer": "1"}, "confidence": {"": "", "confidence": f"{q}"}} for q in reports
     ]  # fmt: skip
     objectives = [Objective("correct", pays=("solution",)), Objective(rule, pays=("confidence",), given="correct")]
-    scores = score(objectives, text, columns={"answer": ["1" if c else "2" for c in right]})
+    scores = score_all(objectives, text, columns={"answer": ["1" if c else "2" for c in right]})
     q, c = torch.tensor(reports).double(), torch.tensor(right).double()
     assert torch.allclose(proper_score(q, c, rule=rule), scores.reward_nm[:, 1], atol=1e-7)
     for o in (0, 1):

@@ -22,7 +22,7 @@ from spanwise.rollouts.recorded import read_rows
 from spanwise.rollouts.text import pieces
 from spanwise.score import parse_confidence
 from spanwise.score.answers import LONGEST
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 from spanwise.types import Fault, Status, whole_text
 
 
@@ -166,7 +166,7 @@ def deletion(cell, row, reading, n):
     """A completion without its masked tokens, alone, is read as it is with them in a batch."""
     ids, mask = row
     alone = torch.from_numpy(ids[mask][None])
-    spans, text = segment(alone, torch.ones_like(alone), layout=cell.layout, vocabulary=cell.family.vocabulary)
+    spans, text = find_blocks(alone, torch.ones_like(alone), layout=cell.layout, vocabulary=cell.family.vocabulary)
     assert spans.block_nt[0].tolist() == reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
     assert text[0] == reading.text[n]
     assert int(spans.fault_n) == int(reading.fault_n[n])

@@ -15,9 +15,9 @@ from spanwise.report.tokens import TokenRow, TokenView, payload
 from spanwise.rollouts.messages import clean, completion_parts
 from spanwise.rollouts.table import recorded
 from spanwise.rollouts.text import cut_text
-from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score
+from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_all
 from spanwise.score.rewards import format_, second_attempt
-from spanwise.segment import census, segment
+from spanwise.segment import census, find_blocks
 from spanwise.tasks.agent import Episode
 from spanwise.tasks.digits import is_refusal
 from spanwise.types import Status
@@ -101,12 +101,12 @@ class NoProcess(MathVerifier):
 
 def by_json(text):
     ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
-    return segment(ids, torch.ones_like(ids), layout=JSON, vocabulary=BYTES)
+    return find_blocks(ids, torch.ones_like(ids), layout=JSON, vocabulary=BYTES)
 
 
 def segmented(text):
     ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
-    return segment(ids, torch.ones_like(ids), layout=LAYOUT, vocabulary=BYTES)
+    return find_blocks(ids, torch.ones_like(ids), layout=LAYOUT, vocabulary=BYTES)
 
 
 @cache
@@ -134,7 +134,7 @@ def rewarded(name, text):
         Objective("correct", pays=("solution",), options={"verify": "exact"}),
         Objective(name, pays=("confidence",)),
     ]
-    return score(objectives, [blocks(text)], columns={"answer": ["4"]})
+    return score_all(objectives, [blocks(text)], columns={"answer": ["4"]})
 
 
 def attempted(text):
@@ -162,7 +162,7 @@ READERS = {
     "brier": partial(rewarded, "brier"),
     "format": lambda text: format_([blocks(text)], pays=("solution", "confidence"), columns={}, scored={}),
     "second_attempt": attempted,
-    "segment": segmented,
+    "find_blocks": segmented,
     "segment, json": by_json,
     "read, credit, advantages": credited,
     "census": lambda text: census([text], ["answer"]).sentence,

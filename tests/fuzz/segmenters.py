@@ -11,7 +11,7 @@ from json_oracle import slow_json
 from oracles import owners_of_tokens
 from segmenter_oracles import ORACLES, Case, claimed
 from spanwise import Layout, Vocabulary
-from spanwise.segment import SEGMENTERS, segment
+from spanwise.segment import SEGMENTERS, find_blocks
 from spanwise.types import Fault, whole_text
 from tokenizers_small import byte_level
 
@@ -131,7 +131,7 @@ def check(layout, family, made, *, sample=4):
 
     def run(ids, mask):
         extra = {"logp_nt": -(torch.where(mask, ids, 0) % 7).double() / 3} if logp else {}
-        return segment(ids, mask, **options, **extra)
+        return find_blocks(ids, mask, **options, **extra)
 
     spans, texts = run(ids_nt, mask_nt)
     block = spans.block_nt

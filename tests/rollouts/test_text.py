@@ -9,7 +9,7 @@ from rollout_files import write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.text import AT_ONCE, cut_text
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 
 HOSTILE = [
     "",
@@ -30,7 +30,7 @@ def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
     tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
     assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
     ids, filled = table.tokens.padded(2, 3)
-    spans, text = segment(
+    spans, text = find_blocks(
         torch.from_numpy(ids), torch.from_numpy(filled), layout=Layout({"before": [], "x": ["answer"]}),
         vocabulary=table.vocabulary,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from spanwise import register
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import Reward, calls, check_objectives, score, score_one
+from spanwise.score import Reward, calls, check_objectives, score_all, score_one
 from spanwise.score.reward import REWARDS
 from spanwise.types import Scores, Status
 
@@ -63,7 +63,7 @@ def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
 
     text = [completion(), completion(False), completion(), completion(False)]
     objectives = [Objective(mine, pays="solution"), CORRECT]
-    scores = score(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if known is None else {"mine": known})
+    scores = score_all(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if known is None else {"mine": known})
     assert_close(scores.reward_nm[:, 0], [0.0, NAN, 2.0, NAN], 1e-12, equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, OK, ABSENT]
     assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)

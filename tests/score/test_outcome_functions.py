@@ -28,7 +28,7 @@ from spanwise.score import (
     judged_column,
     log_score,
     read_outcomes,
-    score,
+    score_all,
     score_one,
 )
 from spanwise.types import Scores, Status
@@ -81,7 +81,7 @@ def test_all_four_ways_to_give_an_outcome(registered):
     registered("long_answer", kind="outcome")(long_answer)
     path = f"{__name__}:level_of"
     report = Objective("brier", pays="confidence", given=["correct", "long_answer", path, long_answer], baseline="outcome")
-    scores = score([CORRECT, report], TEXT, columns={"answer": ["4"] * 4, "level": [1, 2, None, 2]})
+    scores = score_all([CORRECT, report], TEXT, columns={"answer": ["4"] * 4, "level": [1, 2, None, 2]})
     assert scores.names == ("correct", "brier")
     assert scores.outcome_names == ("long_answer", path, f"{__name__}:long_answer")
     long = [0, 1, NAN, 0]
@@ -116,7 +116,7 @@ def test_what_comes_before_goes_before_a_registered_name(registered):
     sentence = "'verdict' is an objective and a registered outcome too; give the objective another 'name'"
     for objectives in ([reward, report], [report, reward]):
         with pytest.raises(RecipeError, match=sentence):
-            score(objectives, TEXT, columns={"answer": ["4"] * 4})
+            score_all(objectives, TEXT, columns={"answer": ["4"] * 4})
 
 
 def test_one_name_is_one_function(registered):
@@ -168,7 +168,7 @@ def test_what_cannot_be_found_is_said_before_training(entry, sentence):
     with pytest.raises(RecipeError, match=sentence):
         check_objectives(objectives, layout)
     with pytest.raises(RecipeError, match=sentence):
-        score(objectives, TEXT, columns={"answer": ["4"] * 4})
+        score_all(objectives, TEXT, columns={"answer": ["4"] * 4})
     with pytest.raises(RecipeError, match=sentence):
         score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
 
@@ -265,7 +265,7 @@ def test_an_outcome_is_discrete():
 
 
 def test_no_outcome_and_no_completion():
-    scores = score([CORRECT], TEXT, columns={"answer": ["4"] * 4})
+    scores = score_all([CORRECT], TEXT, columns={"answer": ["4"] * 4})
     assert (scores.outcome_names, scores.outcome_no) == ((), None)
     names, values = read_outcomes([Objective("format", pays="solution", given=long_answer)], [], columns={})
     assert (len(names), values.shape) == (1, (0, 1))
@@ -334,7 +334,7 @@ def test_the_report_is_scored_by_its_judge():
     other = Objective("correct", pays="solution", name="other", options={"column": "other"})
 
     def briers(**fields):
-        return score([CORRECT, other, Objective("brier", pays="confidence", **fields)], text, columns=columns).reward_nm[
+        return score_all([CORRECT, other, Objective("brier", pays="confidence", **fields)], text, columns=columns).reward_nm[
             :, 2
         ]
 
@@ -368,7 +368,7 @@ def test_a_report_says_what_it_read():
 
 def test_scores_hold_what_was_stated_beside_what_states_nothing():
     text = [completion(), completion(confidence=False)]
-    scores = score([CORRECT, Objective("brier", pays="confidence")], text, columns={"answer": ["4", "4"]})
+    scores = score_all([CORRECT, Objective("brier", pays="confidence")], text, columns={"answer": ["4", "4"]})
     assert scores.stated_nm is not None
     same(scores.stated_nm, [[NAN, 0.7], [NAN, NAN]])
 
@@ -428,4 +428,4 @@ def test_a_reward_that_is_called_like_an_outcome_comes_first():
 
 def test_a_missing_column_is_still_the_rewards_to_name():
     with pytest.raises(DataError, match="no column 'answer'"):
-        score([CORRECT, Objective("brier", pays="confidence", given=["correct", "complete"])], TEXT, columns={})
+        score_all([CORRECT, Objective("brier", pays="confidence", given=["correct", "complete"])], TEXT, columns={})

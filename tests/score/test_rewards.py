@@ -10,16 +10,16 @@ from helpers import NAN, assert_close
 from score_small import ABSENT, CORRECT, ERROR, OK, TIMEOUT, completion
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import MathVerifier, parse_confidence, score, score_one
+from spanwise.score import MathVerifier, parse_confidence, score_all, score_one
 
 
 def test_log_score_is_clipped_on_both_sides():
     text = [completion("4", "1"), completion("5", "1"), completion("5", "0"), completion("4", "0.25")]
     objectives = [CORRECT, Objective("log_score", pays=("confidence",), options={"clip": 0.1})]
-    rewards = score(objectives, text, columns={"answer": ["4"] * 4})
+    rewards = score_all(objectives, text, columns={"answer": ["4"] * 4})
     assert_close(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)], 1e-12)
     assert_close(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)], 1e-12)
-    default = score([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
+    default = score_all([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
     assert_close(default.reward_nm[1, 1], math.log(0.01), 1e-12)
     with pytest.raises(RecipeError, match=r"'clip'.*not 0\.5"):
         score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
@@ -29,7 +29,7 @@ def test_a_reward_that_pays_every_block_reads_its_tag_where_it_is():
     pays = ("solution", "confidence")
     objectives = [Objective("correct", pays=pays), Objective("brier", pays=pays)]
     text = [completion("4", "0.6"), completion(False, "0.6")]
-    scores = score(objectives, text, columns={"answer": ["4", "4"]})
+    scores = score_all(objectives, text, columns={"answer": ["4", "4"]})
     assert_close(scores.reward_nm, [[1, -0.16], [0, -0.36]], 1e-12)  # the second one has a paid block and no answer: wrong
 
 
@@ -38,9 +38,9 @@ def test_brier_is_judged_by_the_objective_it_names_and_by_a_probability_only():
     double = Objective(lambda blocks: [2.0] * len(blocks), pays=("solution",), name="double")
     text, columns = [completion("4", "0.7")], {"answer": ["4"]}
     by_half = Objective("brier", pays=("confidence",), given="correct", options={"of": "half"})
-    assert_close(score([CORRECT, half, by_half], text, columns=columns).reward_nm[:, 2], [-0.04], 1e-12)
+    assert_close(score_all([CORRECT, half, by_half], text, columns=columns).reward_nm[:, 2], [-0.04], 1e-12)
     with pytest.raises(RewardError, match=r"'double' gives completion 0 the outcome 2\.0"):
-        score([double, Objective("brier", pays=("confidence",), given="double")], text, columns=columns)
+        score_all([double, Objective("brier", pays=("confidence",), given="double")], text, columns=columns)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, UNPARSABLE, completio
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import check_objectives, score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import check_objectives, score_all
+from spanwise.segment import Vocabulary, find_blocks
 
 
 def test_correct_and_brier_keep_absent_failed_and_zero_apart():
@@ -23,7 +23,7 @@ def test_correct_and_brier_keep_absent_failed_and_zero_apart():
         completion("4", False),  # block not there
         completion("4", "100%"),  # no gold answer: never zero
     ]
-    scores = score([CORRECT, BRIER], text, columns={"answer": ["4"] * 7 + [None]})
+    scores = score_all([CORRECT, BRIER], text, columns={"answer": ["4"] * 7 + [None]})
     assert scores.names == ("correct", "brier")
     assert_close(scores.reward_nm[:, 0], [1, 0, 0, NAN, 1, 1, 1, NAN], 1e-12, equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK, OK, ERROR]
@@ -40,7 +40,7 @@ def test_correct_and_brier_keep_absent_failed_and_zero_apart():
 
 
 def test_no_completion_gives_empty_scores():
-    scores = score([CORRECT, BRIER], [], columns={"answer": []})
+    scores = score_all([CORRECT, BRIER], [], columns={"answer": []})
     assert (scores.reward_nm.shape, scores.by_outcome_nmo.shape) == ((0, 2), (0, 2, 2))
 
 
@@ -83,11 +83,11 @@ def test_objectives_that_work_pass():
 def test_score_refuses_what_check_would_have():
     text, columns = [completion()], {"answer": ["4"]}
     with pytest.raises(RecipeError, match="not an objective before it"):
-        score([BRIER, CORRECT], text, columns=columns)
+        score_all([BRIER, CORRECT], text, columns=columns)
     with pytest.raises(RecipeError, match="no block 'solutoin'"):
-        score([Objective("correct", pays=("solutoin",))], text, columns=columns)
+        score_all([Objective("correct", pays=("solutoin",))], text, columns=columns)
     with pytest.raises(RecipeError, match="called 'tga'"):
-        score([Objective("correct", pays=("solution",), options={"tga": "x"})], text, columns=columns)
+        score_all([Objective("correct", pays=("solution",), options={"tga": "x"})], text, columns=columns)
 
 
 def test_from_token_ids_to_rewards():
@@ -98,8 +98,8 @@ def test_from_token_ids_to_rewards():
     ]
     length = max(map(len, texts))
     ids = torch.tensor([list(text.encode().ljust(length, b"\0")) for text in texts])
-    _, text = segment(ids, ids > 0, layout=LAYOUT, vocabulary=Vocabulary(tuple(bytes([byte]) for byte in range(256))))
+    _, text = find_blocks(ids, ids > 0, layout=LAYOUT, vocabulary=Vocabulary(tuple(bytes([byte]) for byte in range(256))))
     objectives = [CORRECT, BRIER, Objective("format", pays=("solution", "confidence"))]
-    scores = score(objectives, text, columns={"answer": ["4"] * 3})
+    scores = score_all(objectives, text, columns={"answer": ["4"] * 3})
     assert_close(scores.reward_nm, [[1, -0.04, 1], [1, NAN, 0], [0, NAN, 0]], 1e-12, equal_nan=True)
     assert scores.status_nm[:, 1].tolist() == [OK, ABSENT, ABSENT]

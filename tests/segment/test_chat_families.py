@@ -5,7 +5,7 @@ import torch
 
 from spanwise.engines.trl.checks import check_prefilled
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from tokenizers_small import byte_level
 
 #: Text of users and tools that holds every sign there is.
@@ -104,7 +104,7 @@ def test_a_conversation_with_a_tool(case):
     layout = Layout(LAYOUT, segmenter="channels", prefilled="reasoning" if options.get("opened") else None, most=1)
     check_prefilled(prompt, layout)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    spans, texts = segment(ids, mask, layout=layout, vocabulary=vocabulary)
+    spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)
     held = dict.fromkeys(tokens, "")
     for token, k in zip(ids[0].tolist(), spans.block_nt[0].tolist(), strict=True):
         if k >= 0:
@@ -114,6 +114,6 @@ def test_a_conversation_with_a_tool(case):
     assert (spans.block_nt >= 0).equal(mask)
     assert int(spans.fault_n) == (0 if "reasoning" in parts else 1)
     # What stands at masked tokens is never read, whatever it is.
-    again = segment(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
+    again = find_blocks(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
     assert again[0].block_nt.equal(spans.block_nt)
     assert again[1] == texts

@@ -10,7 +10,7 @@ import torch
 from json_oracle import slow_json, walked
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample, Vocabulary, segment
+from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.segment.json_paths import paths, steps
 from spanwise.testing import check_segmenter, small_vocabulary
 from spanwise.types import Fault
@@ -112,7 +112,7 @@ def tokens_of(text, layout, sizes):
         pieces, data = [*pieces, data[:size]], data[size:]
     assert not data
     ids = torch.arange(len(pieces))[None]
-    spans, texts = segment(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(pieces)))
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(pieces)))
     return spans, texts[0], [pieces[i] for i in range(len(pieces))]
 
 
@@ -228,7 +228,7 @@ def test_agrees_with_the_standard_library_on_what_is_whole():
 def test_has_the_properties_of_segmenters(layout):
     vocabulary = small_vocabulary((), signs=FRAGMENTS)
     check_segmenter(
-        partial(segment, layout=layout, vocabulary=vocabulary),
+        partial(find_blocks, layout=layout, vocabulary=vocabulary),
         vocabulary=vocabulary,
         tags=(),
         signs=["{", *FRAGMENTS],
@@ -242,7 +242,7 @@ def test_characters_cut_by_tokens():
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     text = '{"a": "日本🙂", "b": "é<answer>"}'
     ids = torch.tensor([tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids])
-    spans, texts = segment(ids, torch.ones_like(ids), layout=AB, vocabulary=vocabulary)
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=AB, vocabulary=vocabulary)
     assert (texts[0]["a"]["a"], texts[0]["b"]["b"]) == ("日本🙂", "é<answer>")
     assert spans.fault_n.tolist() == [0]
 

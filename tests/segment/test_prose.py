@@ -6,9 +6,16 @@ from segment_small import made, said
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import Sample
-from spanwise.segment.prose import lines, paragraphs, sentences, shown, steps
+from spanwise.segment.prose import lines, paragraphs, sentences, steps
 from spanwise.segment.units import check_no_mark
 from spanwise.types import Fault
+
+
+def shown(segmenter, text):
+    """What each unit of a text says."""
+    layout = Layout({"unit[*]": f"{segmenter.__name__}:"}, most=16)
+    found = segmenter(layout.parts, layout=layout)(Sample.of(text))
+    return [text[slice(*claim.inner)].decode() for claim in found.claims]
 
 
 @pytest.mark.parametrize(

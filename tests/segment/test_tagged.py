@@ -7,7 +7,7 @@ import torch
 
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, place, segment
+from spanwise.segment import Vocabulary, find_blocks, place
 from spanwise.types import Fault
 from tokenizers_small import byte_level, sentencepiece, word_level
 
@@ -35,7 +35,7 @@ def ids_of(*pieces, vocabulary=BYTES):
 
 def run(*pieces, layout=TWO, vocabulary=BYTES):
     ids = ids_of(*pieces, vocabulary=vocabulary)
-    spans, texts = segment(ids, torch.ones_like(ids), layout=layout, vocabulary=vocabulary)
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=vocabulary)
     return spans, texts[0]
 
 
@@ -181,7 +181,7 @@ def test_a_block_without_a_token_of_its_own_is_absent():
     vocabulary = Vocabulary((b"<a>1</a><b>2</b>", b"<c>", b"3</c>"))
     ids = torch.tensor([[0, 1, 2]])
     layout = Layout({"a": ["a"], "b": ["b"], "c": ["c"]})
-    spans, texts = segment(ids, torch.ones_like(ids), layout=layout, vocabulary=vocabulary)
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=vocabulary)
     assert intervals(spans) == [(0, 1), (0, 0), (1, 3)]
     assert spans.present_nk.tolist() == [[True, False, True]]
     assert texts[0]["b"] is None
@@ -221,7 +221,7 @@ def test_masked_tokens_are_deleted_and_never_read(poison):
     ids = ids_of("So", A, "4", NO_A, C, A, "<answer", C, "0.9", NO_C)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 1, 1, 1]])
     ids[mask == 0] = poison if poison is not None else ids[mask == 0]
-    spans, texts = segment(ids, mask, layout=TWO, vocabulary=BYTES)
+    spans, texts = find_blocks(ids, mask, layout=TWO, vocabulary=BYTES)
     assert intervals(spans) == [(0, 4), (7, 10)]
     assert spans.block_nt.tolist() == [[0, 0, 0, 0, -1, -1, -1, 1, 1, 1]]
     assert texts[0]["solution"] == {"answer": "4", "": "So<answer>4</answer>"}
@@ -231,7 +231,7 @@ def test_masked_tokens_are_deleted_and_never_read(poison):
 def test_a_tag_may_be_cut_by_masked_tokens_and_spans_start_at_trainable_ones():
     ids = ids_of(A, "4", NO_A, "So", "<", "So", "confidence", ">4", "So", NO_C, "So")
     mask = ids != ids[0, 3]
-    spans, texts = segment(ids, mask, layout=TWO, vocabulary=BYTES)
+    spans, texts = find_blocks(ids, mask, layout=TWO, vocabulary=BYTES)
     assert intervals(spans) == [(0, 3), (4, 10)]
     assert spans.block_nt.tolist() == [[0, 0, 0, -1, 1, -1, 1, 1, -1, 1, -1]]
     assert texts[0]["confidence"]["confidence"] == "4"
@@ -241,7 +241,7 @@ def test_a_row_without_trainable_tokens_is_empty():
     ids = torch.full((2, 3), -100)
     ids[1] = ids_of("So", "4", END)
     mask = ids >= 0
-    spans, texts = segment(ids, mask, layout=TWO, vocabulary=BYTES)
+    spans, texts = find_blocks(ids, mask, layout=TWO, vocabulary=BYTES)
     assert spans.fault_n.tolist() == [Fault.EMPTY, Fault.MISSING]
     assert spans.block_nt.tolist() == [[-1, -1, -1], [0, 0, 0]]
     assert spans.end_nk.tolist() == [[0, 0], [3, 0]]
@@ -251,7 +251,7 @@ def test_a_row_without_trainable_tokens_is_empty():
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
 def test_no_completions_and_no_tokens(shape):
     ids = torch.zeros(shape, dtype=torch.int64)
-    spans, texts = segment(ids, torch.ones(shape, dtype=torch.bool), layout=TWO, vocabulary=BYTES)
+    spans, texts = find_blocks(ids, torch.ones(shape, dtype=torch.bool), layout=TWO, vocabulary=BYTES)
     assert spans.block_nt.shape == shape
     assert spans.start_nk.shape == (shape[0], 2)
     assert len(texts) == shape[0]
@@ -261,7 +261,7 @@ def test_more_than_127_blocks_still_have_a_number():
     names = [f"b{n}" for n in range(130)]
     vocabulary = Vocabulary(tuple(f"<{name}></{name}>".encode() for name in names))
     ids = torch.arange(130)[None]
-    spans, _ = segment(ids, torch.ones_like(ids), layout=Layout({name: [name] for name in names}), vocabulary=vocabulary)
+    spans, _ = find_blocks(ids, torch.ones_like(ids), layout=Layout({name: [name] for name in names}), vocabulary=vocabulary)
     assert spans.block_nt.tolist() == [list(range(130))]
     assert run("So")[0].block_nt.dtype == torch.int8
 
@@ -269,21 +269,21 @@ def test_more_than_127_blocks_still_have_a_number():
 def test_what_does_not_fit_is_refused_with_its_numbers():
     ids = torch.tensor([[0, 1], [1, 999]])
     with pytest.raises(AlignmentError, match=r"Completion 1: Token id 999 .* 400 ids"):
-        segment(ids, torch.ones_like(ids), layout=TWO, vocabulary=BYTES)
+        find_blocks(ids, torch.ones_like(ids), layout=TWO, vocabulary=BYTES)
     with pytest.raises(AlignmentError, match=r"\(2, 2\) and mask_nt \(2, 3\)"):
-        segment(ids, torch.ones(2, 3, dtype=torch.bool), layout=TWO, vocabulary=BYTES)
+        find_blocks(ids, torch.ones(2, 3, dtype=torch.bool), layout=TWO, vocabulary=BYTES)
     with pytest.raises(AlignmentError, match=r"mask_nt is torch[.]float32"):
-        segment(ids, torch.ones(2, 2), layout=TWO, vocabulary=BYTES)
+        find_blocks(ids, torch.ones(2, 2), layout=TWO, vocabulary=BYTES)
     with pytest.raises(AlignmentError, match="holds 2 at completion 0, token 1"):
-        segment(ids, torch.tensor([[1, 2], [0, 1]]), layout=TWO, vocabulary=BYTES)
+        find_blocks(ids, torch.tensor([[1, 2], [0, 1]]), layout=TWO, vocabulary=BYTES)
 
 
 def test_lengths_come_with_the_spans():
-    # `segment` knows the lengths and hands them over; they must be those of the tokens.
+    # `find_blocks` knows the lengths and hands them over; they must be those of the tokens.
     vocabulary = Vocabulary((b"<a>", b"x", b"</a>", b"<c>", b"</c>"))
     ids = torch.tensor([[0, 1, 1, 2, 3, 1, 4], [0, 1, 2, 3, 4, 9, 9], [9, 9, 9, 9, 9, 9, 9]])
     mask = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0]])
-    spans, _ = segment(ids, mask, layout=Layout({"solution": ["a"], "confidence": ["c"]}), vocabulary=vocabulary)
+    spans, _ = find_blocks(ids, mask, layout=Layout({"solution": ["a"], "confidence": ["c"]}), vocabulary=vocabulary)
     assert spans.length_nk.tolist() == [[3, 3], [3, 2], [0, 0]]
     assert replace(spans).length_nk.tolist() == spans.length_nk.tolist()  # counted anew
 
@@ -297,9 +297,9 @@ ROWS = torch.tensor([[0, 1, 0, 2], [1, 2, 3, 4], [3, 4, 0, 0], [0, 0, 0, 0], [0,
 
 @pytest.mark.parametrize("at_a_time", [1, 4, 8, 9, 20, 1000])
 def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
-    whole, texts = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+    whole, texts = find_blocks(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
     monkeypatch.setattr(place, "_TOKENS_AT_A_TIME", at_a_time)
-    spans, chunked = segment(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+    spans, chunked = find_blocks(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
     assert chunked == texts
     assert len(texts) == 5
     for name in ("block_nt", "start_nk", "end_nk", "fault_n"):
@@ -308,11 +308,11 @@ def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
     wrong = ROWS.clone()
     wrong[3, 1] = 5  # the first id that is not there
     with pytest.raises(AlignmentError, match="Completion 3: Token id 5 is not in the vocabulary, which has 5 ids"):
-        segment(wrong, wrong >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+        find_blocks(wrong, wrong >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize(("blocks", "dtype"), [(127, torch.int8), (128, torch.int16)])
 def test_numbers_of_blocks_fit(blocks, dtype):
     layout = Layout({f"b{k}": [f"t{k}"] for k in range(blocks)})
-    spans, _ = segment(torch.tensor([[0]]), torch.tensor([[1]]), layout=layout, vocabulary=VOCABULARY)
+    spans, _ = find_blocks(torch.tensor([[0]]), torch.tensor([[1]]), layout=layout, vocabulary=VOCABULARY)
     assert spans.block_nt.dtype == dtype

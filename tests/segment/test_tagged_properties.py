@@ -1,4 +1,4 @@
-"""`segment` against a slow oracle that reads byte by byte, and what must not change anything."""
+"""`find_blocks` against a slow oracle that reads byte by byte, and what must not change anything."""
 
 import torch
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oracles import owners_of_tokens, slow_segment
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
 from tokenizers_small import byte_level, sentencepiece
 
@@ -42,7 +42,7 @@ def completions(draw):
 
 def run(ids, mask, layout, vocabulary):
     ids_nt, mask_nt = (torch.tensor(rows).reshape(len(rows), -1) for rows in (ids, mask))
-    return segment(ids_nt, mask_nt, layout=layout, vocabulary=vocabulary)
+    return find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=vocabulary)
 
 
 @fast

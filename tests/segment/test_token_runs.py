@@ -11,7 +11,7 @@ from spanwise.credit.methods._sae import segment_openings
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
@@ -22,7 +22,7 @@ def owners(layout, probabilities, mask=None):
     logp = torch.tensor([probabilities]).log()
     ids = torch.full(logp.shape, 97)
     mask_nt = torch.ones_like(ids) if mask is None else torch.tensor([mask])
-    spans, _ = segment(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
+    spans, _ = find_blocks(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
     return spans.block_nt[0].tolist(), Fault(int(spans.fault_n))
 
 
@@ -103,7 +103,7 @@ def test_the_road_takes_log_probabilities_of_the_batch(unchecked_shapes):
     batch = Batch.jagged([[97, 98, 99], [97, 98]], [0, 0])
     with pytest.raises(RecipeError, match="'cuts' cuts by log-probabilities"):
         pipeline.read(batch, scheme("cuts:1"), BYTES, recorded={})
-    find = partial(segment, torch.full((1, 3), 97), layout=scheme("cuts:1").layout, vocabulary=BYTES)
+    find = partial(find_blocks, torch.full((1, 3), 97), layout=scheme("cuts:1").layout, vocabulary=BYTES)
     with pytest.raises(AlignmentError, match="completion 0 is nan at trainable token 1, and the segmenter 'cuts'"):
         find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
     find(torch.tensor([[1, 0, 1]]), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))

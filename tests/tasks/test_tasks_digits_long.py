@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
 from spanwise.tasks.digits_long import (
     LONG_NOISE,
@@ -147,7 +147,7 @@ def test_the_layout_reads_the_answer() -> None:
     texts = ["<reasoning>0.~3?-3_7-3=4_1.+6_4+6=0_</reasoning><answer>0</answer><eos>", "<reasoning>0.~3?-3_7<eos>"]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     mask_nt = ids_nt != tokenizer.pad_token_id
-    spans, text = segment(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    spans, text = find_blocks(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     assert spans.fault_n.tolist()[0] == 0
     assert spans.fault_n.tolist()[1] != 0
     assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])

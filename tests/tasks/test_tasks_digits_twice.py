@@ -11,7 +11,7 @@ import torch
 
 from spanwise.errors import RecipeError
 from spanwise.recipe import load
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
 from spanwise.tasks.digits import Problems, draw_problems, held_out_prompts
 from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, twice_traces
@@ -90,7 +90,7 @@ def test_the_layout_reads_both_answers() -> None:
     ]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     mask_nt = ids_nt != tokenizer.pad_token_id
-    spans, text = segment(ids_nt, mask_nt, layout=TWICE_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
+    spans, text = find_blocks(ids_nt, mask_nt, layout=TWICE_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     assert spans.fault_n.tolist() == [0, 0]
     assert spans.start_nk.tolist() == [[0, 3], [0, 3]]
     assert spans.end_nk.tolist() == [[3, 11], [3, 9]]

@@ -15,7 +15,7 @@ from spanwise.credit.registry import PROPERTIES
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.registry import register
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 from spanwise.testing import (
     BY_KIND,
     ConformanceError,
@@ -99,11 +99,11 @@ def test_slow_loop():
     ],
 )
 def test_segmenter(layout):
-    check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=20)
+    check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=20)
 
 
 def cut_by_probability(ids_nt, mask_nt, logp_nt, *, layout):
-    return segment(ids_nt, mask_nt, layout=layout, vocabulary=small_vocabulary(), logp_nt=logp_nt)
+    return find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=small_vocabulary(), logp_nt=logp_nt)
 
 
 APART = {"contiguous": "a block may lie in several pieces"}
@@ -136,7 +136,7 @@ def test_segmenters(name):
     layout, signs, exceptions = SEGMENTERS_OF[name]
     vocabulary = small_vocabulary(signs=signs)
     check_segmenter(
-        partial(segment, layout=layout, vocabulary=vocabulary),
+        partial(find_blocks, layout=layout, vocabulary=vocabulary),
         vocabulary=vocabulary,
         tags=(),
         signs=signs,

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from spanwise.credit import centred, dr_grpo, group_index, grpo
 from spanwise.layout import Layout
 from spanwise.score.reward import NAN, Reward
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 from spanwise.testing import ConformanceError, check_estimator, check_reward, check_segmenter, small_vocabulary
 from spanwise.types import Spans, Status
 
@@ -309,7 +309,7 @@ def test_wrong_estimators_of_steps(estimator, broken):
 
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-right = partial(segment, layout=LAYOUT, vocabulary=small_vocabulary())
+right = partial(find_blocks, layout=LAYOUT, vocabulary=small_vocabulary())
 
 
 def everything_is_trainable(ids_nt, mask_nt):

@@ -22,7 +22,7 @@ from spanwise import (
 from spanwise.credit import grpo
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.measure import ece
-from spanwise.segment import segment
+from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Spans
 
 layout = Layout({"solution": ["answer"], "confidence": "confidence"})
@@ -41,7 +41,9 @@ assert_type(advantages(found, reading.spans, scheme), Tensor)
 assert_type(metrics(found, reading, scheme), dict[str, float])
 assert_type(remarks(reading, scheme), dict[str, str])
 assert_type(grpo(torch.ones(4), torch.zeros(4)), Tensor)
-assert_type(segment(torch.ones(1, 2), torch.ones(1, 2), layout=layout, vocabulary=vocabulary), tuple[Spans, list[BlockText]])
+assert_type(
+    find_blocks(torch.ones(1, 2), torch.ones(1, 2), layout=layout, vocabulary=vocabulary), tuple[Spans, list[BlockText]]
+)
 
 Objective("correct", pays=3)  # pyright: ignore[reportArgumentType]
 Objective("correct", pays="solution", baseline="grupo")  # pyright: ignore[reportArgumentType]

@@ -20,8 +20,8 @@ from spanwise.fidelity.baselines import Rerolls
 from spanwise.fidelity.trajectories import Trajectories, place_before
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.task import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
@@ -117,14 +117,14 @@ class Roller:
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
         """Where the blocks of completions lie, and what they say."""
-        return segment(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
+        return find_blocks(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
 
     def rewards(self, rows: Any, text: list[BlockText], row_n: Sequence[int]) -> Float[Tensor, " n"]:
         """Whether first blocks are right; NaN where a completion has none."""
         cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         columns = {name: [column[row] for row in row_n] for name, column in cells.items()}
         objective = Objective("correct", pays=(self.task.layout.names[0],))
-        return score([objective], text, columns=columns).reward_nm[:, 0]
+        return score_all([objective], text, columns=columns).reward_nm[:, 0]
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
         """The first blocks of `samples` completions of each dataset row."""

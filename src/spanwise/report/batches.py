@@ -23,12 +23,7 @@ def figure_panel(
 
 
 def batch_sections(batches: Lines, recipe: Mapping[str, Any]) -> list[Section]:
-    """Rewards, what was dropped, credit, and where no comparison was possible.
-
-    Args:
-        batches: the lines of `metrics.jsonl` of training batches.
-        recipe: says what each objective pays.
-    """
+    """Rewards, what was dropped, credit, and where no comparison was possible."""
     keys = list(dict.fromkeys(key for line in batches for key in line))
     objectives = [k.split("/")[1] for k in keys if k.startswith("rewards/") and k.endswith("/mean")]
     blocks = [k.split("/")[1] for k in keys if k.startswith("credit/") and k.endswith("/zero_frac")]

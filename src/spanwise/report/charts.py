@@ -36,24 +36,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Lines with a band over `x`, one colour per series.
-
-    Args:
-        rows: `x`, `value`, `series`; `low` and `high` where there is a band.
-        names: the series, in the order of their colours.
-        y, x: titles of the axes, with the unit.
-        y_zero: start the vertical axis at 0.
-        percent: values are shares of 1.
-        dots: the series with a point at every value, by default all; the others are thin lines without, for hundreds of steps.
-        floor: what is lower is drawn here, so that one wild value does not flatten the rest.
-        height: in pixels.
-
-    Example:
-        >>> rows = [{"x": 0, "value": 0.5, "series": "bae"}, {"x": 9, "value": float("nan"), "series": "bae"}]
-        >>> chart = curves(rows, names=["bae"], y="accuracy").to_dict()
-        >>> [layer["mark"]["type"] for layer in chart["layer"]], list(chart["datasets"].values())[0][1]["value"]
-        (['line', 'point', 'rect'], None)
-    """
+    """Lines over `x` of rows with `x`, `value`, `series`, and a band where there are `low` and `high`; below `floor` it is cut."""
     base = _chart(rows).encode(x=_x("x", x), color=_color(names))
     scaled = _y("value", y, zero=y_zero, percent=percent)
     if floor is not None and any(_known(row["value"]) and row["value"] < floor for row in rows):
@@ -76,14 +59,7 @@ def curves(
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
-    """Accuracy against confidence with its interval, the diagonal, and below it how many completions are in each bin.
-
-    Args:
-        rows: a bin each: `low`, `high`, `count`, `confidence`, `accuracy`, `accuracy_low`, `accuracy_high`, as in
-            `spanwise.measure.Reliability`; empty bins are not drawn.
-        by: what the confidence is called.
-        height: of the upper chart, in pixels.
-    """
+    """Accuracy against confidence, the diagonal, and below it how full each bin of a `spanwise.measure.Reliability` is."""
     full = [row for row in rows if row["count"]]
     widest = max((row["high"] for row in rows if _known(row["high"])), default=1.0)
     x_scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
@@ -114,14 +90,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
-    """Points with error bars, side by side at each `x`, one colour per series; a `reference` series is a tick across.
-
-    Args:
-        rows: `x`, `value`, `series`; `low` and `high` where there is an interval; `reference` where there is one for that `x`.
-        names: the series, in the order of their colours.
-        y, x: titles of the axes.
-        height: in pixels.
-    """
+    """Points with error bars side by side at each `x`: `x`, `value`, `series`, maybe `low`, `high`, `reference`."""
     at = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base = _chart(rows).encode(x=at, color=_color(names))
@@ -143,13 +112,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Drawn:
-    """Where each baseline drives a confidence, against the true probability; the diagonal is honest.
-
-    Args:
-        rows: `p`, `q`, `series`; `error`, one standard error, where q is simulated.
-        names: the series, in the order of their colours.
-        height: in pixels.
-    """
+    """Where each baseline drives a confidence `q`, against the true probability `p`, maybe with a standard `error`."""
     unit = alt.Scale(domain=[0, 1])
     title = "probability of being right, p"
     base = _chart(rows).encode(
@@ -168,15 +131,7 @@ def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Draw
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
-    """Outlines of several histograms over the same bins.
-
-    Args:
-        rows: `low`, `high`, `share`, `series`: a bin each, see `histogram_rows`.
-        names: the series, in the order of their colours.
-        x: title of the horizontal axis.
-        zero: a dashed line at 0.
-        height: in pixels.
-    """
+    """Outlines of several histograms over the same bins: `low`, `high`, `share`, `series`."""
     at = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     base = _chart(rows).encode(x=at, color=_color(names))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
@@ -189,15 +144,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, palette: Palette = "series") -> Drawn:
-    """Values with intervals under each other, one line per `name`, one colour per series.
-
-    Args:
-        rows: `name`, `value`, `low`, `high`, `series`.
-        names: the series, in the order of their colours.
-        x: title of the horizontal axis.
-        at: where the dashed line stands; None for none.
-        palette: the colours.
-    """
+    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; a dashed line `at` a value."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
@@ -210,15 +157,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, 
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Horizontal bars, one line per `name`, one colour per series.
-
-    Args:
-        rows: `name`, `series`, `value`.
-        names: the series, in the order of their colours.
-        x: title of the horizontal axis.
-        percent: values are shares of 1.
-        stacked: the series of a name in one bar; else under each other.
-    """
+    """Horizontal bars, one line per `name`: `name`, `series`, `value`."""
     order = _order(rows)
     axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined

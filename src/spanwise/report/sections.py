@@ -31,13 +31,7 @@ SCORE_IS = (
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it.
-
-    Args:
-        samples: arm -> `correct` of each completion, what it says of itself, `confidence` or `score` or both, and, for intervals
-            by prompt, `prompt`.
-        note: what else is to know about them, for under each diagram.
-    """
+    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
     panels = []
     for name, columns in samples.items():
         for kind, have in _KINDS:
@@ -120,13 +114,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Histograms of the credit of each block under several methods; `of` says of which completions.
-
-    Args:
-        methods: names, in the order of their colours.
-        credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
-        of: the end of the sentence.
-    """
+    """Histograms of the credit of each block under several methods; `of` says of which completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     stop = (
         " Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an "

@@ -18,7 +18,7 @@ from spanwise.score.outcomes import (
 from spanwise.score.reward import REWARDS, BuiltIn, Reward
 from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, second_attempt
 from spanwise.score.schema import json_schema
-from spanwise.score.score import as_scores, check_objectives, score, score_one
+from spanwise.score.score import as_scores, check_objectives, score_all, score_one
 from spanwise.score.worker import Verdict
 from spanwise.score.workers import close
 
@@ -52,7 +52,7 @@ __all__ = [
     "parse_confidence",
     "read_outcomes",
     "runs",
-    "score",
+    "score_all",
     "score_one",
     "second_attempt",
     "shared_verifier",

@@ -70,11 +70,7 @@ def judge(
 
 
 def bare(text: str) -> str:
-    r"""Take away the spaces, dollars and `\boxed{}` around a whole answer.
-
-    >>> bare(r" $\boxed{\frac{1}{3}}$ "), bare(r"\boxed{1} or \boxed{2}"), bare("$1$ and $2$")
-    ('\\frac{1}{3}', '\\boxed{1} or \\boxed{2}', '$1$ and $2$')
-    """
+    r"""Take away the spaces, dollars and `\boxed{}` around a whole answer."""
     first, last = _stripped(text, 0, len(text))
     closing, dollars = _closing(text) if "\\boxed{" in text else {}, text.count("$")
     while True:  # in places instead of parts of the text, so that a thousand nested boxes cost no more than one

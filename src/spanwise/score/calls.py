@@ -18,20 +18,6 @@ def called(function: Callable[[], Any], *, what: str, size: int, advice: str) ->
     """What `function()` returns; a warning while it runs names it once it takes more than a minute.
 
     Nothing stops it: a check that may hang needs a deadline of its own.
-
-    Args:
-        function: a reward or an outcome, with its arguments.
-        what: the function in messages: "Objective 'x': its reward function".
-        size: the number of completions.
-        advice: a sentence on what to do where it raises.
-
-    Raises:
-        RewardError: whatever it raises, and the line of its own file where that happened; errors of this package as they are.
-
-    Example:
-        >>> called(lambda: 1 / 0, what="This", size=1, advice="Return a number.")
-        Traceback (most recent call last):
-        spanwise.errors.RewardError: This raised ZeroDivisionError: division by zero. Return a number. It happened in ...
     """
     text = (
         f"{what} has been running for {SLOW:g} s on {size} completions. Nothing stops it; give what it waits for a deadline."

@@ -11,7 +11,7 @@ from typing import Any
 from spanwise.errors import RecipeError
 from spanwise.registry import register
 from spanwise.score.reward import Reward, column_of, read_tag
-from spanwise.score.workers import DEADLINE, MEMORY, Workers, shared
+from spanwise.score.workers import DEADLINE, MEMORY, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
@@ -92,7 +92,7 @@ def runs(
             values[n] = 0.0
         else:
             asked[n] = (_code(said), judge)
-    runner = shared(CodeRunner, workers=workers, deadline=deadline, memory=memory)
+    runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     for n, verdict in zip(asked, runner.check(list(asked.values())), strict=True):
         status[n] = verdict.status
         values[n] = verdict.value if verdict.status == Status.OK else None

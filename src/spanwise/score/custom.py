@@ -35,23 +35,6 @@ def call_reward(
     TRL reward function, `f(prompts, completions, completion_ids, **columns)`. Everything is passed by name; columns that the
     function has no parameter for are left out unless it takes `**kwargs`. It returns one number or None (no reward) per
     completion, as a list, tuple, array or tensor, or a `Reward`.
-
-    Args:
-        function: the reward function.
-        text: the blocks of each completion.
-        name: the objective, for messages.
-        columns: the dataset's columns; `prompts`, `completions` and `completion_ids` too where the trainer has them.
-        options: further keyword arguments; they go before columns of the same name.
-
-    Raises:
-        RewardError: the function raises, or returns the wrong number of values, or a value that is no finite number.
-        DataError: the function needs a column that is not there.
-
-    Example:
-        >>> def length(blocks, target):
-        ...     return [-abs(len(b["solution"][""]) - t) for b, t in zip(blocks, target)]
-        >>> call_reward(length, [{"solution": {"": "abc"}}], name="length", columns={"target": [5], "id": [1]}).value_n
-        tensor([-2.], dtype=torch.float64)
     """
     arguments = _arguments(function, {**columns, "blocks": list(text)}, dict(options or {}), name)
     result = called(
@@ -67,20 +50,7 @@ def call_reward(
 
 
 def check_reward_function(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
-    """Refuse a reward function that cannot be called by name, or that would not hear an option.
-
-    Args:
-        function: the reward function.
-        options: of the objective.
-        name: the objective, for messages.
-
-    Raises:
-        RecipeError: with what to change.
-
-    >>> check_reward_function(lambda blocks, limit: [1.0 for _ in blocks], {"limt": 5}, "short")
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: Objective 'short' has the option 'limt', but ... has no such parameter; it has blocks, limit.
-    """
+    """Refuse a reward function that cannot be called by name, or that would not hear an option."""
     parameters = parameters_of(function, name)
     named = [parameter.name for parameter in parameters if parameter.kind in (_EITHER, _BY_NAME)]
     nameless = next(
@@ -101,11 +71,7 @@ def check_reward_function(function: Callable[..., Any], options: Mapping[str, An
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    """The parameters of a reward function.
-
-    Raises:
-        RecipeError: they cannot be read.
-    """
+    """The parameters of a reward function."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:

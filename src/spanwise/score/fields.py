@@ -56,11 +56,7 @@ def equals(
 
 
 def same(said: str, gold: Any) -> bool:
-    """Whether a text says a gold value, see `equals`.
-
-    >>> same(" tea", "tea"), same("3.0", 3), same("1", True), same("[1, 2]", [1, 2])
-    (True, True, False, True)
-    """
+    """Whether a text says a gold value, see `equals`."""
     if isinstance(gold, str):
         return said.strip() == gold.strip()
     try:

@@ -31,7 +31,7 @@ def as_latex(text: str) -> str:
     return f"${text}$"
 
 
-def compare(gold: str, answer: str) -> dict[str, Any]:
+def equals_as_math(gold: str, answer: str) -> dict[str, Any]:
     """Whether `answer` equals `gold` as mathematics; an error if the gold answer cannot be read.
 
     Memory errors rise; any other exception inside a comparison counts as "not equal", as Math-Verify itself has it.
@@ -55,7 +55,7 @@ def compare(gold: str, answer: str) -> dict[str, Any]:
 def answer_one(request: Sequence[str]) -> dict[str, Any]:
     """Answer one request; an exception becomes an `error` entry."""
     try:
-        return compare(*request)
+        return equals_as_math(*request)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 

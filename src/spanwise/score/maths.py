@@ -12,14 +12,18 @@ from pathlib import Path
 
 from spanwise.errors import DataError
 from spanwise.score.worker import Verdict
-from spanwise.score.workers import DEADLINE, Workers, shared
+from spanwise.score.workers import DEADLINE, Workers, shared_workers
 
 
 class MathVerifier(Workers):
     """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
 
     Args:
-        workers, deadline, memory, cache: see `spanwise.score.workers.Workers`; verdicts are cached by (gold, answer).
+        workers: how many processes check at a time; None: one for each core of this process. They start on first use, and no more
+            of them than there are checks to make.
+        deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
+        memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
+        cache: how many verdicts are kept, by (gold, answer).
 
     Raises:
         DataError: Math-Verify is not installed (on the first check).
@@ -60,4 +64,4 @@ def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADL
     >>> shared_verifier() is shared_verifier(deadline=5.0)
     True
     """
-    return shared(MathVerifier, workers=workers, deadline=deadline)
+    return shared_workers(MathVerifier, workers=workers, deadline=deadline)

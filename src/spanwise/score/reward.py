@@ -126,15 +126,7 @@ class Reward:
 
 
 def column_of(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
-    """A column of the dataset, one row per completion.
-
-    Raises:
-        DataError: there is no such column.
-        AlignmentError: it has another number of rows.
-
-    >>> column_of({"answer": ["4"]}, "answer", 1)
-    ['4']
-    """
+    """A column of the dataset, one row per completion."""
     if name not in columns:
         there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(there) or 'none'}.")
@@ -155,11 +147,7 @@ def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str,
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
-    """Whether a paid block is there, and what `tag` holds in the first one that has it.
-
-    >>> read_tag({"solution": {"": "4", "answer": None}}, ("solution",), "answer")
-    (True, None)
-    """
+    """Whether a paid block is there, and what `tag` holds in the first one that has it."""
     block = block_with(blocks, pays, tag)
     return block is not None, None if block is None else block.get(tag)
 

@@ -134,11 +134,7 @@ def _of_cell(cell: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _validator(text: str) -> Any:
-    """What checks values under a schema, of its JSON text.
-
-    Raises:
-        ValueError: it is no schema, with the reason.
-    """
+    """What checks values under a schema, of its JSON text."""
     if importlib.util.find_spec("jsonschema") is None:
         raise DataError("The reward 'json_schema' needs jsonschema: install 'spanwise[json]'.")
     from jsonschema import Draft202012Validator
@@ -169,11 +165,7 @@ def _validator(text: str) -> Any:
 
 
 def _follow(resource: Any, resolver: Any) -> None:
-    """Look up every reference of a schema and of those in it.
-
-    Raises:
-        ValueError: one leads nowhere.
-    """
+    """Look up every reference of a schema and of those in it."""
     from referencing.exceptions import Unresolvable
 
     resolver = resolver.in_subresource(resource)

@@ -1,4 +1,4 @@
-"""`score`: every objective's reward of every completion, in the order of the objectives."""
+"""`score_all`: every objective's reward of every completion, in the order of the objectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.score.reward import NAN, REWARDS, BuiltIn, Reward
 from spanwise.types import BlockText, Scores, Status
 
 
-def score(
+def score_all(
     objectives: Sequence[Objective],
     text: Sequence[BlockText],
     *,
@@ -31,7 +31,7 @@ def score(
 
     Args:
         objectives: in order; an objective sees the ones before it (`given`).
-        text: the blocks of each completion, as `segment` reads them.
+        text: the blocks of each completion, as `find_blocks` reads them.
         columns: the dataset's columns, one row per completion.
         recorded: rewards that are known already, by objective; see `taken_as_recorded`.
 
@@ -43,7 +43,7 @@ def score(
     Example:
         >>> text = [{"solution": {"": "", "answer": "4"}, "confidence": {"": "", "confidence": "0.7"}}]
         >>> objectives = [Objective("correct", pays=("solution",)), Objective("brier", pays=("confidence",), given="correct")]
-        >>> score(objectives, text, columns={"answer": ["4"]}).reward_nm
+        >>> score_all(objectives, text, columns={"answer": ["4"]}).reward_nm
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
@@ -102,7 +102,7 @@ def score_one(
     Raises:
         RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is neither in
             `scored` nor an outcome.
-        DataError, RewardError: see `score`.
+        DataError, RewardError: see `score_all`.
 
     Example:
         >>> def short(blocks):
@@ -146,19 +146,6 @@ def taken_as_recorded(
 
     A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
     (`brier`), the text says what it would have been under the other one, and whether a gap is the completion's own doing.
-
-    Args:
-        objective: what the reward is of.
-        known: as it was recorded; a gap whose reason is not known has status UNSCORED.
-        text, columns, scored: see `score_one`.
-
-    Raises:
-        RecipeError, DataError, RewardError: see `score_one`.
-
-    Example:
-        >>> text = [{"a": {"": "4"}}, {"a": None}]
-        >>> taken_as_recorded(Objective("correct", pays="a"), Reward.of([1.0, 0.0]), text, columns={}, scored={}).value_n
-        tensor([1., nan], dtype=torch.float64)
     """
     status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
     if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:

@@ -42,16 +42,6 @@ class Workers:
     own item only; the worker is replaced. Works from any thread, from asyncio and from child processes. Verdicts are cached by
     request, those of hanging and crashing ones too, so that each costs its deadline once; those that something else brought about
     (a process killed from outside, one that did not start) are not.
-
-    Args:
-        workers: how many processes check at a time; None: one for each core of this process, see `cores`. They start on first
-            use, and no more of them than there are checks to make.
-        deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
-        memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
-        cache: how many verdicts are kept.
-
-    Raises:
-        RewardError: the first workers of all cannot start, three times in a row. A later start that fails costs its item (ERROR).
     """
 
     #: The worker's script, what it runs, and what to do where that cannot start.
@@ -155,11 +145,7 @@ class Workers:
 
 
 def cores() -> int:
-    """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1.
-
-    >>> cores() >= 1
-    True
-    """
+    """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -176,7 +162,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 _shared_lock = threading.Lock()
 
 
-def shared(kind: Callable[..., _W], **limits: Any) -> _W:
+def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
     """The workers of a kind and these limits that the built-in rewards use, made on first use and closed when Python ends."""
     with _shared_lock:
         key = (kind, *sorted(limits.items()))

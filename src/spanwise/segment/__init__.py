@@ -3,7 +3,7 @@
 from spanwise.segment import channels, code, delimiters, json_fields, markdown, parse, patterns, prose, token_runs  # noqa: F401 - each registers its own
 from spanwise.segment.census import Census, census, census_of
 from spanwise.segment.claims import Claim, Found, Sample, numbered
-from spanwise.segment.place import segment
+from spanwise.segment.place import find_blocks
 from spanwise.segment.registry import SEGMENTERS, Segmenter
 from spanwise.segment.vocabulary import Vocabulary
 
@@ -17,6 +17,6 @@ __all__ = [
     "Vocabulary",
     "census",
     "census_of",
+    "find_blocks",
     "numbered",
-    "segment",
 ]

@@ -116,22 +116,7 @@ def _opening(mark: str) -> tuple[str, ...]:
     holds=lambda text, mark: mark.removesuffix(EACH) in _said(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find what a chat model thinks, calls and answers; see the module.
-
-    Args:
-        parts: with the mark `reasoning`, `tool_call` or `answer` each; `[*]` after it takes the stretches one by one.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: another mark; another prefilled channel than `reasoning`.
-
-    Example:
-        >>> layout = Layout(["reasoning", "answer"], segmenter="channels")
-        >>> text = b"<think>2+2</think>\n\nIt is 4.<|im_end|>"
-        >>> claims = channels(layout.parts, layout=layout)(Sample.of(text)).claims
-        >>> [(claim.part.key, text[slice(*claim.inner)]) for claim in claims]
-        [('reasoning', b'2+2'), ('answer', b'\n\nIt is 4.')]
-    """
+    """Find what a chat model thinks, calls and answers; see the module."""
     by_channel = by_mark(parts)
     for channel, own in by_channel.items():
         if channel not in (_REASONING, _CALL, _ANSWER):

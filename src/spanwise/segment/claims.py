@@ -145,7 +145,7 @@ Finder = Callable[[Sample], Found]
 
 
 @dataclass(frozen=True)
-class Cut:
+class Pieces:
     """One completion, cut into pieces that belong to blocks.
 
     Attributes:
@@ -198,22 +198,11 @@ def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
     return found
 
 
-def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
+def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     """The pieces that the claims on one completion make of it.
 
     Without a block for the rest a piece runs on to the next one and the first begins at byte 0. With one, a piece ends where its
     claim ends; a claim inside another one takes its bytes out of it, and what nobody claims is the rest.
-
-    Args:
-        layout: whose parts are claimed.
-        found: what each of its finders says.
-        size: bytes of the completion.
-
-    Example:
-        >>> layout = Layout({"rest": [], "a": "json:a"})
-        >>> made = cut(layout, [Found([Claim(layout.parts[0], 2, 4, (2, 4))])], 6)
-        >>> made.blocks, made.starts, made.contents
-        ((0, 1, 0), (0, 2, 4), {(1, 'a'): (2, 4)})
     """
     fault, claims = 0, []
     for one in found:
@@ -241,7 +230,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Cut:
             starts.append(start)
             blocks.append(block)
             at, last = start, block
-    return Cut(tuple(blocks), tuple(starts), int(fault), contents)
+    return Pieces(tuple(blocks), tuple(starts), int(fault), contents)
 
 
 def _outer_first(claim: Claim) -> tuple[int, int]:

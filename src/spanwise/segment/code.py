@@ -57,21 +57,7 @@ _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(fences(text.encode(errors="replace"))))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find fenced code blocks, and functions, classes, statements in them; see the module.
-
-    Args:
-        parts: with `fence` or a language and a kind each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: a mark of neither form, a language that is not installed, a kind that it does not have.
-
-    Example:
-        >>> layout = Layout({"code": "code:fence", "f[*]": "code:python.function", "rest": []}, most=2)
-        >>> text = b"So:\n```python\nx = 1\ndef f():\n    return x\n```\nDone."
-        >>> [text[slice(*claim.inner)] for claim in code(layout.parts, layout=layout)(Sample.of(text)).claims]
-        [b'x = 1\ndef f():\n    return x\n', b'def f():\n    return x']
-    """
+    """Find fenced code blocks, and functions, classes, statements in them; see the module."""
     fenced: Matches | None = None
     languages: dict[str, tuple[Any, list[tuple[Matches, _Matcher]]]] = {}
     for mark, own in by_mark(parts).items():
@@ -144,11 +130,7 @@ def _broken(root: Any, last_line: int) -> int:
 
 
 def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
-    """What finds the nodes of a kind.
-
-    Raises:
-        LayoutError: the language has no such kind.
-    """
+    """What finds the nodes of a kind."""
     if kind == "statement":
         return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
     types = {
@@ -190,11 +172,7 @@ def _parser(grammar: Any) -> Callable[[bytes], Any]:
 
 
 def _grammar(language: str) -> Any:
-    """The grammar of a language.
-
-    Raises:
-        LayoutError: it is not installed.
-    """
+    """The grammar of a language."""
     try:
         sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")

@@ -37,14 +37,7 @@ class _Pair:
 
 
 def signs_of(mark: str) -> tuple[str, str]:
-    """The opening and the closing sign of a mark; the closing one may be empty.
-
-    Raises:
-        LayoutError: there are not three dots, or nothing before them.
-
-    >>> signs_of("<think>...</think>"), signs_of("Answer:...")
-    (('<think>', '</think>'), ('Answer:', ''))
-    """
+    """The opening and the closing sign of a mark; the closing one may be empty."""
     opening, dots, closing = mark.removesuffix(EACH).partition(_BETWEEN)
     if not dots or not opening:
         raise LayoutError(
@@ -75,22 +68,7 @@ def _says(text: str) -> list[str]:
     holds=lambda text, mark: signs_of(mark)[0] in text,
 )
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find what stands between two signs, such as `<think>...</think>`; see the module.
-
-    Args:
-        parts: with a pair of signs each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no pair of signs, or two marks with one opening sign.
-
-    Example:
-        >>> layout = Layout({"thinking": "delimiters:<think>...</think>", "answer": "delimiters:Answer:..."})
-        >>> text = b"<think>2+2</think> Answer: 4"
-        >>> claims = delimiters(layout.parts, layout=layout)(Sample.of(text)).claims
-        >>> [(layout.names[claim.part.block], text[slice(*claim.inner)]) for claim in claims]
-        [('thinking', b'2+2'), ('answer', b' 4')]
-    """
+    """Find what stands between two signs, such as `<think>...</think>`; see the module."""
     by_mark: dict[str, list[Part]] = {}
     for part in parts:
         by_mark.setdefault(part.mark, []).append(part)

@@ -36,11 +36,7 @@ class Heading(NamedTuple):
 
 
 def fences(text: bytes) -> list[Fence]:
-    r"""The fenced code blocks of a text, in order; one that never closes runs to the end.
-
-    >>> [(fence.language, fence.inner, fence.closed) for fence in fences(b"So\n```py\nx = 1\n```\n~~~\n```")]
-    [('py', (9, 15), True), ('', (23, 26), False)]
-    """
+    """The fenced code blocks of a text, in order; one that never closes runs to the end."""
     found: list[Fence] = []
     start = end = 0
     sign, language = b"", ""
@@ -59,11 +55,7 @@ def fences(text: bytes) -> list[Fence]:
 
 
 def headings(text: bytes, code: Sequence[Fence]) -> Iterator[Heading]:
-    r"""The headings of a text outside of its fenced code blocks.
-
-    >>> [heading.title for heading in headings(b"# Plan ##\n## Sub\n#no", [])]
-    ['Plan', 'Sub']
-    """
+    """The headings of a text outside of its fenced code blocks."""
     blocks = iter([*code, Fence(len(text), len(text) + 1, (0, 0), "", True)])
     block = next(blocks)
     for match in _HEADING.finditer(text):

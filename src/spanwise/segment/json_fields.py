@@ -82,22 +82,6 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
-
-    Args:
-        parts: with a path each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no path, or two blocks one of which lies inside the other.
-
-    Example:
-        >>> from spanwise.segment import Sample
-        >>> layout = Layout(["name", "items[*].price"], segmenter="json", most=2)
-        >>> find = json_fields(layout.parts, layout=layout)
-        >>> text = b'Sure: {"name": "tea", "items": [{"price": 3}, {"price": 4.5}]}'
-        >>> claims = find(Sample.of(text)).claims
-        >>> [(claim.part.key, text[slice(*claim.inner)]) for claim in claims]
-        [('name', b'tea'), ('items[0].price', b'3'), ('items[1].price', b'4.5')]
     """
     root, from_key = tree(parts, layout), layout.rest is None
     return lambda sample: _Scan(sample.text, root, from_key).run()

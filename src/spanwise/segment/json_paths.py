@@ -28,11 +28,7 @@ class Node:
 
 
 def tree(parts: Sequence[Part], layout: Layout) -> Node:
-    """The paths of some parts as one tree.
-
-    Raises:
-        LayoutError: no path, or two blocks one of which lies inside the other.
-    """
+    """The paths of some parts as one tree."""
     root = Node()
     for part in parts:
         _plant(root, part, layout)
@@ -41,14 +37,7 @@ def tree(parts: Sequence[Part], layout: Layout) -> Node:
 
 
 def steps(path: str) -> list[str | int]:
-    """The steps of a path: keys, indices, and -1 for `[*]`.
-
-    Raises:
-        LayoutError: it is no path.
-
-    >>> steps('items[*].price'), steps('["a.b"][2]')
-    (['items', -1, 'price'], ['a.b', 2])
-    """
+    """The steps of a path: keys, indices, and -1 for `[*]`."""
     found: list[str | int] = []
     at = 0
     while at < len(path):
@@ -132,11 +121,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def paths(text: str) -> dict[str, None]:
-    """The paths of all values in the JSON objects of a text; of what is no JSON the keys alone.
-
-    >>> list(paths('So {"name": "tea", "items": [{"price": 3}]} and {"qty": 2'))
-    ['name', 'items', 'items[*]', 'items[*].price', 'qty']
-    """
+    """The paths of all values in the JSON objects of a text; of what is no JSON the keys alone."""
     found: dict[str, None] = {}
     at = text.find("{")
     while at >= 0:

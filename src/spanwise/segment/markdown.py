@@ -30,22 +30,7 @@ def _titles(text: str) -> list[str]:
 
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find the sections of Markdown; see the module.
-
-    Args:
-        parts: with a title each, or `section`.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no title.
-
-    Example:
-        >>> from spanwise.segment import Sample
-        >>> layout = Layout(["Plan", "Answer"], segmenter="markdown")
-        >>> text = b"# Plan\nAdd.\n## How\nSo.\n# ANSWER\n4"
-        >>> [text[slice(*claim.inner)] for claim in markdown(layout.parts, layout=layout)(Sample.of(text)).claims]
-        [b'Add.\n## How\nSo.\n', b'4']
-    """
+    """Find the sections of Markdown; see the module."""
     takers: dict[str, Matches] = {}
     for mark, own in by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
@@ -80,11 +65,7 @@ def _find(text: bytes, takers: dict[str, Matches]) -> Found:
 
 
 def _stops(levels: Sequence[int], starts: Sequence[int], size: int) -> list[int]:
-    """Where each section ends.
-
-    >>> _stops([1, 2, 2, 1], [0, 5, 9, 20], 30)
-    [20, 9, 20, 30]
-    """
+    """Where each section ends."""
     stops: list[int] = []
     next_of = [size] * 8  # of each level, where the next heading starts that ends it
     for level, start in zip(reversed(levels), reversed(starts), strict=True):

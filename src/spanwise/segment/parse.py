@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Cut, Finder, Found, Sample
+from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.segment.registry import register
 from spanwise.types import Fault
 
@@ -35,35 +35,9 @@ def _opened(text: str) -> list[str]:
     return [tag for tag in _TAG.findall(text) if tag not in _SPECIAL]
 
 
-def compile_tags(tags: Sequence[str]) -> re.Pattern[bytes] | None:
-    """A pattern of all opening and closing tags of some names; None if there are none.
-
-    Example:
-        >>> compile_tags(["answer"]).findall(b"<answer>4</answer><answers>")
-        [(b'', b'answer'), (b'/', b'answer')]
-    """
-    if not tags:
-        return None
-    names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
-    return re.compile(b"<(/?)(" + names + b")>")
-
-
 @register("tags", kind="segmenter", says=_opened, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
 def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`.
-
-    Args:
-        parts: with a bare name each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: a name with brackets or spaces.
-
-    Example:
-        >>> Layout({"a": ["<a>"]})
-        Traceback (most recent call last):
-        spanwise.errors.LayoutError: Tag '<a>' of block 'a' must be a bare name, without brackets or spaces.
-    """
+    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`."""
     for part in parts:
         if not part.mark or any(sign in part.mark for sign in "<>/ \t\n"):
             raise LayoutError(
@@ -77,10 +51,6 @@ class TagParser:
 
     Which tag matches, which block it opens and what is wrong depends only on the sequence of tags, not on what stands between
     them. So each sequence is worked out once, in places of the sequence, and the bytes are filled in per completion.
-
-    Args:
-        layout: the blocks.
-        parts: the tags they are made of; all of the layout's if not given.
     """
 
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
@@ -91,28 +61,21 @@ class TagParser:
         }
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._prefilled = layout.prefilled if layout.prefilled in tags else None
-        self._pattern = compile_tags(tags)
-        self._known: dict[tuple[object, ...], tuple[Cut, list[int | None]]] = {}
+        names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
+        self._pattern = re.compile(b"<(/?)(" + names + b")>") if tags else None
+        self._known: dict[tuple[object, ...], tuple[Pieces, list[int | None]]] = {}
 
-    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Cut:
+    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Pieces:
         """Find the blocks of `text[start:end]`: the layout's tags in order, the first opening at or after the last match wins.
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
         of these belongs to the first block of the layout. Without any match everything is the first block.
-
-        Example:
-            >>> parser = TagParser(Layout({"solution": ["answer"], "confidence": ["confidence"]}))
-            >>> parsed = parser.parse(b"So <answer>4</answer><confidence>1")
-            >>> parsed.blocks, parsed.starts, Fault(parsed.fault).name
-            ((0, 1), (0, 21), 'TRUNCATED')
-            >>> parsed.contents
-            {(0, 'answer'): (11, 12)}
         """
         end = len(text) if end is None else end
         edges, (known, _) = self._read(text, start, end)
         starts = tuple([edges[place] for place in known.starts])
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
-        return Cut(known.blocks, starts, known.fault, contents)
+        return Pieces(known.blocks, starts, known.fault, contents)
 
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
@@ -124,7 +87,7 @@ class TagParser:
                 claims.append(Claim(part, edges[place], None, inner and (edges[inner[0]], edges[inner[1]])))
         return Found(claims, known.fault)
 
-    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Cut, list[int | None]]]:
+    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
         """Where the tags stand, and what their sequence means."""
         found = list(self._pattern.finditer(text, start, end)) if self._pattern else []
         tags = tuple(match[0] for match in found)
@@ -139,7 +102,7 @@ class TagParser:
             edges += match.span()
         return edges, known
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Cut, list[int | None]]:
+    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """The sequence read in places: place 0 is the first byte, tag i lies at the places [2i + 2, 2i + 3)."""
         marks = [] if self._prefilled is None else [Mark(self._prefilled, False, 0, 0)]
         for i, tag in enumerate(tags):
@@ -162,7 +125,7 @@ class TagParser:
         lost = {part.mark for part, at in wanted if at is None and not part.index} - misplaced
         inside = _contents(placed).items()
         contents = {(pair[0], self._key_of[pair]): at for pair, at in inside if pair in self._key_of}
-        made = Cut(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
+        made = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
         return made, [None if at is None else marks[at].start for at in found]
 
 

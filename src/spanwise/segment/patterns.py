@@ -31,22 +31,7 @@ _INSTEAD = {
 
 @register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find what matches a regular expression; see the module.
-
-    Args:
-        parts: with a pattern each.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no pattern of RE2, or google-re2 is not installed.
-
-    Example:
-        >>> layout = Layout({"price": r"regex:price: (?P<value>[0-9.]+)", "rest": []})
-        >>> text = b"tea, price: 3.50, hot"
-        >>> claims = regex(layout.parts, layout=layout)(Sample.of(text)).claims
-        >>> [(text[claim.start : claim.stop], text[slice(*claim.inner)]) for claim in claims]
-        [(b'price: 3.50', b'3.50')]
-    """
+    """Find what matches a regular expression; see the module."""
     by_mark: dict[str, list[Part]] = {}
     for part in parts:
         by_mark.setdefault(part.mark, []).append(part)
@@ -96,11 +81,7 @@ def _search(mark: str) -> Callable[[bytes], list[tuple[int, int, tuple[int, int]
 
 
 def _compiled(mark: str) -> Any:
-    """The compiled pattern of bytes.
-
-    Raises:
-        LayoutError: RE2 refuses it, or is not there.
-    """
+    """The compiled pattern of bytes."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

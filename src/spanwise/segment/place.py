@@ -1,4 +1,4 @@
-"""`segment`: token ids in, the blocks of a layout out, exact to the byte."""
+"""`find_blocks`: token ids in, the blocks of a layout out, exact to the byte."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import Chunk, Cut, Sample, cut
+from spanwise.segment.claims import Chunk, Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
 from spanwise.segment.registry import SEGMENTERS
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.types import BlockText, Fault, Said, Spans
+from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _TOKENS_AT_A_TIME = 1_000_000
 
 
-def segment(
+def find_blocks(
     ids_nt: Int[Tensor, "n t"],
     mask_nt: Shaped[Tensor, ...],
     *,
@@ -60,7 +60,7 @@ def segment(
         >>> vocabulary = Vocabulary((b"So ", b"<a>", b"4", b"</a", b"><", b"c>", b"0.9", b"</c>"))
         >>> ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, -100]])
         >>> layout = Layout({"solution": ["a"], "confidence": ["c"]})
-        >>> spans, text = segment(ids, ids >= 0, layout=layout, vocabulary=vocabulary)
+        >>> spans, text = find_blocks(ids, ids >= 0, layout=layout, vocabulary=vocabulary)
         >>> spans.block_nt.tolist(), spans.start_nk.tolist(), spans.end_nk.tolist()
         ([[0, 0, 0, 0, 0, 1, 1, 1, -1]], [[0, 5]], [[5, 8]])
         >>> text[0]
@@ -88,7 +88,7 @@ def segment(
     return spans, texts
 
 
-def _cutter(layout: Layout) -> Callable[[Sample], Cut]:
+def _cutter(layout: Layout) -> Callable[[Sample], Pieces]:
     """What cuts a completion into the pieces of a layout."""
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # it knows more of its own order than claims can say
@@ -111,7 +111,7 @@ def _segment_rows(
     valid_nt: np.ndarray,
     logp: np.ndarray | None,
     layout: Layout,
-    cutter: Callable[[Sample], Cut],
+    cutter: Callable[[Sample], Pieces],
     vocabulary: Vocabulary,
     found: _Found,
 ) -> list[BlockText]:
@@ -134,7 +134,7 @@ def _segment_rows(
 def _write(
     found: _Found,
     rows: slice,
-    made: list[Cut],
+    made: list[Pieces],
     valid: np.ndarray,
     column_of: np.ndarray,
     ends: np.ndarray,
@@ -225,7 +225,7 @@ def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> 
 
 
 def _text(
-    data: bytes, one: Cut, present: list[bool], plan: list[tuple[str, list[tuple[str, tuple[int, str]]]]]
+    data: bytes, one: Pieces, present: list[bool], plan: list[tuple[str, list[tuple[str, tuple[int, str]]]]]
 ) -> BlockText:
     """What a completion says, block by block; `plan`: of each block its name, and its keys as they are and in `contents`."""
     source = data.decode() if data.isascii() else data  # each byte a character: cutting needs no decoding
@@ -244,7 +244,7 @@ def _text(
             said[""] = _spelled(whole[0] if len(whole) == 1 else source[:0].join(whole))  # pyright: ignore[reportArgumentType]
             text[name] = said
     in_order = all(before < after for before, after in pairwise(one.blocks))
-    return text if in_order else Said(text, data.decode(errors="replace"))
+    return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
 
 
 def _spelled(held: str | bytes) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Finder, Sample
+from spanwise.segment.claims import Finder
 from spanwise.segment.registry import register
 from spanwise.segment.units import check_no_mark, in_a_row
 
@@ -38,90 +38,37 @@ _STEP = re.compile(
 
 @register("lines", kind="segmenter")
 def lines(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find lines: one ends after its line feed; lines of white space alone belong to the line before them.
-
-    Args:
-        parts, layout: see the module.
-
-    Raises:
-        LayoutError: a mark.
-
-    Example:
-        >>> shown(lines, b"one\n\n two\nthree")
-        ['one', 'two', 'three']
-    """
+    """Find lines: one ends after its line feed; lines of white space alone belong to the line before them."""
     return _units(parts, layout, lambda text: [0, *(match.end() for match in _LINE.finditer(text))])
 
 
 @register("paragraphs", kind="segmenter")
 def paragraphs(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find paragraphs: one ends after lines of white space alone.
-
-    Args:
-        parts, layout: see the module.
-
-    Raises:
-        LayoutError: a mark.
-
-    Example:
-        >>> shown(paragraphs, b"one\ntwo\n \nthree")
-        ['one\ntwo', 'three']
-    """
+    """Find paragraphs: one ends after lines of white space alone."""
     return _units(parts, layout, lambda text: [0, *(match.end() for match in _PARAGRAPH.finditer(text))])
 
 
 @register("sentences", kind="segmenter")
 def sentences(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find sentences: one ends after `.`, `!`, `?`, U+2026 or a run of these, before white space and no small letter a to z.
+    """Find sentences: one ends after `.`, `!`, `?`, U+2026 or a run of these, before white space and no small letter a to z.
 
     Closing quotes and brackets belong to it, and then the white space. A full stop after the word Dr, Mr, Mrs, Ms, Prof, St, vs,
     cf, Fig, Eq, Sec, No, e.g, i.e or approx ends none, with whatever signs follow it, nor does one after a number of up to three
     digits that begins its line; a decimal point has no white space after it. The CJK signs end one without white space, and a
     line of white space alone always does.
-
-    Args:
-        parts, layout: see the module.
-
-    Raises:
-        LayoutError: a mark.
-
-    Example:
-        >>> shown(sentences, b"Dr. Fu paid 3.50, approx. 4. Why? 'Tea.' So it is")
-        ['Dr. Fu paid 3.50, approx. 4.', 'Why?', "'Tea.'", 'So it is']
     """
     return _units(parts, layout, _sentence_starts)
 
 
 @register("steps", kind="segmenter")
 def steps(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    r"""Find numbered steps: one begins with a line that begins with `1.`, `2)`, `Step 3` or one of these in `**` or after `#`.
+    """Find numbered steps: one begins with a line that begins with `1.`, `2)`, `Step 3` or one of these in `**` or after `#`.
 
     At most three spaces may stand before it: what is indented further is a list inside a step. The numbers themselves are not read.
     `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
     number and no further letter; of `#` there are up to six and then spaces.
-
-    Args:
-        parts, layout: see the module.
-
-    Raises:
-        LayoutError: a mark.
-
-    Example:
-        >>> shown(steps, b"1. Add.\n2) Halve\n   it.\n**Step 3** Done.")
-        ['1. Add.', '2) Halve\n   it.', '**Step 3** Done.']
     """
     return _units(parts, layout, lambda text: [match.start() for match in _STEP.finditer(text)])
-
-
-def shown(segmenter: Callable[..., Finder], text: bytes, *, most: int = 16) -> list[str]:
-    r"""What each unit of a text says.
-
-    >>> shown(lines, b"one\ntwo\nthree", most=2)
-    ['one', 'two']
-    """
-    layout = Layout({"unit[*]": f"{segmenter.__name__}:"}, most=most)
-    found = segmenter(layout.parts, layout=layout)(Sample.of(text))
-    return [text[slice(*claim.inner)].decode() for claim in found.claims if isinstance(claim.inner, tuple)]
 
 
 def _sentence_starts(text: bytes) -> list[int]:

@@ -23,14 +23,6 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
-
-    Args:
-        signs: what is looked for.
-        tokens_only: those that every tokenizer of their models has as a token, so that in a vocabulary with added tokens they are
-            nothing else. A vocabulary without any, of bytes for example, spells them.
-
-    >>> finder_of([b"<a>", b"</a>"])(Sample.of(b"<a>4</a>"))
-    [Sign(written=b'<a>', start=0, end=3), Sign(written=b'</a>', start=4, end=8)]
     """
     compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes] | None]] = {}
 
@@ -64,13 +56,7 @@ def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:
 
 
 class Places:
-    """Which of some signs comes next, in logarithmic time.
-
-    >>> signs = finder_of([b"<a>", b"</a>"])(Sample.of(b"<a>4</a><a>"))
-    >>> places = Places(signs)
-    >>> places.after(0, b"<a>"), places.after(0, b"</a>", b"<a>"), places.after(2, b"<a>")
-    (2, 1, 3)
-    """
+    """Which of some signs comes next, in logarithmic time."""
 
     def __init__(self, signs: Sequence[Sign]) -> None:
         self._size = len(signs)

@@ -21,20 +21,7 @@ from spanwise.segment.units import check_no_mark, in_a_row
 
 @register("fixed", kind="segmenter")
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many trainable tokens: `fixed:32`.
-
-    Args:
-        parts: with a number of tokens, the same one.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no whole number from 1 on.
-
-    Example:
-        >>> layout = Layout({"chunk[*]": "fixed:2"}, most=3)
-        >>> [claim.start for claim in fixed(layout.parts, layout=layout)(Sample.of(b"abcde")).claims]
-        [0, 2, 4]
-    """
+    """Cut after every so many trainable tokens: `fixed:32`."""
     size = _count(_one_mark(parts), parts, example="fixed:32")
     return _runs(parts, lambda sample: np.arange(size, len(sample.end_t), size))
 
@@ -42,13 +29,6 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`.
-
-    Args:
-        parts: with a number of tokens, and the probability if it is another one.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no whole number from 1 on, or no probability.
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
@@ -64,13 +44,6 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut before every token less probable than this: `low_probability:0.2`, the segments that the method `sae` bootstraps from.
 
-    Args:
-        parts: with a probability, the same one.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: no probability.
-
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     """
@@ -83,13 +56,6 @@ def turns(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the turns of a row: runs of trainable tokens with masked ones, such as tool output, between them; `turns:`.
 
     The one segmenter to which masked tokens are not as if deleted.
-
-    Args:
-        parts: without a mark.
-        layout: the whole layout.
-
-    Raises:
-        LayoutError: a mark.
     """
     check_no_mark(parts, layout)
     return _runs(parts, lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)

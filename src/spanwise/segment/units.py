@@ -15,17 +15,7 @@ _TEXT = re.compile(rb"[^\s]")
 
 
 def in_a_row(parts: Sequence[Part], starts_of: Callable[[Sample], Sequence[int]], *, trimmed: bool) -> Finder:
-    """A finder of units that begin at some bytes, in order, and end where the next one begins.
-
-    Args:
-        parts: those that take the units in turn.
-        starts_of: the first byte of each unit of a completion.
-        trimmed: a unit says its text without the white space around it, and white space alone is none.
-
-    >>> part = Part(0, "fixed", "2", "all")
-    >>> [claim.start for claim in in_a_row([part], lambda sample: [0, 2], trimmed=False)(Sample.of(b"abc")).claims]
-    [0, 2]
-    """
+    """A finder of units that begin at some bytes, in order, and end where the next one begins."""
     take = numbered(parts)
 
     def find(sample: Sample) -> Found:
@@ -50,11 +40,7 @@ def _trimmed(text: bytes, start: int, stop: int) -> tuple[int, int] | None:
 
 
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
-    """Refuse a mark where a segmenter takes none; a block of a list is marked by its own name.
-
-    Raises:
-        LayoutError: there is one.
-    """
+    """Refuse a mark where a segmenter takes none; a block of a list is marked by its own name."""
     for part in parts:
         name, own = layout.names[part.block], part.mark
         if own and name not in (own, own.replace(EACH, f"[{part.index}]", 1)):

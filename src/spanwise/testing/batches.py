@@ -78,7 +78,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Batch:
+class DrawnBatch:
     """The inputs of one call, before tokens get their places.
 
     Attributes:
@@ -95,7 +95,7 @@ class Batch:
     tokens: Mapping[str, tuple[tuple[Any, ...], ...]]
     place_nt: Int[Tensor, "n t"]
 
-    def take(self, index: Sequence[int] | Tensor) -> Batch:
+    def take(self, index: Sequence[int] | Tensor) -> DrawnBatch:
         """These rows, in this order."""
         picked = torch.as_tensor(index, dtype=torch.long)
         rows = {
@@ -105,11 +105,11 @@ class Batch:
         tokens = {name: tuple(ragged[int(i)] for i in picked) for name, ragged in self.tokens.items()}
         return replace(self, group_n=self.group_n[picked], rows=rows, tokens=tokens, place_nt=self.place_nt[picked])
 
-    def put(self, changes: Mapping[str, Any]) -> Batch:
+    def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
         """The same batch with other values for some inputs per row."""
         return replace(self, rows={**self.rows, **changes})
 
-    def relabelled(self) -> Batch:
+    def relabelled(self) -> DrawnBatch:
         """The same batch under other ids: `LABELS` for groups, trajectories and states, and for steps such in their order."""
         changes = {}
         for entry in self.spec:
@@ -143,16 +143,7 @@ class Batch:
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """What an estimator must be called with: its parameters without default, and the `optional` ones.
-
-    Raises:
-        RecipeError: an input whose name says nothing to the suite; `entries` can say it.
-
-    Example:
-        >>> def halve(reward_n, group_n, *, length_n, weight=1.0): ...
-        >>> [(i.stem, i.axes) for i in read_inputs(halve)]
-        [('reward', 'n'), ('group', 'n'), ('length', 'n')]
-    """
+    """What an estimator must be called with: its parameters without default, and the `optional` ones."""
     parameters = inspect.signature(estimator).parameters.values()
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     wanted = [p for p in parameters if p.kind not in variadic and (p.default is p.empty or p.name in optional)]
@@ -197,7 +188,7 @@ def batches_of(
     absent: bool = False,
     most: int = 8,
     ids: SearchStrategy[tuple[int, ...]] | None = None,
-) -> Batch:
+) -> DrawnBatch:
     """Batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens.
 
     With `absent`, some rewards of whole completions are NaN. `ids` draws the token ids of one row, which may depend on each
@@ -236,7 +227,7 @@ def batches_of(
             rows[entry.name] = _rows(draw, entry, n, k, {"group": group, "trajectory": trajectory}, absent)
     width = max(lengths) if has_tokens else 0
     place = torch.tensor([[t if t < size else -1 for t in range(width)] for size in lengths], dtype=torch.long)
-    return Batch(spec, torch.tensor(group), rows, tokens, place.reshape(n, width))
+    return DrawnBatch(spec, torch.tensor(group), rows, tokens, place.reshape(n, width))
 
 
 def _row_of_tokens(draw: Draw, entry: Input, size: int) -> tuple[Any, ...]:
@@ -266,7 +257,7 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
 
 
 @st.composite
-def rearranged(draw: Draw, batch: Batch) -> Int[Tensor, "n t"]:
+def rearranged(draw: Draw, batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same trainable tokens with masked ones before, between and after them."""
     rows = []
     for places in batch.place_nt.tolist():
@@ -278,7 +269,7 @@ def rearranged(draw: Draw, batch: Batch) -> Int[Tensor, "n t"]:
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
 
 
-def left_padded(batch: Batch) -> Int[Tensor, "n t"]:
+def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same tokens with all padding on the left."""
     width = batch.place_nt.shape[1] + 1
     rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]

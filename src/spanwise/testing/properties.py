@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from spanwise.credit.spread import spread
-from spanwise.testing.batches import NAN, Batch, left_padded
+from spanwise.testing.batches import NAN, DrawnBatch, left_padded
 from spanwise.testing.search import unchanged
 from spanwise.testing.suite import Suite
 from spanwise.types import Credit, Spans
 
 
-def _result(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _result(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         result = suite.run(batch)
         rows = batch.inputs()[suite.spec[0].name]
         shape = rows.shape if suite.method.kind in ("block", "token") else rows.shape[:1]
@@ -33,8 +33,8 @@ def _result(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _pure(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _pure(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         inputs = batch.inputs()
         before = {name: value.clone() if isinstance(value, Tensor) else list(value) for name, value in inputs.items()}
         first = suite.call(inputs, suite.method.estimator).clone()
@@ -46,8 +46,8 @@ def _pure(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _precision(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _precision(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         inputs = batch.inputs()
         single = {
             name: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -64,8 +64,8 @@ def _precision(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _absent(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _absent(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         gone = torch.zeros(len(batch.group_n), dtype=torch.bool)
         for name in suite.rewards:
             gone |= (
@@ -83,8 +83,8 @@ def _absent(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _permutation(suite: Suite) -> Callable[[tuple[Batch, list[int]]], None]:
-    def check(example: tuple[Batch, list[int]]) -> None:
+def _permutation(suite: Suite) -> Callable[[tuple[DrawnBatch, list[int]]], None]:
+    def check(example: tuple[DrawnBatch, list[int]]) -> None:
         batch, order = example
         moved = batch.relabelled().take(order)
         suite.same("permutation", moved, suite.run(moved), suite.run(batch)[order])
@@ -92,8 +92,8 @@ def _permutation(suite: Suite) -> Callable[[tuple[Batch, list[int]]], None]:
     return check
 
 
-def _shift(suite: Suite) -> Callable[[tuple[Batch, list[float]]], None]:
-    def check(example: tuple[Batch, list[float]]) -> None:
+def _shift(suite: Suite) -> Callable[[tuple[DrawnBatch, list[float]]], None]:
+    def check(example: tuple[DrawnBatch, list[float]]) -> None:
         batch, shifts = example
         by_group = torch.tensor(shifts, dtype=torch.float64)[batch.group_n % len(shifts)]
         moved = batch.put({name: _by_row(batch.rows[name], by_group, add=True) for name in suite.rewards})
@@ -129,7 +129,7 @@ def _constant(suite: Suite) -> Callable[[Any], None]:
     return check
 
 
-def _alone(suite: Suite, batch: Batch) -> None:
+def _alone(suite: Suite, batch: DrawnBatch) -> None:
     """Every row a group of one."""
     names = [entry.name for entry in suite.spec if entry.stem == "group"]
     if not names:
@@ -146,8 +146,8 @@ def _by_row(value: Tensor, by_row: Tensor, *, add: bool) -> Tensor:
     return value + wide if add else torch.where(value.isnan() | wide.isnan(), value, wide)
 
 
-def _split(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _split(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         whole = suite.run(batch)
         pieces = torch.empty_like(whole)
         for group in batch.group_n.unique():
@@ -158,15 +158,15 @@ def _split(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _masking(suite: Suite) -> Callable[[tuple[Batch, Tensor]], None]:
-    def check(example: tuple[Batch, Tensor]) -> None:
+def _masking(suite: Suite) -> Callable[[tuple[DrawnBatch, Tensor]], None]:
+    def check(example: tuple[DrawnBatch, Tensor]) -> None:
         _moved(suite, "masking", example[0], example[1], fill=0.0)
 
     return check
 
 
-def _poison(suite: Suite) -> Callable[[tuple[Batch, Tensor]], None]:
-    def check(example: tuple[Batch, Tensor]) -> None:
+def _poison(suite: Suite) -> Callable[[tuple[DrawnBatch, Tensor]], None]:
+    def check(example: tuple[DrawnBatch, Tensor]) -> None:
         batch = replace(example[0], place_nt=example[1])
         for fill in (NAN, 1e9):
             suite.same("poison", batch, suite.run(batch, fill=fill), suite.run(batch), fill=fill)
@@ -174,14 +174,14 @@ def _poison(suite: Suite) -> Callable[[tuple[Batch, Tensor]], None]:
     return check
 
 
-def _padding(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _padding(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         _moved(suite, "padding", batch, left_padded(batch), fill=0.0)
 
     return check
 
 
-def _moved(suite: Suite, name: str, batch: Batch, place_nt: Tensor, *, fill: float) -> None:
+def _moved(suite: Suite, name: str, batch: DrawnBatch, place_nt: Tensor, *, fill: float) -> None:
     """The same trainable tokens at other places: the same numbers there, exactly 0 at masked ones."""
     plain, moved = suite.run(batch), replace(batch, place_nt=place_nt)
     result = suite.run(moved, fill=fill)
@@ -194,8 +194,8 @@ def _moved(suite: Suite, name: str, batch: Batch, place_nt: Tensor, *, fill: flo
     suite.same(name, moved, result, expected, fill=fill)
 
 
-def _conservation(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _conservation(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         result = suite.run(batch)
         block_nk = result if result.dim() == 2 else result[:, None]
         n, k = block_nk.shape
@@ -219,16 +219,16 @@ def _conservation(suite: Suite) -> Callable[[Batch], None]:
     return check
 
 
-def _oracle(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _oracle(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         assert suite.oracle is not None
         suite.same("oracle", batch, suite.run(batch), suite.run(batch, function=suite.oracle).double())
 
     return check
 
 
-def _one_block(suite: Suite) -> Callable[[Batch], None]:
-    def check(batch: Batch) -> None:
+def _one_block(suite: Suite) -> Callable[[DrawnBatch], None]:
+    def check(batch: DrawnBatch) -> None:
         assert suite.sequence is not None
         inputs = {name: value[:, :1] if name.endswith("_nk") else value for name, value in batch.inputs().items()}
         by_row = {name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in inputs.items()}

@@ -41,7 +41,7 @@ HOSTILE = (
 
 
 @dataclass(frozen=True)
-class Completions:
+class DrawnCompletions:
     """What a reward is called with.
 
     Attributes:
@@ -54,11 +54,11 @@ class Completions:
     columns: Mapping[str, tuple[Any, ...]]
     scored: Mapping[str, tuple[float | None, ...]]
 
-    def take(self, index: Sequence[int]) -> Completions:
+    def take(self, index: Sequence[int]) -> DrawnCompletions:
         """These completions, in this order."""
         columns = {name: tuple(values[i] for i in index) for name, values in self.columns.items()}
         scored = {name: tuple(values[i] for i in index) for name, values in self.scored.items()}
-        return Completions(tuple(self.text[i] for i in index), columns, scored)
+        return DrawnCompletions(tuple(self.text[i] for i in index), columns, scored)
 
 
 def check_reward(
@@ -127,7 +127,7 @@ def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, s
 @st.composite
 def _completions(
     draw: Draw, layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]
-) -> Completions:
+) -> DrawnCompletions:
     n = draw(st.integers(1, 5))
     inside: SearchStrategy[str | None] = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     text = []
@@ -140,19 +140,19 @@ def _completions(
         {name: tuple(draw(st.sampled_from(list(values))) for _ in range(n)) for name, values in source.items()}
         for source in (columns, scored)
     ]
-    return Completions(tuple(text), *drawn)
+    return DrawnCompletions(tuple(text), *drawn)
 
 
-def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]) -> Completions:
+def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]) -> DrawnCompletions:
     """Every content with every row of the columns, to compare places where the reward runs."""
     rows = max([len(values) for values in (*columns.values(), *scored.values())], default=1)
     pairs = list(product(contents, range(rows)))
     text = tuple({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs)
     made = [{name: tuple(v[i % len(v)] for _, i in pairs) for name, v in source.items()} for source in (columns, scored)]
-    return Completions(text, *made)
+    return DrawnCompletions(text, *made)
 
 
-def score_completions(objective: Objective, completions: Completions) -> tuple[list[float], list[int]]:
+def score_completions(objective: Objective, completions: DrawnCompletions) -> tuple[list[float], list[int]]:
     """Values and statuses as plain lists, which travel between processes."""
     scored = {name: Reward.of(values) for name, values in completions.scored.items()}
     columns = {name: list(values) for name, values in completions.columns.items()}
@@ -166,33 +166,33 @@ class _Suite:
     layout: Layout
     processes: bool
 
-    def call(self, completions: Completions) -> list[tuple[float, str]]:
+    def call(self, completions: DrawnCompletions) -> list[tuple[float, str]]:
         try:
             return _pairs(*score_completions(self.objective, completions))
         except Exception as error:
             self.fail("result", completions, f"It raises {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
-    def fail(self, name: str, completions: Completions, detail: str) -> NoReturn:
+    def fail(self, name: str, completions: DrawnCompletions, detail: str) -> NoReturn:
         given = "; ".join(str(value) for value in (list(completions.text), completions.columns, completions.scored) if value)
         raise ConformanceError(
             f"Reward '{self.objective.name}' breaks '{name}': {REWARD_PROPERTIES[name]}. {detail} Smallest example: {given}."
         )
 
-    def same(self, name: str, completions: Completions, got: list[Any], expected: list[Any]) -> None:
+    def same(self, name: str, completions: DrawnCompletions, got: list[Any], expected: list[Any]) -> None:
         if repr(got) != repr(expected):  # NaN equals NaN here
             self.fail(name, completions, f"Got {got}, expected {expected}.")
 
-    def result(self, completions: Completions) -> None:
+    def result(self, completions: DrawnCompletions) -> None:
         self.call(completions)
 
-    def pure(self, completions: Completions) -> None:
+    def pure(self, completions: DrawnCompletions) -> None:
         before = copy.deepcopy(completions)
         first = self.call(completions)
         if completions != before:
             self.fail("pure", before, f"It changed its inputs to {completions}.")
         self.same("pure", before, self.call(completions), first)
 
-    def absent(self, completions: Completions) -> None:
+    def absent(self, completions: DrawnCompletions) -> None:
         there = [any(block[name] is not None for name in self.objective.pays) for block in completions.text]
         result = self.call(completions)
         for n, present in enumerate(there):
@@ -202,16 +202,16 @@ class _Suite:
         if kept:
             self.same("absent", completions, [result[n] for n in kept], self.call(completions.take(kept)))
 
-    def permutation(self, example: tuple[Completions, list[int]]) -> None:
+    def permutation(self, example: tuple[DrawnCompletions, list[int]]) -> None:
         completions, order = example
         result = self.call(completions)
         self.same("permutation", completions, self.call(completions.take(order)), [result[n] for n in order])
 
-    def split(self, completions: Completions) -> None:
+    def split(self, completions: DrawnCompletions) -> None:
         alone = [self.call(completions.take([n]))[0] for n in range(len(completions.text))]
         self.same("split", completions, self.call(completions), alone)
 
-    def threads(self, completions: Completions) -> None:
+    def threads(self, completions: DrawnCompletions) -> None:
         expected = score_completions(self.objective, completions)
 
         async def in_a_loop() -> tuple[list[float], list[int]]:
@@ -226,7 +226,7 @@ class _Suite:
             for n, (one, other) in enumerate(zip(_pairs(*result), _pairs(*expected), strict=True)):
                 self.same("threads", completions.take([n]), [place, one], [place, other])
 
-    def _elsewhere(self, completions: Completions) -> tuple[list[float], list[int]]:
+    def _elsewhere(self, completions: DrawnCompletions) -> tuple[list[float], list[int]]:
         try:
             pickle.dumps(self.objective)
         except Exception as error:

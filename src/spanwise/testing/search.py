@@ -30,14 +30,6 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
     """Run `check` on examples; of the failing ones the smallest that hypothesis can find raises.
 
     The examples are the same in every run.
-
-    >>> from hypothesis import strategies as st
-    >>> def check(number):
-    ...     if number > 3:
-    ...         raise ConformanceError(f"{number} is too much.")
-    >>> search(check, st.integers(0, 100), examples=50)
-    Traceback (most recent call last):
-    spanwise.testing.search.ConformanceError: 4 is too much.
     """
 
     def run(example: Any) -> None:
@@ -69,11 +61,7 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
 def chosen_properties(
     names: tuple[str, ...] | None, known: tuple[str, ...], exceptions: dict[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The properties to run: those asked for, or all `known` ones; without the exceptions.
-
-    >>> chosen_properties(None, ("pure", "shift"), {"shift": "it divides by the mean"})
-    ('pure',)
-    """
+    """The properties to run: those asked for, or all `known` ones; without the exceptions."""
     for name in (*(names or ()), *(exceptions or {})):
         if name not in known:
             raise RecipeError(unknown("property", name, known))
@@ -81,12 +69,7 @@ def chosen_properties(
 
 
 def show(value: Any) -> str:
-    """A short, exact text of an input or a result.
-
-    >>> import torch
-    >>> show(torch.tensor([0.5, float("nan")]))
-    '[0.5, nan]'
-    """
+    """A short, exact text of an input or a result."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, dict):
@@ -95,23 +78,13 @@ def show(value: Any) -> str:
 
 
 def differs(actual: Tensor, expected: Tensor, *, tolerance: float) -> Tensor:
-    """Where two results differ by more than `tolerance`, relative to the largest number expected; NaN differs from all.
-
-    >>> import torch
-    >>> differs(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), tolerance=1e-6)
-    tensor([False,  True])
-    """
+    """Where two results differ by more than `tolerance`, relative to the largest number expected; NaN differs from all."""
     scale = max(1.0, float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0)
     return ~((actual - expected).abs() <= tolerance * scale)
 
 
 def unchanged(value: Any, before: Any) -> bool:
-    """Whether two inputs are the same, NaN where NaN was.
-
-    >>> import torch
-    >>> unchanged(torch.tensor([float("nan")]), torch.tensor([0.0]))
-    False
-    """
+    """Whether two inputs are the same, NaN where NaN was."""
     if not isinstance(before, Tensor):
         return value == before
     return bool(((value == before) | ((value != value) & (before != before))).all())

@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.testing.batches import NAN, Batch, Input, batches_of, left_padded, read_inputs, rearranged
+from spanwise.testing.batches import NAN, DrawnBatch, Input, batches_of, left_padded, read_inputs, rearranged
 from spanwise.testing.search import ConformanceError, chosen_properties, search, show, unchanged
 from spanwise.types import BlockText, Fault, Spans
 
@@ -78,10 +78,6 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
     """A function of some bytes and choices that cuts the bytes into pieces of the vocabulary.
 
     Choice 0 takes the longest piece that fits, 1 the next one, and so on, in turn; bytes that no piece starts with are left out.
-
-    >>> vocabulary = Vocabulary((b"a", b"ab", b"b"))
-    >>> cutter(vocabulary)(b"abcab", [0]), cutter(vocabulary)(b"ab", [1])
-    ((1, 1), (0, 2))
     """
     by_first: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
@@ -133,9 +129,9 @@ def check_segmenter(
     Example:
         >>> from functools import partial
         >>> from spanwise.layout import Layout
-        >>> from spanwise.segment import segment
+        >>> from spanwise.segment import find_blocks
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-        >>> check_segmenter(partial(segment, layout=layout, vocabulary=small_vocabulary()), examples=5)
+        >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
     words = vocabulary or small_vocabulary(tags, signs=signs)
     spec = read_inputs(segmenter, entries=inputs)
@@ -170,14 +166,14 @@ class _Suite:
         function = getattr(self.segmenter, "func", self.segmenter)
         return f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
 
-    def fail(self, name: str, batch: Batch, detail: str, fill: float = 0.0) -> None:
+    def fail(self, name: str, batch: DrawnBatch, detail: str, fill: float = 0.0) -> None:
         pieces = [[self.vocabulary.pieces[i] for i in row] for row in batch.tokens["ids_nt"]]
         raise ConformanceError(
             f"{self.name()} breaks '{name}': {SEGMENTER_PROPERTIES[name]}. {detail} Smallest example, as pieces: {pieces}; "
             f"{show(batch.inputs(fill=fill))}."
         )
 
-    def partition(self, batch: Batch) -> None:
+    def partition(self, batch: DrawnBatch) -> None:
         spans, _ = self.call(batch.inputs())
         block_nt, masked_nt = spans.block_nt, batch.place_nt < 0
         if block_nt.shape != masked_nt.shape:
@@ -193,14 +189,14 @@ class _Suite:
                 if (start != end) if not mine else (start, end) != (mine[0], mine[-1] + 1):
                     self.fail("partition", batch, f"Block {k} of completion {row} says [{start}, {end}) and holds {mine}.")
 
-    def contiguous(self, batch: Batch) -> None:
+    def contiguous(self, batch: DrawnBatch) -> None:
         spans, _ = self.call(batch.inputs())
         for row in range(len(batch.group_n)):
             if _overlap(spans, row):
                 used = list(zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True))
                 self.fail("contiguous", batch, f"Blocks of completion {row} overlap: {used}.")
 
-    def text(self, batch: Batch) -> None:
+    def text(self, batch: DrawnBatch) -> None:
         spans, blocks = self.call(batch.inputs())
         if blocks is None:
             return
@@ -216,7 +212,7 @@ class _Suite:
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans, row)):
                 self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
 
-    def pure(self, batch: Batch) -> None:
+    def pure(self, batch: DrawnBatch) -> None:
         inputs = batch.inputs()
         before = {name: value.clone() for name, value in inputs.items()}
         first, again = self.call(inputs), self.call(inputs)
@@ -224,31 +220,31 @@ class _Suite:
             self.fail("pure", batch, "An input was changed.")
         self._same("pure", batch, first, again)
 
-    def permutation(self, example: tuple[Batch, list[int]]) -> None:
+    def permutation(self, example: tuple[DrawnBatch, list[int]]) -> None:
         batch, order = example
         spans, blocks = self.call(batch.inputs())
         moved = batch.take(order)
         expected = _rows(spans, torch.tensor(order)), None if blocks is None else [blocks[i] for i in order]
         self._same("permutation", moved, self.call(moved.inputs()), expected)
 
-    def split(self, batch: Batch) -> None:
+    def split(self, batch: DrawnBatch) -> None:
         spans, blocks = self.call(batch.inputs())
         for row in range(len(batch.group_n)):
             alone = batch.take([row])
             expected = _rows(spans, torch.tensor([row])), None if blocks is None else [blocks[row]]
             self._same("split", alone, self.call(alone.inputs()), expected)
 
-    def masking(self, example: tuple[Batch, Tensor]) -> None:
+    def masking(self, example: tuple[DrawnBatch, Tensor]) -> None:
         self._moved("masking", *example, fill=0.0)
 
-    def poison(self, example: tuple[Batch, Tensor]) -> None:
+    def poison(self, example: tuple[DrawnBatch, Tensor]) -> None:
         for fill in (NAN, 1e9):
             self._moved("poison", *example, fill=fill)
 
-    def padding(self, batch: Batch) -> None:
+    def padding(self, batch: DrawnBatch) -> None:
         self._moved("padding", batch, left_padded(batch), fill=0.0)
 
-    def _moved(self, name: str, batch: Batch, place_nt: Tensor, *, fill: float) -> None:
+    def _moved(self, name: str, batch: DrawnBatch, place_nt: Tensor, *, fill: float) -> None:
         """The same trainable tokens at other places must have the same blocks there."""
         spans, blocks = self.call(batch.inputs())
         moved = replace(batch, place_nt=place_nt)
@@ -264,7 +260,7 @@ class _Suite:
         if not torch.equal(there.fault_n, spans.fault_n):
             self.fail(name, moved, f"Got faults {show(there.fault_n)}, expected {show(spans.fault_n)}.", fill)
 
-    def _same(self, name: str, batch: Batch, got: tuple[Spans, Any], expected: tuple[Spans, Any]) -> None:
+    def _same(self, name: str, batch: DrawnBatch, got: tuple[Spans, Any], expected: tuple[Spans, Any]) -> None:
         for field in ("block_nt", "start_nk", "end_nk", "fault_n"):
             one, other = getattr(got[0], field), getattr(expected[0], field)
             if not torch.equal(one, other):

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.credit.registry import PROPERTIES, Method
-from spanwise.testing.batches import Batch, Input, batches_of, rearranged
+from spanwise.testing.batches import DrawnBatch, Input, batches_of, rearranged
 from spanwise.testing.search import ConformanceError, differs, show
 
 LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums do not come out even
@@ -56,7 +56,7 @@ class Suite:
             return st.tuples(plain, st.lists(st.sampled_from(levels), min_size=8, max_size=8))
         return plain
 
-    def run(self, batch: Batch, *, fill: float = 0.0, function: Callable[..., Any] | None = None) -> Tensor:
+    def run(self, batch: DrawnBatch, *, fill: float = 0.0, function: Callable[..., Any] | None = None) -> Tensor:
         """The advantages of a batch."""
         return self.call(batch.inputs(fill=fill), function or self.method.estimator)
 
@@ -75,7 +75,7 @@ class Suite:
             raise ConformanceError(f"Method '{self.method.name}' returns {type(result).__name__}, not a tensor.")
         return result
 
-    def fail(self, name: str, batch: Batch, expected: str, actual: Tensor, fill: float = 0.0) -> None:
+    def fail(self, name: str, batch: DrawnBatch, expected: str, actual: Tensor, fill: float = 0.0) -> None:
         """Raise the sentence."""
         raise ConformanceError(
             f"Method '{self.method.name}' breaks '{name}': {_SAYS[name]}. Smallest example: {show(batch.inputs(fill=fill))}. "
@@ -83,7 +83,7 @@ class Suite:
         )
 
     def same(
-        self, name: str, batch: Batch, actual: Tensor, expected: Tensor, *, tolerance: float = 1e-9, fill: float = 0.0
+        self, name: str, batch: DrawnBatch, actual: Tensor, expected: Tensor, *, tolerance: float = 1e-9, fill: float = 0.0
     ) -> None:
         """Fail if two results differ."""
         if actual.shape != expected.shape or bool(differs(actual, expected, tolerance=tolerance).any()):

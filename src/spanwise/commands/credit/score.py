@@ -20,7 +20,7 @@ from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
-from spanwise.segment import Census, census, census_of, segment
+from spanwise.segment import Census, census, census_of, find_blocks
 from spanwise.types import Spans, whole_text
 
 #: Places of a padded table that are worked on at a time.
@@ -108,7 +108,7 @@ def score_file(
         ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
         batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns=columns)
         for layout in layouts:
-            located = segment(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
+            located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
             spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])

@@ -19,8 +19,8 @@ from spanwise.laser import Laser
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, answer_tags
-from spanwise.score import score
-from spanwise.segment import Vocabulary, segment
+from spanwise.score import score_all
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, is_refusal
 from spanwise.tasks.task import stated_confidences
 from spanwise.types import BlockText
@@ -68,7 +68,7 @@ def evaluate(
         temperature=temperature,
         seed=seed,
     )
-    spans, text = segment(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
+    spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
     columns = {
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
@@ -111,7 +111,7 @@ def _correct(
     """Whether the answer of a block is right; a completion without the block solved nothing."""
     if options["tag"] not in layout.keys[block] or "answer" not in columns:
         return torch.full((len(text),), torch.nan, dtype=torch.float64)
-    correct_n = score([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
+    correct_n = score_all([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
     there_n = torch.tensor([entry.get(block) is not None for entry in text])
     return torch.where(there_n, correct_n, 0.0).double()
 

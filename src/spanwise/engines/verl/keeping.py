@@ -17,7 +17,7 @@ from spanwise.engines.verl.vocabulary import vocabulary_of
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary, segment
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import BlockText, Spans
 
 #: What the folder is called in verl's configuration.
@@ -191,7 +191,7 @@ class Keeper:
         """What the blocks say: reward workers send where they lie, so they are read once more."""
         if self._vocabulary is None:
             self._vocabulary = vocabulary_of(self.config, tokenizer)
-        spans, text = segment(ids_nt, mask_nt, layout=self.scheme.layout, vocabulary=self._vocabulary)
+        spans, text = find_blocks(ids_nt, mask_nt, layout=self.scheme.layout, vocabulary=self._vocabulary)
         other_n = (spans.block_nt != sent.block_nt).any(dim=1)
         if other_n.any():
             raise AlignmentError(

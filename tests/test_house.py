@@ -1,0 +1,119 @@
+"""The walls of the house: no circle, no name twice, no function with a room's name, no module that nobody imports.
+
+`lint-imports` holds that no room imports a room to its right. What is listed below as left over is to go; nothing may join it.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import spanwise
+
+SOURCE = Path(spanwise.__file__).parent
+#: Parts that import each other.
+CIRCLES: set[tuple[str, ...]] = {("spanwise.report.headline", "spanwise.report.tokens", "spanwise.report.why")}
+#: Public classes of one name in two places.
+TWICE = {"Blocks", "Columns", "Credited", "Part", "Rows", "Segments"}
+#: Functions that have the name of a room.
+NAMED_AS_A_ROOM = {
+    "measure.compare.compare", "measure.fidelity.fidelity", "pipeline.credit", "remarks.remarks", "rollouts.schema.credit",
+    "rollouts.schema.methods", "zeros.tally.zeros",
+}  # fmt: skip
+#: Started by a command line (`python -m`), or loaded by a user, an engine or (`logged`, left over) the docs.
+STARTED_FROM_OUTSIDE = {
+    "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__", "spanwise.commands.report.__main__",
+    "spanwise.engines.tinker", "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
+    "spanwise.engines.verl.trainer", "spanwise.measure.logged",
+}  # fmt: skip
+
+
+def module_name(path):
+    return ".".join(("spanwise", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported_names(tree):
+    """Every module that a file imports, and every name of one, which may be a module."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def strings(tree):
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def circles_of(imports):
+    """The groups of modules each of which reaches all the others."""
+
+    def reached(start):
+        seen, waiting = set(), [start]
+        while waiting:
+            for target in imports[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        return seen
+
+    reach = {module: reached(module) for module in imports}
+    return {
+        tuple(sorted(other for other in reach[module] if module in reach[other]))
+        for module in imports
+        if module in reach[module]
+    }
+
+
+def test_no_circle_of_modules(trees):
+    # A package's __init__ that gathers what lies in it is no circle.
+    imports = {
+        module: {name for name in imported_names(tree) if name in trees and not f"{name}.".startswith(f"{module}.")}
+        for module, tree in trees.items()
+    }
+    assert circles_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {("b", "c")}
+    assert circles_of(imports) <= CIRCLES
+
+
+def test_no_class_name_twice(trees):
+    homes = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in TWICE} == {}
+
+
+def test_no_function_has_the_name_of_a_room(trees):
+    rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir()} | {path.stem for path in SOURCE.glob("*.py")}
+    found = {
+        f"{module.removeprefix('spanwise.')}.{node.name}"
+        for module, tree in trees.items()
+        if not module.startswith(("spanwise.commands", "spanwise.cli"))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name in rooms
+    }
+    assert found - NAMED_AS_A_ROOM == set()
+
+
+def test_importing_a_room_binds_the_room():
+    import spanwise.score as score
+    import spanwise.segment as segment
+
+    assert (segment.__name__, score.__name__) == ("spanwise.segment", "spanwise.score")
+
+
+def test_every_module_has_an_importer(trees):
+    used = set(STARTED_FROM_OUTSIDE)
+    for module, tree in trees.items():
+        used |= imported_names(tree) - {module}
+        for text in strings(tree):  # loaded late by its name, or run by its path
+            used |= {text, f"{module.rsplit('.', 1)[0]}.{text.removesuffix('.py')}"}
+    packages = {name.rsplit(".", 1)[0] for name in trees if "." in name}  # a package lives while something in it does
+    assert sorted(set(trees) - used - packages) == []
