@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
-from spanwise.segment.registry import register
 from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
 

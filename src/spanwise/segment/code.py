@@ -23,9 +23,9 @@ from typing import Any
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
 from spanwise.segment.fences import Fence, fences
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 _ALIASES = {

@@ -31,9 +31,9 @@ import re
 from collections.abc import Sequence
 
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.segment.json_paths import Node, paths, steps, tree, unescaped
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 # Possessive, so that time is linear: a sign is read twice at most. A string, whether it ends, whether it is a key, and the value of

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Taker, by_mark
 from spanwise.segment.fences import fences, headings
-from spanwise.segment.registry import register
 
 _ANY = "section"
 

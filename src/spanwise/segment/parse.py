@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 #: Sequences of more tags than this are not kept: hardly two completions share one, and each may be a megabyte.

@@ -17,8 +17,8 @@ from typing import Any
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
-from spanwise.segment.registry import register
 
 _INSTEAD = {
     "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
