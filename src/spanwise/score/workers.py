@@ -190,7 +190,9 @@ class Workers:
         cache: int = 65_536,
     ) -> None:
         workers = cores() if workers is None else workers
-        if not _is_count(workers) or not _is_positive(deadline):
+        counts = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+        lasts = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < math.inf
+        if not counts or not lasts:
             raise RewardError(
                 f"A verifier needs at least one worker and a deadline above 0 s, not {workers!r} and {deadline!r} s."
             )
@@ -280,14 +282,6 @@ def cores() -> int:
     """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 _shared: dict[tuple[Any, ...], Workers] = {}

@@ -230,7 +230,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     for one in found:
         fault |= one.fault
         claims += one.claims
-    claims.sort(key=_outer_first)
+    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
     if not layout.wanted.issubset([claim.part for claim in claims]):
         fault |= Fault.MISSING
     contents: dict[tuple[int, str], tuple[int, int] | bytes] = {}
@@ -253,10 +253,6 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
             blocks.append(block)
             at, last = start, block
     return Pieces(tuple(blocks), tuple(starts), int(fault), contents)
-
-
-def _outer_first(claim: Claim) -> tuple[int, int]:
-    return claim.start, -sys.maxsize if claim.stop is None else -claim.stop
 
 
 def _carved(claims: Sequence[Claim], rest: int, size: int) -> list[tuple[int, int]]:

@@ -74,7 +74,9 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
             languages[language] = _grammar(language), []
         grammar, wanted = languages[language]
         wanted.append((Taker(own, again="refused"), _matcher(grammar, language, kind)))
-    readers = {name: (_parser(grammar), wanted) for name, (grammar, wanted) in languages.items()}
+    readers = {
+        name: (import_module("tree_sitter").Parser(grammar).parse, wanted) for name, (grammar, wanted) in languages.items()
+    }
     return lambda sample: _find(sample, fenced, readers)
 
 
@@ -157,10 +159,6 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _place(node: Any) -> tuple[int, int, bool]:
     return node.start_byte, node.end_byte, not node.has_error
-
-
-def _parser(grammar: Any) -> Callable[[bytes], Any]:
-    return import_module("tree_sitter").Parser(grammar).parse
 
 
 def _grammar(language: str) -> Any:
