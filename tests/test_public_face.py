@@ -4,6 +4,8 @@ import ast
 import subprocess
 import sys
 
+import pytest
+
 import public_face
 import spanwise
 from spanwise.credit import METHODS
@@ -45,6 +47,20 @@ def test_rooms_stay_importable_beside_the_functions_of_their_name():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from spanwise import Layout; Layout(['price'], segmenter='json')",
+        "from spanwise import Objective; Objective('correct', pays='solution')",
+        "from spanwise import register; register('mine', kind='reward')(lambda text, **_: None)",
+        "from spanwise import register; register('mine', kind='completion', paper='')(lambda reward_n, group_n: reward_n)",
+    ],
+)
+def test_names_are_known_whatever_was_imported_before(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_modules_of_methods_do_not_shadow_their_functions():

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spanwise.errors import DataError, SpanwiseError
@@ -91,7 +91,8 @@ def whole_file(file: Path) -> Iterator[Path]:
             if beside.exists():
                 beside.replace(file)
     finally:
-        _gone(beside)
+        with suppress(OSError):  # in a folder that cannot be reached there is none of ours
+            beside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -121,10 +122,3 @@ def add_line(file: Path, text: str) -> None:
         except OSError:
             os.truncate(file, before)
             raise
-
-
-def _gone(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # in a folder that cannot be reached there is none of ours
-        return

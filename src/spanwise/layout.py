@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from spanwise.errors import LayoutError, RecipeError, unknown
-from spanwise.registry import check_registered, entry_of, is_registered
+from spanwise.registry import entry_of, is_registered
 
 #: What stands for every index, in the name of a block and in a mark.
 EACH = "[*]"
@@ -180,7 +180,7 @@ class Layout:
     def _check(self) -> None:
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
-        check_registered(self.segmenter, kind="segmenter")
+        entry_of(self.segmenter, kind="segmenter")
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
                 f"most is {self.most!r}; it is how many blocks a repeated one becomes, a whole number from 1 on."

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.registry import check_registered
+from spanwise.registry import entry_of
 
 BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
@@ -130,7 +130,7 @@ class Objective:
             if not right:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
-            check_registered(self.reward, kind="reward")
+            entry_of(self.reward, kind="reward")
         if not self.pays and self.each is None:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:

@@ -19,6 +19,13 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
+#: Kind -> the module that makes its registry, so that a name is known whatever was imported before.
+_HOMES = {
+    **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
+    "outcome": "spanwise.score.outcomes",
+    "reward": "spanwise.score.reward",
+    "segmenter": "spanwise.segment.registry",
+}
 _FILES: dict[Path, ModuleType] = {}
 _SHOWN: set[tuple[str, Path | None]] = set()
 
@@ -62,22 +69,26 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         self._functions[name] = function
 
 
-def check_registered(name: str, *, kind: str) -> None:
-    """Refuse a name that nobody registered, so that it is refused where it is written."""
-    _BY_KIND[kind].find(name)
+def _registry(kind: str) -> Registry[Any]:
+    """The registry of a kind; its room is loaded if it is not."""
+    if kind not in _BY_KIND and kind in _HOMES:
+        import_module(_HOMES[kind])
+    if kind not in _BY_KIND:
+        raise RecipeError(unknown("kind", kind, {*_BY_KIND, *_HOMES}))
+    return _BY_KIND[kind]
 
 
 def is_registered(name: str, *, kind: str) -> bool:
     """Whether a name is known, here or among the plug-ins."""
-    known = _BY_KIND[kind]
+    known = _registry(kind)
     if name not in known and entry_points(group=known.group):
         known.load_plugins()
     return name in known
 
 
 def entry_of(name: str, *, kind: str) -> Any:
-    """What is registered under a name, for rooms that lie to the left of the registry's own."""
-    return _BY_KIND[kind].find(name)
+    """What is registered under a name, for rooms to the left of the registry's own; refused where it is written if nothing is."""
+    return _registry(kind).find(name)
 
 
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
@@ -102,11 +113,10 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
         >>> METHODS.pop("mean_of_two").summary
         'Halve every reward.'
     """
-    if kind not in _BY_KIND:
-        raise RecipeError(unknown("kind", kind, _BY_KIND))
+    registry = _registry(kind)
 
     def decorate(function: _Function) -> _Function:
-        _BY_KIND[kind].add(name, function, kind, facts)
+        registry.add(name, function, kind, facts)
         return function
 
     return decorate

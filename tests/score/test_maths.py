@@ -14,7 +14,7 @@ import pytest
 
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import MathVerifier, judge
-from spanwise.score import worker as worker_module
+from spanwise.score import workers as worker_module
 from spanwise.score.workers import cores
 from spanwise.types import Status
 

@@ -1,4 +1,4 @@
-"""The parser of tags: default ends, and sequences worked out once."""
+"""The parser of tags: sequences worked out once."""
 
 from spanwise.layout import Layout
 from spanwise.segment.parse import TagParser
@@ -6,10 +6,9 @@ from spanwise.segment.parse import TagParser
 LAYOUT = Layout({"one": ["a"], "two": ["c"]})
 
 
-def test_the_parser_reads_the_whole_text_by_default():
+def test_the_parser_reads_the_whole_text():
     parsed = TagParser(LAYOUT).parse(b"<a>x</a><c>x</c>")
     assert (parsed.starts, parsed.contents) == ((0, 8), {(0, "a"): (3, 4), (1, "c"): (11, 12)})
-    assert TagParser(LAYOUT).parse(b"<a>x</a>", 3).contents == {}
 
 
 def test_the_parser_works_a_sequence_out_once(monkeypatch):

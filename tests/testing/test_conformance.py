@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,15 +20,14 @@ from spanwise.segment import find_blocks
 from spanwise.testing import (
     BY_KIND,
     ConformanceError,
-    batches,
     check_estimator,
     check_reward,
     check_segmenter,
-    masked_batches,
     small_vocabulary,
     texts,
     token_rows,
 )
+from spanwise.testing.batches import batches_of, moved_tokens, read_inputs
 
 for module in pkgutil.iter_modules(
     importlib.import_module("spanwise.credit").__path__
@@ -198,14 +198,23 @@ def test_every_property_belongs_to_a_kind():
     assert {name for names in BY_KIND.values() for name in names} | {"negative"} == set(PROPERTIES)
 
 
+def of_names(names):
+    """Batches of inputs that an estimator with these parameters would need."""
+    named = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
+    estimator = lambda: None  # noqa: E731
+    estimator.__signature__ = inspect.Signature(named.values())
+    return batches_of(read_inputs(estimator), absent=True)
+
+
 @random_is_the_type_checkers
-@given(batch=batches(), tokens=masked_batches(["reward_nt", "value_nt", "ids_nt"]))
+@given(batch=of_names(["reward_n", "group_n"]), moved=moved_tokens(of_names(["reward_nt", "value_nt", "ids_nt"])))
 @settings(max_examples=50, deadline=None)
-def test_strategies_make_what_they_say(batch, tokens):
-    reward_n, group_n = batch
+def test_strategies_make_what_they_say(batch, moved):
+    reward_n, group_n = batch.rows["reward_n"], batch.rows["group_n"]
     assert reward_n.shape == group_n.shape
     assert reward_n.dtype == torch.float64
-    inputs, mask_nt = tokens
+    tokens, place_nt = moved
+    inputs, mask_nt = replace(tokens, place_nt=place_nt).inputs(fill=float("nan")), place_nt >= 0
     assert {value.shape for value in inputs.values()} == {mask_nt.shape}
     assert bool(inputs["value_nt"][~mask_nt].isnan().all())
     assert not bool(inputs["value_nt"][mask_nt].isnan().any())

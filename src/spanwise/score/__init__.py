@@ -19,8 +19,7 @@ from spanwise.score.reward import REWARDS, BuiltIn, Reward
 from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, second_attempt
 from spanwise.score.schema import json_schema
 from spanwise.score.score import as_scores, check_objectives, score_all, score_one
-from spanwise.score.worker import Verdict
-from spanwise.score.workers import close
+from spanwise.score.workers import Verdict, close
 
 __all__ = [
     "OUTCOMES",

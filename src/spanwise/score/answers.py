@@ -9,7 +9,7 @@ from typing import Literal
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.score.maths import MathVerifier, shared_verifier
-from spanwise.score.worker import Verdict
+from spanwise.score.workers import Verdict
 from spanwise.types import Status
 
 VerifyName = Literal["auto", "math", "exact"]

@@ -10,9 +10,9 @@ from typing import Any
 
 from spanwise.errors import RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of, read_tag
-from spanwise.score.workers import DEADLINE, MEMORY, Workers, shared_workers
-from spanwise.types import BlockText, Status
+from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
+from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
+from spanwise.types import BlockText
 
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
@@ -78,8 +78,7 @@ def runs(
     """
     _check({"allow": allow})
     cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
-    values: list[float | None] = [None] * len(text)
-    status = [Status.ABSENT] * len(text)
+    verdicts: dict[int, Verdict | bool | None] = {}
     asked: dict[int, tuple[str, str | None]] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         here, said = read_tag(blocks, pays, tag)
@@ -87,16 +86,14 @@ def runs(
         if not here:
             continue
         if tests is not None and not (isinstance(judge, str) and judge.strip()):
-            status[n] = Status.ERROR
+            verdicts[n] = None
         elif said is None or not said.strip():
-            values[n] = 0.0
+            verdicts[n] = False
         else:
             asked[n] = (_code(said), judge)
     runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    for n, verdict in zip(asked, runner.check(list(asked.values())), strict=True):
-        status[n] = verdict.status
-        values[n] = verdict.value if verdict.status == Status.OK else None
-    return Reward.of(values, status=status)
+    verdicts.update(zip(asked, runner.check(list(asked.values())), strict=True))
+    return of_verdicts(len(text), verdicts)
 
 
 def _code(said: str) -> str:

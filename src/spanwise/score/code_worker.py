@@ -1,6 +1,6 @@
 """The process that starts programs: one JSON line with code and tests in, one JSON line out, until its input closes.
 
-It is run by path and imports nothing of this package; `worker.py` starts it. Each program is a process of its own, in an empty
+It is run by path and imports nothing of this package; `workers.py` starts it. Each program is a process of its own, in an empty
 folder, in a session of its own, which is killed as a whole when the program ends, and without this process's environment.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of, read_tag
+from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
 from spanwise.score.rewards import NUMBER
 from spanwise.segment.json_paths import steps
 from spanwise.types import BlockText, Status
@@ -59,11 +59,16 @@ def same(said: str, gold: Any) -> bool:
     """Whether a text says a gold value, see `equals`."""
     if isinstance(gold, str):
         return said.strip() == gold.strip()
+    value = json_value(said)
+    return value is not None and value[0] == gold and isinstance(value[0], bool) == isinstance(gold, bool)
+
+
+def json_value(text: str) -> tuple[Any] | None:
+    """What the JSON of a text says, in a tuple of one; None if it is no JSON."""
     try:
-        value = json.loads(said)
+        return (json.loads(text),)
     except (ValueError, RecursionError):
-        return False
-    return value == gold and isinstance(value, bool) == isinstance(gold, bool)
+        return None
 
 
 def _tolerances(options: Mapping[str, Any]) -> None:
@@ -202,15 +207,13 @@ def _judged(
     rule: Callable[[str | None, Any], bool | None],
 ) -> Reward:
     """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
-    values: list[float | None] = []
-    status: list[Status] = []
-    for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
+    verdicts: dict[int, bool | None] = {}
+    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
         here, said = read_tag(blocks, pays, tag)
-        gold = _gold(_parsed(cell), tag)
-        right = False if gold is _BEYOND else None if gold is _MISSING else rule(said, gold)
-        values.append(None if not here or right is None else float(right))
-        status.append(Status.ABSENT if not here else Status.ERROR)
-    return Reward.of(values, status=status)
+        if here:
+            gold = _gold(_parsed(cell), tag)
+            verdicts[n] = False if gold is _BEYOND else None if gold is _MISSING else rule(said, gold)
+    return of_verdicts(len(text), verdicts)
 
 
 def _number(value: Any) -> float | None:
@@ -227,12 +230,8 @@ def _number(value: Any) -> float | None:
 
 def _parsed(cell: Any) -> Any:
     """A cell, and what it is the JSON text of."""
-    if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(cell)
-        except (ValueError, RecursionError):
-            return cell
-    return cell
+    value = json_value(cell) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else None
+    return cell if value is None else value[0]
 
 
 def _gold(held: Any, path: str) -> Any:

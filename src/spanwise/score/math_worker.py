@@ -1,6 +1,6 @@
 """The process that runs Math-Verify: one JSON line in, one JSON line out, until its input closes.
 
-It is run by path and imports nothing of this package, so that it starts in a second and holds no torch; `worker.py` starts it,
+It is run by path and imports nothing of this package, so that it starts in a second and holds no torch; `workers.py` starts it,
 watches the clock and kills it.
 """
 

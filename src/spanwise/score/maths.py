@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from spanwise.errors import DataError
-from spanwise.score.worker import Verdict
-from spanwise.score.workers import DEADLINE, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 
 
 class MathVerifier(Workers):

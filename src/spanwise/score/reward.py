@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RewardError
 from spanwise.registry import Registry
+from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, Status
 
 NAN = float("nan")
@@ -123,6 +124,17 @@ class Reward:
             torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _numbers(stated),
         )
+
+
+def of_verdicts(size: int, verdicts: Mapping[int, Verdict | bool | None]) -> Reward:
+    """The reward of completions by number: ABSENT where nothing was judged, ERROR where None says that nothing could judge it."""
+    values: list[float | None] = [None] * size
+    status = [Status.ABSENT] * size
+    for n, verdict in verdicts.items():
+        right = verdict.value if isinstance(verdict, Verdict) else verdict
+        status[n] = verdict.status if isinstance(verdict, Verdict) else Status.ERROR
+        values[n] = None if right is None or math.isnan(right) else float(right)
+    return Reward.of(values, status=status)
 
 
 def column_of(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:

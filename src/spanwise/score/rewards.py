@@ -16,7 +16,7 @@ from spanwise.errors import RecipeError, RewardError, unknown
 from spanwise.registry import register
 from spanwise.score.answers import judge
 from spanwise.score.maths import MathVerifier, shared_verifier
-from spanwise.score.reward import Reward, column_of, read_tag
+from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
 from spanwise.score.workers import DEADLINE
 from spanwise.types import BlockText, Status
 
@@ -64,12 +64,7 @@ def correct(
     there = [n for n, (present, _) in enumerate(found) if present]
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
     verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=judges)
-    values: list[float | None] = [None] * len(text)
-    status = [Status.ABSENT] * len(text)
-    for n, verdict in zip(there, verdicts, strict=True):
-        status[n] = verdict.status
-        values[n] = verdict.value if verdict.status == Status.OK else None
-    return Reward.of(values, status=status)
+    return of_verdicts(len(text), dict(zip(there, verdicts, strict=True)))
 
 
 @register("brier", kind="reward", tags=("tag",), judged_by="of")

@@ -12,8 +12,9 @@ from typing import Any
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, block_with, column_of
-from spanwise.types import BlockText, Status, whole_text
+from spanwise.score.fields import json_value
+from spanwise.score.reward import Reward, block_with, column_of, of_verdicts
+from spanwise.types import BlockText, whole_text
 
 _DECODER = json.JSONDecoder()
 
@@ -56,26 +57,25 @@ def json_schema(
     """
     fixed = _written(schema)
     cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
-    values: list[float | None] = []
-    status: list[Status] = []
-    for blocks, cell in zip(text, cells, strict=True):
+    verdicts: dict[int, bool | None] = {}
+    for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
-        validator = fixed if fixed is not None or block is None else _of_cell(cell)
-        if block is None or validator is None:
-            values.append(None)
+        if block is None:
+            continue
+        validator = _of_cell(cell) if fixed is None else fixed
+        if validator is None:
+            verdicts[n] = None
         else:
             found = _whole(whole_text(blocks)) if not tag else _field(block, tag)
-            values.append(float(found is not None and _is_valid(validator, found[0])))
-        status.append(Status.ABSENT if block is None else Status.ERROR)
-    return Reward.of(values, status=status)
+            verdicts[n] = found is not None and _is_valid(validator, found[0])
+    return of_verdicts(len(text), verdicts)
 
 
 def _whole(said: str) -> tuple[Any] | None:
     """The JSON in a text, in a tuple of one; None if there is none."""
-    try:
-        return (json.loads(said),)
-    except (ValueError, RecursionError):
-        pass
+    value = json_value(said)
+    if value is not None:
+        return value
     try:
         return (_DECODER.raw_decode(said, said.index("{"))[0],)
     except (ValueError, RecursionError):
@@ -87,13 +87,12 @@ def _field(block: Mapping[str, str | None], tag: str) -> tuple[Any] | None:
     said = block.get(tag)
     if said is None:
         return None
-    try:
-        value = json.loads(said)
-    except (ValueError, RecursionError):
+    value = json_value(said)
+    if value is None:
         return (said,)
     # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
     written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(said), block.get("") or "")
-    return (said if written and written[1] else value,)
+    return (said,) if written and written[1] else value
 
 
 def _is_valid(validator: Any, value: Any) -> bool:

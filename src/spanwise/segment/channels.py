@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample, by_mark, numbered
-from spanwise.segment.registry import register
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
 from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
 
@@ -124,26 +124,19 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     prefilled = layout.prefilled in {part.mark for part in parts}
     if prefilled and layout.prefilled != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}'; of the channels a prompt can open 'reasoning' only.")
-    take = {channel: numbered(own) for channel, own in by_channel.items()}
+    takers = {channel: Taker(own, again="taken") for channel, own in by_channel.items()}
     signs = finder_of(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:
         reader = _Reader(sample.text, signs(sample), prefilled)
         stretches = reader.run()
-        fault = reader.fault
-        claims: list[Claim] = []
-        count = dict.fromkeys(take, 0)
+        claims = Claims()
+        claims.fault = reader.fault
         starts = [*(stretch.start for stretch in stretches), len(sample.text)]
         for stretch, stop in zip(stretches, starts[1:], strict=True):
-            if stretch.channel not in take:
-                continue
-            part = take[stretch.channel](count[stretch.channel])
-            count[stretch.channel] += 1
-            if part is None:
-                fault |= Fault.MORE
-            else:
-                claims.append(Claim(part, stretch.start, stop, stretch.inner))
-        return Found(claims, fault)
+            if stretch.channel in takers:
+                claims.take(takers[stretch.channel], stretch.start, stop, stretch.inner)
+        return claims.found()
 
     return find
 

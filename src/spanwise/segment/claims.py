@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -175,26 +175,48 @@ def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
     return lambda index: known[index] if index < len(known) else surplus
 
 
-class Matches:
-    """The parts of one mark, which take its matches in turn; a further match is a fault."""
+class Taker:
+    """The parts of one mark, which take its matches in turn, and what becomes of a match after the last part of a single block."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._take, last = numbered(parts), parts[-1]
-        self._once = len(parts) if last.index is None and EACH not in last.mark else None
-
-    def part(self, number: int) -> tuple[Part | None, int]:
-        """The part that takes match `number`, and what is wrong if none does."""
-        if self._once is not None and number >= self._once:
-            return None, int(Fault.DUPLICATE)
-        part = self._take(number)
-        return part, int(Fault.NONE if part else Fault.MORE)
+    def __init__(self, parts: Sequence[Part], *, again: Literal["taken", "duplicate", "refused"]) -> None:
+        self.part = numbered(parts)
+        once = parts[-1].index is None and not parts[-1].mark.endswith(EACH)
+        self.most = len(parts) if once and again != "taken" else sys.maxsize
+        self.refuses = again == "refused"
 
 
-def by_mark(parts: Sequence[Part]) -> dict[str, list[Part]]:
-    """The parts of each mark, which is written without `[*]`."""
+class Claims:
+    """The claims on one completion, made match by match."""
+
+    def __init__(self) -> None:
+        self.made: list[Claim] = []
+        self.fault = 0
+        self._count: dict[Taker, int] = {}
+
+    def take(self, taker: Taker, start: int, stop: int, inner: tuple[int, int] | None) -> None:
+        """Claim the next match of a mark for the part whose turn it is, if there is one."""
+        number = self._count.get(taker, 0)
+        self._count[taker] = number + 1
+        if number >= taker.most:
+            self.fault |= Fault.DUPLICATE
+            if taker.refuses:
+                return
+        part = taker.part(number)
+        if part is None:
+            self.fault |= Fault.MORE
+        else:
+            self.made.append(Claim(part, start, stop, inner))
+
+    def found(self) -> Found:
+        """All that was claimed, and what is wrong."""
+        return Found(self.made, int(self.fault))
+
+
+def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
+    """The parts of each mark, which is written without `[*]` if it is to be bare."""
     found: dict[str, list[Part]] = {}
     for part in parts:
-        found.setdefault(part.mark.removesuffix(EACH), []).append(part)
+        found.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
     return found
 
 
@@ -208,7 +230,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     for one in found:
         fault |= one.fault
         claims += one.claims
-    claims.sort(key=_outer_first)
+    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
     if not layout.wanted.issubset([claim.part for claim in claims]):
         fault |= Fault.MISSING
     contents: dict[tuple[int, str], tuple[int, int] | bytes] = {}
@@ -231,10 +253,6 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
             blocks.append(block)
             at, last = start, block
     return Pieces(tuple(blocks), tuple(starts), int(fault), contents)
-
-
-def _outer_first(claim: Claim) -> tuple[int, int]:
-    return claim.start, -sys.maxsize if claim.stop is None else -claim.stop
 
 
 def _carved(claims: Sequence[Claim], rest: int, size: int) -> list[tuple[int, int]]:

@@ -23,9 +23,9 @@ from typing import Any
 
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Matches, Sample, by_mark
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
 from spanwise.segment.fences import Fence, fences
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 _ALIASES = {
@@ -58,11 +58,11 @@ _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(fences(text.encode(errors="replace"))))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes, statements in them; see the module."""
-    fenced: Matches | None = None
-    languages: dict[str, tuple[Any, list[tuple[Matches, _Matcher]]]] = {}
+    fenced: Taker | None = None
+    languages: dict[str, tuple[Any, list[tuple[Taker, _Matcher]]]] = {}
     for mark, own in by_mark(parts).items():
         if mark == "fence":
-            fenced = Matches(own)
+            fenced = Taker(own, again="refused")
             continue
         written = _MARK.fullmatch(mark)
         if written is None:
@@ -73,39 +73,33 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         if language not in languages:
             languages[language] = _grammar(language), []
         grammar, wanted = languages[language]
-        wanted.append((Matches(own), _matcher(grammar, language, kind)))
-    readers = {name: (_parser(grammar), wanted) for name, (grammar, wanted) in languages.items()}
+        wanted.append((Taker(own, again="refused"), _matcher(grammar, language, kind)))
+    readers = {
+        name: (import_module("tree_sitter").Parser(grammar).parse, wanted) for name, (grammar, wanted) in languages.items()
+    }
     return lambda sample: _find(sample, fenced, readers)
 
 
-def _find(sample: Sample, fenced: Matches | None, readers: dict[str, tuple[Any, list[tuple[Matches, _Matcher]]]]) -> Found:
-    text, claims, fault = sample.text, [], 0
+def _find(sample: Sample, fenced: Taker | None, readers: dict[str, tuple[Any, list[tuple[Taker, _Matcher]]]]) -> Found:
+    text, claims = sample.text, Claims()
     blocks = fences(text)
     if fenced is not None:
-        for number, block in enumerate(blocks):
-            part, wrong = fenced.part(number)
-            fault |= wrong | (0 if block.closed else Fault.TRUNCATED)
-            if part is not None:
-                claims.append(Claim(part, block.start, block.stop, block.inner if block.closed else None))
+        for block in blocks:
+            claims.fault |= 0 if block.closed else Fault.TRUNCATED
+            claims.take(fenced, block.start, block.stop, block.inner if block.closed else None)
     for language, (parse, wanted) in readers.items():
-        taken = [0] * len(wanted)
         for start, stop in _code_of(language, blocks, len(text)):
             held = text[start:stop].rstrip()
             root = parse(text[start:stop]).root_node
-            fault |= _broken(root, held.rfind(b"\n") + 1)
+            claims.fault |= _broken(root, held.rfind(b"\n") + 1)
             seen: set[tuple[int, int]] = set()
-            for which, (matches, matcher) in enumerate(wanted):
+            for taker, matcher in wanted:
                 for first, last, whole in matcher(root):
-                    if (first, last) in seen:
-                        continue
-                    seen.add((first, last))
-                    part, wrong = matches.part(taken[which])
-                    taken[which] += 1
-                    fault |= wrong
-                    if part is not None:
+                    if (first, last) not in seen:
+                        seen.add((first, last))
                         place = start + first, start + last
-                        claims.append(Claim(part, *place, place if whole else None))
-    return Found(claims, int(fault))
+                        claims.take(taker, *place, place if whole else None)
+    return claims.found()
 
 
 def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[int, int]]:
@@ -165,10 +159,6 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _place(node: Any) -> tuple[int, int, bool]:
     return node.start_byte, node.end_byte, not node.has_error
-
-
-def _parser(grammar: Any) -> Callable[[bytes], Any]:
-    return import_module("tree_sitter").Parser(grammar).parse
 
 
 def _grammar(language: str) -> Any:

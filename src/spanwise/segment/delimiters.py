@@ -13,12 +13,13 @@ block is repeated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample, numbered
-from spanwise.segment.registry import register
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
 from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
 
@@ -26,14 +27,12 @@ _BETWEEN = "..."
 _TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 
 
-class _Pair:
+class _Pair(NamedTuple):
     """One mark: its signs, and the parts that take its matches in turn."""
 
-    def __init__(self, mark: str, parts: Sequence[Part]) -> None:
-        opening, closing = signs_of(mark)
-        self.opening, self.closing = opening.encode(), closing.encode()
-        self.take: Callable[[int], Part | None] = numbered(parts)
-        self.once = len(parts) if parts[-1].index is None and not mark.endswith(EACH) else None
+    opening: bytes
+    closing: bytes
+    taker: Taker
 
 
 def signs_of(mark: str) -> tuple[str, str]:
@@ -69,26 +68,23 @@ def _says(text: str) -> list[str]:
 )
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what stands between two signs, such as `<think>...</think>`; see the module."""
-    by_mark: dict[str, list[Part]] = {}
-    for part in parts:
-        by_mark.setdefault(part.mark, []).append(part)
+    of_mark = by_mark(parts, bare=False)
     opens: dict[bytes, _Pair] = {}
-    for mark, own in by_mark.items():
-        pair = _Pair(mark, own)
+    for mark, own in of_mark.items():
+        opening, closing = signs_of(mark)
+        pair = _Pair(opening.encode(), closing.encode(), Taker(own, again="duplicate"))
         if pair.opening in opens:
             raise LayoutError(
                 f"'{mark}' opens as another mark does, and one sign opens one part; give each an opening sign of its own."
             )
         opens[pair.opening] = pair
     signs = finder_of({sign for pair in opens.values() for sign in (pair.opening, pair.closing) if sign})
-    prefilled = None if layout.prefilled not in by_mark else opens[signs_of(layout.prefilled)[0].encode()]
+    prefilled = None if layout.prefilled not in of_mark else opens[signs_of(layout.prefilled)[0].encode()]
     return lambda sample: _read(sample, signs(sample), opens, prefilled)
 
 
 def _read(sample: Sample, signs: list[Sign], opens: dict[bytes, _Pair], prefilled: _Pair | None) -> Found:
-    claims: list[Claim] = []
-    fault, size = 0, len(sample.text)
-    taken: dict[bytes, int] = {}
+    claims, fault, size = Claims(), 0, len(sample.text)
     signs = signs if prefilled is None else [Sign(prefilled.opening, 0, 0), *signs]
     places = Places(signs)
     at = 0
@@ -99,9 +95,6 @@ def _read(sample: Sample, signs: list[Sign], opens: dict[bytes, _Pair], prefille
             fault |= Fault.ORDER
             at += 1
             continue
-        number = taken[pair.opening] = taken.get(pair.opening, -1) + 1
-        if pair.once is not None and number >= pair.once:
-            fault |= Fault.DUPLICATE
         end = places.after(at, pair.closing) if pair.closing else len(signs)
         if end < len(signs):
             inner, stop = (sign.end, signs[end].start), signs[end].end
@@ -114,9 +107,5 @@ def _read(sample: Sample, signs: list[Sign], opens: dict[bytes, _Pair], prefille
             stop = signs[at].start if at < len(signs) else size
             inner = None if pair.closing else (sign.end, stop)
             fault |= Fault.TRUNCATED if pair.closing else 0
-        part = pair.take(number)
-        if part is None:
-            fault |= Fault.MORE
-        else:
-            claims.append(Claim(part, sign.start, stop, inner))
-    return Found(claims, fault)
+        claims.take(pair.taker, sign.start, stop, inner)
+    return Found(claims.made, int(claims.fault | fault))

@@ -31,9 +31,9 @@ import re
 from collections.abc import Sequence
 
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.segment.json_paths import Node, paths, steps, tree, unescaped
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 # Possessive, so that time is linear: a sign is read twice at most. A string, whether it ends, whether it is a key, and the value of
@@ -141,7 +141,9 @@ class _Scan:
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
             self._finish(top, match.start(), whole=False)
-        within = None if top.node is None else top.node.keys.get(match[1]) or _by_escapes(top.node, match[1])
+        within = None if top.node is None else top.node.keys.get(match[1])
+        if within is None and top.node is not None and b"\\" in match[1]:
+            within = top.node.keys.get(unescaped(match[1]))
         if within is not None:
             if top.seen is None:
                 top.seen = {within}
@@ -237,10 +239,6 @@ class _Scan:
         if not node.many:
             self.done.add(part)
         self.claims.append(Claim(part, start, stop, said))
-
-
-def _by_escapes(node: Node, written: bytes) -> Node | None:
-    return node.keys.get(unescaped(written)) if b"\\" in written else None
 
 
 def _said(held: bytes, first: int) -> tuple[int, int] | bytes | None:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Matches, by_mark
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Taker, by_mark
 from spanwise.segment.fences import fences, headings
-from spanwise.segment.registry import register
 
 _ANY = "section"
 
@@ -31,7 +31,7 @@ def _titles(text: str) -> list[str]:
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown; see the module."""
-    takers: dict[str, Matches] = {}
+    takers: dict[str, Taker] = {}
     for mark, own in by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
@@ -41,14 +41,12 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
             raise LayoutError(
                 f"'{mark}' stands in the layout with other capital letters, too; write it the same way everywhere."
             )
-        takers[mark.lower()] = Matches(own)
+        takers[mark.lower()] = Taker(own, again="refused")
     return lambda sample: _find(sample.text, takers)
 
 
-def _find(text: bytes, takers: dict[str, Matches]) -> Found:
-    claims: list[Claim] = []
-    fault = 0
-    taken: dict[str, int] = {}
+def _find(text: bytes, takers: dict[str, Taker]) -> Found:
+    claims = Claims()
     found = list(headings(text, fences(text)))
     for heading, stop in zip(
         found, _stops([heading.level for heading in found], [h.start for h in found], len(text)), strict=True
@@ -56,12 +54,8 @@ def _find(text: bytes, takers: dict[str, Matches]) -> Found:
         mark = heading.title.lower()
         mark = mark if mark in takers else _ANY
         if mark in takers:
-            part, wrong = takers[mark].part(taken.setdefault(mark, 0))
-            taken[mark] += 1
-            fault |= wrong
-            if part is not None:
-                claims.append(Claim(part, heading.start, stop, (heading.end, stop)))
-    return Found(claims, fault)
+            claims.take(takers[mark], heading.start, stop, (heading.end, stop))
+    return claims.found()
 
 
 def _stops(levels: Sequence[int], starts: Sequence[int], size: int) -> list[int]:

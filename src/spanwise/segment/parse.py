@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
-from spanwise.segment.registry import register
 from spanwise.types import Fault
 
 #: Sequences of more tags than this are not kept: hardly two completions share one, and each may be a megabyte.
@@ -65,21 +65,20 @@ class TagParser:
         self._pattern = re.compile(b"<(/?)(" + names + b")>") if tags else None
         self._known: dict[tuple[object, ...], tuple[Pieces, list[int | None]]] = {}
 
-    def parse(self, text: bytes, start: int = 0, end: int | None = None) -> Pieces:
-        """Find the blocks of `text[start:end]`: the layout's tags in order, the first opening at or after the last match wins.
+    def parse(self, text: bytes) -> Pieces:
+        """Find the blocks of a text: the layout's tags in order, the first opening at or after the last match wins.
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
         of these belongs to the first block of the layout. Without any match everything is the first block.
         """
-        end = len(text) if end is None else end
-        edges, (known, _) = self._read(text, start, end)
+        edges, (known, _) = self._read(text)
         starts = tuple([edges[place] for place in known.starts])
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
         return Pieces(known.blocks, starts, known.fault, contents)
 
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
-        edges, (known, places) = self._read(sample.text, 0, len(sample.text))
+        edges, (known, places) = self._read(sample.text)
         claims = []
         for part, place in zip(self._parts, places, strict=True):
             if place is not None:
@@ -87,17 +86,17 @@ class TagParser:
                 claims.append(Claim(part, edges[place], None, inner and (edges[inner[0]], edges[inner[1]])))
         return Found(claims, known.fault)
 
-    def _read(self, text: bytes, start: int, end: int) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
+    def _read(self, text: bytes) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
         """Where the tags stand, and what their sequence means."""
-        found = list(self._pattern.finditer(text, start, end)) if self._pattern else []
+        found = list(self._pattern.finditer(text)) if self._pattern else []
         tags = tuple(match[0] for match in found)
-        at_start = bool(found) and found[0].start() == start
+        at_start = bool(found) and found[0].start() == 0
         known = self._known.get((at_start, tags))
         if known is None:
             known = self._work_out(tags, at_start)
             if len(tags) <= _REPEATED:
                 self._known[at_start, tags] = known
-        edges = [start, start]
+        edges = [0, 0]
         for match in found:
             edges += match.span()
         return edges, known

@@ -17,9 +17,8 @@ from typing import Any
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample, numbered
-from spanwise.segment.registry import register
-from spanwise.types import Fault
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
 
 _INSTEAD = {
     "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
@@ -32,10 +31,7 @@ _INSTEAD = {
 @register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what matches a regular expression; see the module."""
-    by_mark: dict[str, list[Part]] = {}
-    for part in parts:
-        by_mark.setdefault(part.mark, []).append(part)
-    searches = [(_search(mark), numbered(own)) for mark, own in by_mark.items()]
+    searches = [(_search(mark), Taker(own, again="taken")) for mark, own in by_mark(parts, bare=False).items()]
 
     def find(sample: Sample) -> Found:
         if len(searches) == 1:
@@ -45,20 +41,12 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 (start, -stop, n, inner) for n, (run, _) in enumerate(searches) for start, stop, inner in run(sample.text)
             ]
             matches = sorted(every, key=itemgetter(0, 1, 2))
-        claims: list[Claim] = []
-        fault, end = 0, 0
-        count = [0] * len(searches)
+        claims, end = Claims(), 0
         for start, stop, number, inner in matches:
-            if start < end:
-                continue
-            part = searches[number][1](count[number])
-            count[number] += 1
-            end = -stop
-            if part is None:
-                fault |= Fault.MORE
-            else:
-                claims.append(Claim(part, start, end, inner))
-        return Found(claims, fault)
+            if start >= end:
+                end = -stop
+                claims.take(searches[number][1], start, end, inner)
+        return claims.found()
 
     return find
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Finder
-from spanwise.segment.registry import register
 from spanwise.segment.units import check_no_mark, in_a_row
 
 _LINE = re.compile(rb"\n(?:\s*(?:\n|\Z))?")

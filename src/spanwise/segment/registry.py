@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spanwise.registry import Registry, register
+from spanwise.registry import Registry
 from spanwise.segment.claims import Finder
-
-__all__ = ["SEGMENTERS", "Segmenter", "register"]  # `register` from here comes after its registry
 
 
 @dataclass(frozen=True)

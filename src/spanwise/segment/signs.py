@@ -31,7 +31,8 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
         if known not in compiled:
             tokens = frozenset(signs) & known
             spelled = set(signs) - tokens - (set(tokens_only) if known else set())
-            compiled[known] = tokens, _any_of(spelled)
+            longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
+            compiled[known] = tokens, re.compile(b"|".join(map(re.escape, longest))) if longest else None
         tokens, pattern = compiled[known]
         text = sample.text
         found = [Sign(match.group(), *match.span()) for match in pattern.finditer(text)] if pattern is not None else []
@@ -41,11 +42,6 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
         return found
 
     return find
-
-
-def _any_of(signs: Collection[bytes]) -> re.Pattern[bytes] | None:
-    longest = sorted(signs, key=lambda sign: (-len(sign), sign))
-    return re.compile(b"|".join(map(re.escape, longest))) if longest else None
 
 
 def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:

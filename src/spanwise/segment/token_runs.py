@@ -14,8 +14,8 @@ import numpy as np
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
+from spanwise.registry import register
 from spanwise.segment.claims import Finder, Sample
-from spanwise.segment.registry import register
 from spanwise.segment.units import check_no_mark, in_a_row
 
 

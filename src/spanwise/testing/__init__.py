@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.testing", error) from error
 
-from spanwise.testing.batches import ENTRIES, batches, masked_batches
+from spanwise.testing.batches import ENTRIES
 from spanwise.testing.estimators import BY_KIND, check_estimator
 from spanwise.testing.rewards import HOSTILE, REWARD_PROPERTIES, check_reward
 from spanwise.testing.search import ConformanceError
@@ -24,11 +24,9 @@ __all__ = [
     "REWARD_PROPERTIES",
     "SEGMENTER_PROPERTIES",
     "ConformanceError",
-    "batches",
     "check_estimator",
     "check_reward",
     "check_segmenter",
-    "masked_batches",
     "small_vocabulary",
     "texts",
     "token_rows",

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.errors import RecipeError
@@ -276,32 +276,11 @@ def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     return torch.tensor([[-1] * (width - len(row)) + row for row in rows], dtype=torch.long).reshape(len(rows), width)
 
 
-def batches(*, most: int = 12) -> SearchStrategy[tuple[Tensor, Tensor]]:
-    """Strategy: (reward_n, group_n) of ragged groups in any order, some rewards absent (NaN).
-
-    Example:
-        >>> from hypothesis import given
-        >>> @given(batches(most=4))
-        ... def every_reward_has_a_group(batch):
-        ...     assert len(batch[0]) == len(batch[1]) <= 4  # pytest runs it on many batches
-    """
-    spec = (_input("reward_n", None, {}), _input("group_n", None, {}))
-    return batches_of(spec, absent=True, most=most).map(lambda batch: (batch.rows["reward_n"], batch.rows["group_n"]))
+def moved_tokens(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, Tensor]]:
+    """Batches with other places for their tokens."""
+    return batches.flatmap(lambda batch: st.tuples(st.just(batch), rearranged(batch)))
 
 
-@st.composite
-def masked_batches(
-    draw: Draw, names: Sequence[str] = ("reward_nt", "value_nt"), *, fill: float = NAN, most: int = 6
-) -> tuple[dict[str, Tensor], Bool[Tensor, "n t"]]:
-    """Strategy: (inputs per token by name, mask_nt) with masked tokens anywhere, which hold `fill` (rewards hold 0).
-
-    Example:
-        >>> from hypothesis import given
-        >>> @given(masked_batches(("value_nt",)))
-        ... def nothing_masked_holds_a_number(drawn):
-        ...     inputs, mask_nt = drawn
-        ...     assert bool(inputs["value_nt"][~mask_nt].isnan().all())
-    """
-    batch = draw(batches_of(tuple(_input(name, None, {}) for name in names), most=most))
-    moved = replace(batch, place_nt=draw(rearranged(batch)))
-    return moved.inputs(fill=fill), moved.place_nt >= 0
+def reordered(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, list[int]]]:
+    """Batches with another order of their rows."""
+    return batches.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch.group_n)))))

@@ -21,7 +21,7 @@ from spanwise.objective import Objective
 from spanwise.score.reward import Reward
 from spanwise.score.score import score_one
 from spanwise.testing.batches import Draw
-from spanwise.testing.search import ConformanceError, chosen_properties, search
+from spanwise.testing.search import ConformanceError, check_properties
 from spanwise.types import BlockText, Status
 
 #: What is checked of a reward, and what each check means.
@@ -108,15 +108,18 @@ def check_reward(
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
     held = (*contents, *HOSTILE)
-    suite = _Suite(objective, layout, processes)
-    plain = _completions(layout, held, dict(columns or {}), dict(scored or {}))
+    drawn = layout, held, dict(columns or {}), dict(scored or {})
+    plain = _completions(*drawn)
     order = plain.flatmap(lambda c: st.tuples(st.just(c), st.permutations(range(len(c.text)))))
-    names = None if properties is None else tuple(properties)
-    for name in chosen_properties(names, tuple(REWARD_PROPERTIES), dict(exceptions or {})):
-        if name == "threads":
-            suite.threads(_every(layout, held, dict(columns or {}), dict(scored or {})))
-        else:
-            search(getattr(suite, name), order if name == "permutation" else plain, examples=examples)
+    strategies = {"permutation": order, "threads": st.just(_every(*drawn))}
+    check_properties(
+        _Suite(objective, layout, processes),
+        lambda name: strategies.get(name, plain),
+        tuple(REWARD_PROPERTIES),
+        asked=properties,
+        exceptions=exceptions,
+        examples=examples,
+    )
 
 
 def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -58,14 +58,22 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
         raise RecipeError("No example could be built from the given inputs; loosen their strategies.") from error
 
 
-def chosen_properties(
-    names: tuple[str, ...] | None, known: tuple[str, ...], exceptions: dict[str, str] | None = None
-) -> tuple[str, ...]:
-    """The properties to run: those asked for, or all `known` ones; without the exceptions."""
-    for name in (*(names or ()), *(exceptions or {})):
+def check_properties(
+    suite: Any,
+    strategy: Callable[[str], SearchStrategy[Any]],
+    known: Sequence[str],
+    *,
+    asked: Sequence[str] | None,
+    exceptions: Mapping[str, str] | None,
+    examples: int,
+) -> None:
+    """Search for what breaks the properties asked for, or all known ones, without the exceptions; each is a method of the suite."""
+    for name in (*(asked or ()), *(exceptions or ())):
         if name not in known:
             raise RecipeError(unknown("property", name, known))
-    return tuple(name for name in (names or known) if name not in (exceptions or {}))
+    for name in asked or known:
+        if name not in (exceptions or ()):
+            search(getattr(suite, name.replace(" ", "_")), strategy(name), examples=examples)
 
 
 def show(value: Any) -> str:

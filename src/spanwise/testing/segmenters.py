@@ -13,8 +13,8 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.testing.batches import NAN, DrawnBatch, Input, batches_of, left_padded, read_inputs, rearranged
-from spanwise.testing.search import ConformanceError, chosen_properties, search, show, unchanged
+from spanwise.testing.batches import NAN, DrawnBatch, Input, batches_of, left_padded, moved_tokens, read_inputs, reordered
+from spanwise.testing.search import ConformanceError, check_properties, show, unchanged
 from spanwise.types import BlockText, Fault, Spans
 
 #: What is checked of a segmenter, and what each check means.
@@ -137,12 +137,16 @@ def check_segmenter(
     spec = read_inputs(segmenter, entries=inputs)
     suite = _Suite(segmenter, words, spec)
     plain = batches_of(spec, most=3, ids=token_rows(words, tags, signs=signs))
-    moved = plain.flatmap(lambda batch: st.tuples(st.just(batch), rearranged(batch)))
-    order = plain.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch.group_n)))))
+    moved, order = moved_tokens(plain), reordered(plain)
     strategies = {"masking": moved, "poison": moved, "permutation": order}
-    names = None if properties is None else tuple(properties)
-    for name in chosen_properties(names, tuple(SEGMENTER_PROPERTIES), dict(exceptions or {})):
-        search(getattr(suite, name), strategies.get(name, plain), examples=examples)
+    check_properties(
+        suite,
+        lambda name: strategies.get(name, plain),
+        tuple(SEGMENTER_PROPERTIES),
+        asked=properties,
+        exceptions=exceptions,
+        examples=examples,
+    )
 
 
 @dataclass(frozen=True)
