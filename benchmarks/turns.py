@@ -34,7 +34,7 @@ from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.turns import conversations
 from spanwise.engines.turns import turn_rows
-from spanwise.measure import compare
+from spanwise.measure import compare_arms
 from spanwise.tasks import warm_start
 from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, draw_chains, held_out_chains, right, solved
 
@@ -161,7 +161,7 @@ def show(found: list[dict[str, Any]], arms: list[str]) -> None:
             }
             for seed, curve in curves.items()
         }
-    compared = compare(runs)
+    compared = compare_arms(runs)
     for figure in ("solved", "solved, mean of the curve", "right"):
         print(f"\n{figure}")
         for arm in arms:

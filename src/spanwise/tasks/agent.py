@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from spanwise.errors import DataError
 from spanwise.layout import Layout
 
 OPERATORS = "+-*"
-AgentPart = Literal["agent_early", "agent"]
 #: The turns of an episode that is not broken off.
 FEWEST, MOST = 6, 10
 #: The one block of a turn.
@@ -35,32 +34,14 @@ _HELD_OUT, _HELD_OUT_SEED = 256, 20_261
 
 @dataclass(frozen=True)
 class Chain:
-    """A hidden chain.
-
-    Args:
-        start: the first digit.
-        steps: an operator and an operand each.
-
-    Example:
-        >>> chain = Chain(7, ("+3", "*4", "-2"))
-        >>> chain.prompt, chain.digits
-        ('7+3*4-2=', (0, 0, 8))
-    """
+    """A hidden chain."""
 
     start: int
     steps: tuple[str, ...]
 
     @staticmethod
     def of(prompt: str) -> Chain:
-        """The chain that a prompt names.
-
-        Raises:
-            DataError: it names none.
-
-        Example:
-            >>> Chain.of("7+3*4=")
-            Chain(start=7, steps=('+3', '*4'))
-        """
+        """The chain that a prompt names."""
         found = _PROMPT.fullmatch(prompt)
         if found is None:
             raise DataError(f"{prompt!r} is no digit chain; write a digit, steps such as +3 or *4, and '=': '7+3*4='.")
@@ -151,14 +132,7 @@ class Episode:
         return [{"anchor": anchor, "right": right, "solved": float(self.solved)} for anchor, right in pairs]
 
     def reply(self, text: str) -> str | None:
-        """Take the agent's turn and answer with the next step; None where the episode is over.
-
-        Args:
-            text: the whole turn, without special tokens.
-
-        Raises:
-            DataError: it was over before.
-        """
+        """Take the agent's turn and answer with the next step; None where the episode is over."""
         if self.done:
             raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.said)} turns.")
         turn = len(self.said)
@@ -173,20 +147,7 @@ class Episode:
 
 
 def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset()) -> list[Chain]:
-    """Draw random chains: 6 to 10 steps, operators, operands 1 to 9 and start digits all uniform.
-
-    Args:
-        size: how many; the same one may come twice.
-        rng: the source of randomness; the same state gives the same chains.
-        exclude: prompts that must not appear; such draws are drawn again.
-
-    Raises:
-        DataError: `size` is below 1.
-
-    Example:
-        >>> all(6 <= len(chain.steps) <= 10 for chain in draw_chains(50, rng=np.random.default_rng(0)))
-        True
-    """
+    """Draw random chains: 6 to 10 steps, operators, operands 1 to 9 and start digits all uniform."""
     if size < 1:
         raise DataError(f"Cannot draw {size} chains; ask for at least 1.")
     chains: list[Chain] = []
@@ -200,40 +161,26 @@ def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = froz
 
 
 def held_out_chains() -> list[Chain]:
-    """The 256 evaluation chains; no warm start and no training set contains one of them.
-
-    >>> len(held_out_chains())
-    256
-    """
+    """The 256 evaluation chains; no warm start and no training set contains one of them."""
     return draw_chains(_HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED))
 
 
 @dataclass(frozen=True)
 class AgentNoise:
-    """How often the replies of a warm start go wrong.
+    """How often the replies of a warm start go wrong."""
 
-    Args:
-        slip: probability that a reply is a random digit, by operator in the order of `OPERATORS`.
-        refusal: probability that a reply is `?`, which ends the episode.
-    """
-
-    slip: tuple[float, float, float]
-    refusal: float
+    slip: tuple[float, float, float]  # to a random digit, by operator in the order of `OPERATORS`
+    refusal: float  # to `?`, which ends the episode
 
 
-AGENT_NOISE: dict[AgentPart, AgentNoise] = {
+AGENT_NOISE: dict[str, AgentNoise] = {
     "agent_early": AgentNoise(slip=(0.0, 0.0, 0.0), refusal=0.0),
     "agent": AgentNoise(slip=(0.15, 0.25, 0.45), refusal=0.02),
 }
 
 
 def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> Iterable[tuple[str, str]]:
-    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied.
-
-    Example:
-        >>> list(noisy_talk(Chain(7, ("+3", "*4")), AGENT_NOISE["agent_early"], rng=np.random.default_rng(0)))
-        [('7+3=', '<answer>0</answer>'), ('*4=', '<answer>0</answer>')]
-    """
+    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied."""
     episode = Episode(chain.prompt)
     shown: str | None = episode.opening
     while shown is not None:

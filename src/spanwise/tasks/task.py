@@ -39,7 +39,8 @@ else:
     Dataset = Any  # the name must exist for runtime type checkers
 
 
-_LAYOUTS: Mapping[str, Layout] = {"twice": TWICE_LAYOUT, "long": LONG_LAYOUT}
+#: The blocks of the digit chains, by the task's name in recipes.
+CHAIN_LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "digits_long": LONG_LAYOUT}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def digits_task(
         model=str(model),
         train=_dataset(train.prompts, train.answers),
         evaluation=_dataset(evaluation.prompts, evaluation.answers),
-        layout=_LAYOUTS.get(start, DIGITS_LAYOUT),
+        layout=CHAIN_LAYOUTS.get(f"digits_{start}", DIGITS_LAYOUT),
         max_completion_length=LONGEST if start == "long" else 32,
     )
 

@@ -20,7 +20,7 @@ from spanwise.tasks.digits_long import LONG_POSITIONS
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.muon import matrix_optimizer
 from spanwise.tasks.tiny import PAD, build_fields_tokenizer, build_model, build_tokenizer
-from spanwise.tasks.traces import ALL_NOISE, Part, imitated, trace_batch
+from spanwise.tasks.traces import ALL_NOISE, imitated, trace_batch
 from spanwise.tasks.warm_cache import default_cache_folder, is_intact, load, save
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ else:
 Progress = Callable[[int, int, float], None]
 #: The warm starts of the digit chain, and the stretches of training each is made of; every stretch is cached.
 Start = Difficulty | Literal["twice", "agent", "long"]
-_PARTS: dict[str, tuple[Part, ...]] = {
+_PARTS: dict[str, tuple[str, ...]] = {
     "easy": ("easy",),
     "hard": ("easy", "hard"),
     "twice": ("twice_early", "twice"),
@@ -167,7 +167,7 @@ def warm_start(
 def _train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    part: Part,
+    part: str,
     seed: int,
     settings: WarmStartSettings,
     fields: Fields | None,
@@ -216,11 +216,11 @@ def _optimizers(model: PreTrainedModel, phase: Phase) -> list[torch.optim.Optimi
     ]
 
 
-def _phase(part: Part, settings: WarmStartSettings) -> Phase:
+def _phase(part: str, settings: WarmStartSettings) -> Phase:
     return getattr(settings, part)
 
 
-def _identity(part: Part, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> dict[str, Any]:
+def _identity(part: str, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> dict[str, Any]:
     """What the weights depend on: this part and those before it; the easy start does not depend on the hard phase."""
     path = next(parts for parts in _PARTS.values() if part in parts)
     used = path[: path.index(part) + 1]
@@ -231,7 +231,7 @@ def _identity(part: Part, seed: int, settings: WarmStartSettings, fields: Fields
     return {"difficulty": part, "seed": seed, "settings": settings_used, "noise": noise, **asked}
 
 
-def _folder_name(part: Part, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> str:
+def _folder_name(part: str, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> str:
     key = hashlib.sha256(json.dumps(_identity(part, seed, settings, fields), sort_keys=True).encode()).hexdigest()
     task = f"digits-{part}" if fields is None else f"{part}-{fields.kind}-{fields.count}"
     return f"{task}-{seed}-{key[:12]}"
