@@ -193,7 +193,7 @@ def field_answers(problems: FieldProblems, fields: Fields) -> list[str]:
     return objects(values_of(problems, fields), fields)
 
 
-def field_traces(problems: FieldProblems, fields: Fields, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
+def field_traces(problems: FieldProblems, noise: FieldsNoise, *, fields: Fields, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: the form without a fault, values that often do not follow their rule."""
     shape = len(problems), fields.count
     right_k = np.array([noise.right[k % len(noise.right)] for k in range(fields.count)])

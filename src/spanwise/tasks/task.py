@@ -99,8 +99,6 @@ def digits_task(
     Raises:
         DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
     """
-    if start == "agent":
-        raise DataError("The start 'agent' is asked step by step and answers no whole prompts; see spanwise.tasks.agent.")
     if train_size < 1:
         raise DataError(f"The digit chain needs at least 1 training prompt; train_size is {train_size}.")
     rng = np.random.default_rng([seed, 1])
