@@ -33,12 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 from fields import GROUP, PROMPTS, Run, _Cached, samples_to, train
+from parts import own_advantage, to_go_advantage, weighted_correlation
 from torch import Tensor
 
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
 from spanwise.commands.shared.display import quiet
-from spanwise.measure import Interval, mean_interval, own_advantage, to_go_advantage, weighted_correlation
+from spanwise.measure import Interval, mean_interval
 from spanwise.measure.bootstrap import resampled
 from spanwise.pipeline import Reading, credit
 from spanwise.tasks import Fields

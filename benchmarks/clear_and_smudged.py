@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.shared.samples import Samples, read_samples
-from spanwise.measure import compare, ece
+from spanwise.measure import compare_arms, ece
 from spanwise.tasks import digits_task
 
 
@@ -54,7 +54,7 @@ def main() -> None:
         arm: {seed: figures(samples, smudged_p) for seed, samples in finished(folder, arm, summary["seeds"])}
         for arm in summary["arms"]
     }
-    found = compare(runs, reference=summary["reference"])
+    found = compare_arms(runs, reference=summary["reference"])
     print(found.markdown(), *found.sentences("clear"), sep="\n")
 
 

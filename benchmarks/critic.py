@@ -39,7 +39,7 @@ from rich.console import Console
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.runs import Run
 from spanwise.errors import SpanwiseError
-from spanwise.measure import Interval, compare, mean_interval
+from spanwise.measure import Interval, compare_arms, mean_interval
 from spanwise.recipe import load
 
 #: What every run of a task has; chosen on seed 100, by the rewards of training batches only.
@@ -314,7 +314,7 @@ def _critic_table(there: dict[str, dict[int, Found]]) -> str:
 
 
 def _differences_table(runs: Any, reference: str) -> str:
-    compared = compare(runs, figures=FIGURES, reference=reference)
+    compared = compare_arms(runs, figures=FIGURES, reference=reference)
     rows = []
     for arm in runs:
         of_arm = {one.figure: one for one in compared.differences if one.a == arm}

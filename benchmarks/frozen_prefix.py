@@ -25,7 +25,7 @@ from spanwise.credit import advantage
 from spanwise.credit.presets import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.fidelity import ScoreName, proper_score
-from spanwise.measure import auroc, compare, ece
+from spanwise.measure import auroc, compare_arms, ece
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
@@ -161,7 +161,7 @@ def main() -> None:
             runs[arm][seed] = figures(trained, held_out, seed=1)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in runs[arm][seed].items() if not math.isnan(value))
             print(f"seed {seed}  {arm:8}  {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)
-    found = compare(runs, reference="blended" if "blended" in runs else None)
+    found = compare_arms(runs, reference="blended" if "blended" in runs else None)
     print(found.markdown(), *found.sentences(), sep="\n")
 
 

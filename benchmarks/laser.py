@@ -33,7 +33,7 @@ from transformers import TrainerCallback
 
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train.train import train
-from spanwise.measure import compare, ece, reliability
+from spanwise.measure import compare_arms, ece, reliability
 from spanwise.recipe import Recipe, load
 
 ARMS = ("outcome", "blended", "laser", "unbalanced", "both", "both_unbalanced")
@@ -101,7 +101,7 @@ def evaluated(arms: Sequence[str], seeds: Sequence[int], output: Path) -> dict[s
 
 def show(arms: Sequence[str], seeds: Sequence[int], output: Path) -> None:
     """The table of means with intervals over seeds, and differences to `outcome, spoken` paired by seed."""
-    found = compare(evaluated(arms, seeds, output), reference="outcome, spoken")
+    found = compare_arms(evaluated(arms, seeds, output), reference="outcome, spoken")
     differences = [d.sentence() for d in found.differences]
     print(found.markdown(), *differences, sep="\n")
     print("ECE of `laser, score` by seed, its weights undone:", mended(seeds, output))

@@ -20,6 +20,7 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 import skyrl_small as small  # noqa: E402
 import torch  # noqa: E402
+from agent_start import agent_start, draw_chains, held_out_chains  # noqa: E402
 from loguru import logger  # noqa: E402
 from skyrl.train.dataset import PromptDataset  # noqa: E402
 from skyrl.train.generators.base import GeneratorInterface  # noqa: E402
@@ -30,8 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from spanwise.credit.trajectories.turns import split_turns  # noqa: E402
 from spanwise.engines.play import play  # noqa: E402
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer  # noqa: E402
-from spanwise.tasks.agent import Episode, draw_chains, held_out_chains  # noqa: E402
-from spanwise.tasks.warm_start import warm_start  # noqa: E402
+from spanwise.tasks.agent import Episode  # noqa: E402
 
 TURN_TOKENS = 6
 FIELDS = ("prompt_token_ids", "response_ids", "loss_masks", "rewards")
@@ -80,7 +80,7 @@ def solved(model: Any, tokenizer: Any, *, samples: int) -> float:
 
 def trained(recipe: str, seed: int, given: argparse.Namespace, folder: Path) -> float:
     """Train one arm and evaluate it."""
-    start = str(warm_start("agent"))
+    start = str(agent_start())
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     model = AutoModelForCausalLM.from_pretrained(start)

@@ -24,6 +24,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # its notice about rollo
 
 import numpy as np
 import torch
+from agent_start import agent_start, draw_chains, held_out_chains
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
@@ -34,9 +35,8 @@ from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.turns import conversations
 from spanwise.engines.turns import turn_rows
-from spanwise.measure import compare
-from spanwise.tasks import warm_start
-from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, draw_chains, held_out_chains, right, solved
+from spanwise.measure import compare_arms
+from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, right, solved
 
 TURN_TOKENS = 6
 OUTCOME, OF_TURNS = Objective(solved, pays="turn", scope="rollout"), Objective(right, pays="turn", scope="turn")
@@ -81,7 +81,7 @@ class Watch(TrainerCallback):
 
 def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -> dict[str, Any]:
     """Train one arm with one seed and follow it on `chains`."""
-    start = warm_start("agent")
+    start = agent_start()
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     held_out = frozenset(chain.prompt for chain in held_out_chains())
     drawn = draw_chains(options.prompts * options.steps, rng=np.random.default_rng([seed, 1]), exclude=held_out)
@@ -122,7 +122,7 @@ def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -
 
 def signal(chains: list[Chain], *, group_size: int) -> None:
     """Before any training: how well the credit of a turn tells a right one from a wrong one."""
-    model, tokenizer = load_model(warm_start("agent"))
+    model, tokenizer = load_model(agent_start())
     torch.manual_seed(0)
     episodes = [Episode(chain.prompt) for chain in chains for _ in range(group_size)]
     played = play(model, tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
@@ -161,7 +161,7 @@ def show(found: list[dict[str, Any]], arms: list[str]) -> None:
             }
             for seed, curve in curves.items()
         }
-    compared = compare(runs)
+    compared = compare_arms(runs)
     for figure in ("solved", "solved, mean of the curve", "right"):
         print(f"\n{figure}")
         for arm in arms:

@@ -10,7 +10,7 @@ import torch
 
 from helpers import NAN
 from spanwise.fidelity.page import fidelity_report
-from spanwise.measure import compare, voting
+from spanwise.measure import compare_arms, voting
 from spanwise.report import TokenRow, TokenView, compare_report, credit_report, train_report, with_stop
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
@@ -60,7 +60,7 @@ def compare_page() -> str:
     }  # fmt: skip
     points = {seed: [{"step": 0, "ece": 0.5, "accuracy": 0.1}, {"step": 9, "ece": 0.25 - 0.01 * seed}] for seed in range(3)}
     return compare_report(
-        title="Two arms", recipe=RECIPE, comparison=compare(runs), curves={"blended": points, "outcome": points}
+        title="Two arms", recipe=RECIPE, comparison=compare_arms(runs), curves={"blended": points, "outcome": points}
     )
 
 

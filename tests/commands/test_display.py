@@ -9,7 +9,7 @@ from rich.console import Console
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.shared.display import figure_table, interval_table, vote_table
 from spanwise.commands.shared.samples import unmeasured
-from spanwise.measure import Interval, compare, voting
+from spanwise.measure import Interval, compare_arms, voting
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
 
@@ -32,7 +32,7 @@ def test_a_comparison_fits_whatever_the_terminal(width):
         arm: {s: dict.fromkeys(figures, v) | {"refusal_rate": 0.0} for s, v in seeds.items()}
         for arm, seeds in values.items()
     }
-    comparison = compare(runs)
+    comparison = compare_arms(runs)
     text = shown(*comparison_tables(comparison), width=width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width

@@ -19,7 +19,7 @@ from spanwise.commands.shared.display import figure_table, gain_table, interval_
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.why.why import _counts, _one, reasons
 from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
-from spanwise.measure import Interval, compare, curve_difference, voting
+from spanwise.measure import Interval, compare_arms, curve_difference, voting
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 WIDTHS = (60, 80, 200)
@@ -82,7 +82,7 @@ def test_compare(width):
         arm: {seed: {name: float(torch.rand((), generator=generator)) for name in FIGURES} for seed in range(3)}
         for arm in arms
     }
-    comparison = compare(found)
+    comparison = compare_arms(found)
     for thing in comparison_tables(comparison):
         if isinstance(thing, Fitted):
             check(thing.table, width, keep=thing.keep)

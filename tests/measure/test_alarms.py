@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.measure import CAUSES, SHOWN_BY, alarms, batch_alarms, compare
+from spanwise.measure import CAUSES, SHOWN_BY, alarms, batch_alarms, compare_arms
 
 #: An evaluation of a policy that is as it should be.
 GOOD = {
@@ -59,7 +59,7 @@ def test_batches_that_teach_nothing():
 def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     bad = {"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001}
     runs = {"good": {0: GOOD, 1: GOOD}, "scalar": {0: bad, 1: {**GOOD, "accuracy": 0.01}, 2: GOOD}}
-    found = compare(runs, figures=["accuracy", "ece"])
+    found = compare_arms(runs, figures=["accuracy", "ece"])
     assert {key: found.wrong.get(key) for key in found.cells} == {
         ("good", "accuracy"): None,
         ("good", "ece"): None,
@@ -71,7 +71,7 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     assert "!" not in good
     assert scalar.count(" ! |") == 2
     assert all("(scalar: most completions refuse to answer in 2 of 3 seeds)" in said for said in found.sentences())
-    assert compare({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
+    assert compare_arms({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
 
 
 def test_every_alarm_has_a_figure_that_shows_it_and_a_cause():

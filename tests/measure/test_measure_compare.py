@@ -10,7 +10,7 @@ from scipy import stats
 
 from helpers import NAN
 from spanwise.errors import RecipeError
-from spanwise.measure import compare, holm
+from spanwise.measure import compare_arms, holm
 
 
 def runs(**values):
@@ -20,7 +20,7 @@ def runs(**values):
 def test_cells_and_differences_against_scipy():
     rng = np.random.default_rng(0)
     a, b = rng.normal(0.1, 0.02, 6), rng.normal(0.12, 0.02, 6)
-    result = compare(runs(a=a.tolist(), b=b.tolist()))
+    result = compare_arms(runs(a=a.tolist(), b=b.tolist()))
     cell = result.cells["a", "ece"]
     low, high = stats.t.interval(0.95, 5, loc=a.mean(), scale=stats.sem(a))
     assert (cell.interval.value, cell.interval.low, cell.interval.high) == pytest.approx((a.mean(), low, high))
@@ -35,20 +35,20 @@ def test_cells_and_differences_against_scipy():
 
 def test_p_by_hand():
     # t = .2 / .1 = 2 of one degree of freedom, then .2 / (.1 / sqrt 3) = sqrt 12 of two.
-    (two,) = compare(runs(a=[0.5, 0.7], b=[0.4, 0.4])).differences
+    (two,) = compare_arms(runs(a=[0.5, 0.7], b=[0.4, 0.4])).differences
     assert two.p == pytest.approx(1 - 2 / math.pi * math.atan(2))
-    (three,) = compare(runs(a=[0.4, 0.4, 0.4], b=[0.5, 0.6, 0.7])).differences
+    (three,) = compare_arms(runs(a=[0.4, 0.4, 0.4], b=[0.5, 0.6, 0.7])).differences
     assert three.p == pytest.approx(1 - math.sqrt(12 / 14))
 
 
 def test_pairing_by_seed_finds_what_two_intervals_do_not():
     base = [0.10, 0.20, 0.30, 0.40]
-    result = compare(runs(a=base, b=[x + y for x, y in zip(base, (0.010, 0.011, 0.009, 0.010), strict=True)]))
+    result = compare_arms(runs(a=base, b=[x + y for x, y in zip(base, (0.010, 0.011, 0.009, 0.010), strict=True)]))
     assert result.cells["a", "ece"].interval.high > result.cells["b", "ece"].interval.low
     assert result.differences[0].verdict == "clear"
     # The same numbers under other seeds' names, in another order, give the same.
     named = {m: {9 - s: v for s, v in reversed(seeds.items())} for m, seeds in runs(a=base, b=base).items()}
-    assert compare(named).differences[0].verdict == "same"
+    assert compare_arms(named).differences[0].verdict == "same"
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -69,7 +69,7 @@ def test_holm_by_hand():
 
 
 def test_noise_is_called_noise():
-    result = compare(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
+    result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
     (sentence,) = result.sentences()
     assert "inside the noise; a difference of this size would need" in sentence
     assert result.summary() == "Beyond the noise: none of 1 differences; these runs do not order the methods."
@@ -79,11 +79,11 @@ def test_noise_is_called_noise():
 def test_many_pairs_make_a_difference_borderline():
     # a - b has p = .023 by itself; with the three pairs that a third method makes it is three times that.
     a, b, c = [0.10, 0.14, 0.12, 0.18], [0.13, 0.15, 0.14, 0.215], [0.11, 0.16, 0.09, 0.2]
-    alone = compare(runs(a=a, b=b)).differences[0]
+    alone = compare_arms(runs(a=a, b=b)).differences[0]
     assert alone.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert 0.01 < alone.p < 0.05
     assert alone.verdict == "clear"
-    among = compare(runs(a=a, b=b, c=c))
+    among = compare_arms(runs(a=a, b=b, c=c))
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
@@ -91,7 +91,7 @@ def test_many_pairs_make_a_difference_borderline():
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
     assert "would need" in first.sentence()
     # With a reference there are two pairs instead of three.
-    to_b = compare(runs(a=a, b=b, c=c), reference="b")
+    to_b = compare_arms(runs(a=a, b=b, c=c), reference="b")
     assert [(d.a, d.b) for d in to_b.differences] == [("a", "b"), ("c", "b")]
     assert to_b.differences[0].p_adjusted < first.p_adjusted
 
@@ -102,7 +102,7 @@ def test_false_alarms_stay_rare():
     alarms = 0
     for _ in range(25):
         table = {f"m{i}": rng.normal(size=5).tolist() for i in range(6)}
-        alarms += any(d.verdict == "clear" for d in compare(runs(**table)).differences)
+        alarms += any(d.verdict == "clear" for d in compare_arms(runs(**table)).differences)
     assert alarms <= 4
 
 
@@ -111,7 +111,7 @@ def test_missing_figures_leave_their_seed_out():
         "a": {0: {"auroc": 0.6, "ece": 0.1}, 1: {"auroc": None, "ece": 0.2}, 2: {"auroc": 0.8, "ece": 0.1}},
         "b": {0: {"auroc": NAN, "ece": 0.1}, 2: {"auroc": 0.7, "ece": 0.1}, 3: {"ece": 0.4}},
     }
-    result = compare(table)
+    result = compare_arms(table)
     assert result.figures == ("auroc", "ece")
     assert (result.cells["a", "auroc"].interval.count, result.cells["a", "auroc"].missing) == (2, 1)
     assert result.cells["a", "auroc"].interval.value == pytest.approx(0.7)
@@ -126,13 +126,13 @@ def test_missing_figures_leave_their_seed_out():
 
 
 def test_no_common_seed():
-    (d,) = compare({"a": {0: {"ece": 0.1}}, "b": {1: {"ece": 0.2}}}).differences
+    (d,) = compare_arms({"a": {0: {"ece": 0.1}}, "b": {1: {"ece": 0.2}}}).differences
     assert d.verdict == "unknown"
     assert d.sentence() == "ece of a minus b: 0 common seeds cannot tell a difference from noise."
 
 
 def test_the_table():
-    result = compare(
+    result = compare_arms(
         {
             "a": {0: {"ece": 0.1, "acc": 0.5}, 1: {"ece": 0.2, "acc": 0.5}},
             "b": {0: {"ece": 0.3, "acc": None}, 1: {"ece": 0.3}},
@@ -153,7 +153,7 @@ def test_the_table():
 @pytest.mark.parametrize(("seeds", "verdict"), [(2, "borderline"), (5, "borderline"), (8, "clear")])
 def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     # Shares of few completions move in steps, so that two seeds agree exactly by chance: 2^(1 - S), times two or three pairs.
-    result = compare(runs(a=[0.5] * seeds, b=[0.25] * seeds, c=[0.5] * seeds))
+    result = compare_arms(runs(a=[0.5] * seeds, b=[0.25] * seeds, c=[0.5] * seeds))
     assert {(d.a, d.b): d.verdict for d in result.differences} == {
         ("a", "b"): verdict,
         ("a", "c"): "same",
@@ -171,12 +171,12 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
 
 
 def test_rounding_is_no_difference():
-    (d,) = compare(runs(a=[0.1 + 0.2] * 6, b=[0.3] * 6)).differences
+    (d,) = compare_arms(runs(a=[0.1 + 0.2] * 6, b=[0.3] * 6)).differences
     assert d.verdict == "same"
 
 
 def test_seeds_needed_is_that_of_the_observed_difference():
-    result = compare(runs(a=[0.1, 0.2, 0.3, 0.2], b=[0.15, 0.15, 0.3, 0.3]))
+    result = compare_arms(runs(a=[0.1, 0.2, 0.3, 0.2], b=[0.15, 0.15, 0.3, 0.3]))
     (d,) = result.differences
     effect = abs(d.interval.value) / d.sd
     n = d.seeds_needed
@@ -190,10 +190,10 @@ def test_seeds_needed_is_that_of_the_observed_difference():
 
 def test_what_cannot_be_compared():
     with pytest.raises(RecipeError, match="nothing to compare"):
-        compare({})
+        compare_arms({})
     with pytest.raises(RecipeError, match="nothing to compare"):
-        compare({"a": {}})
+        compare_arms({"a": {}})
     with pytest.raises(RecipeError, match=r"There is no method 'bea'. Did you mean 'bae'"):
-        compare({"bae": {0: {"ece": 0.1}}}, reference="bea")
+        compare_arms({"bae": {0: {"ece": 0.1}}}, reference="bea")
     with pytest.raises(RecipeError, match=r"There is no figure 'eec'. Did you mean 'ece'"):
-        compare({"bae": {0: {"ece": 0.1}}}, figures=["eec"])
+        compare_arms({"bae": {0: {"ece": 0.1}}}, figures=["eec"])

@@ -1,7 +1,7 @@
 """No report is calm over a failure, and what cannot be measured says why."""
 
 from report_pages import RECIPE, Page, batch, start, train_page
-from spanwise.measure import compare
+from spanwise.measure import compare_arms
 from spanwise.report import compare_report
 
 COLLAPSED = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.001, "brier": 0.001, "auroc": None}
@@ -82,7 +82,7 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
         "blockwise": {s: {**good, "accuracy": 0.85 + s / 100, "ece": 0.05 + s / 100} for s in range(3)},
     }
     points = {arm: {s: [{"step": 0, **values}] for s, values in seeds.items()} for arm, seeds in runs.items()}
-    comparison = compare(runs, figures=["accuracy", "ece", "refusal_rate"])
+    comparison = compare_arms(runs, figures=["accuracy", "ece", "refusal_rate"])
     html = compare_report(title="Two arms", recipe=RECIPE, comparison=comparison, curves=points)
     page = Page(html)
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}

@@ -10,7 +10,7 @@ import yaml
 from helpers import NAN
 from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
 from spanwise.fidelity.page import fidelity_finding
-from spanwise.measure import Interval, compare
+from spanwise.measure import Interval, compare_arms
 from spanwise.report.findings import compare_finding, credit_finding, train_finding
 from spanwise.report.glossary import GLOSSARY
 from spanwise.report.page import CITE
@@ -96,7 +96,7 @@ def test_a_run_that_stopped_says_so():
 
 
 def arms(figure, **values):
-    return compare({arm: {seed: {figure: value} for seed, value in enumerate(found)} for arm, found in values.items()})
+    return compare_arms({arm: {seed: {figure: value} for seed, value in enumerate(found)} for arm, found in values.items()})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_comparison_says_which_way_and_what_is_noise(comparison, said):
 
 
 def test_no_arm_wins_by_a_figure_that_means_nothing():
-    comparison = compare({
+    comparison = compare_arms({
         "scalar": {s: FALLEN | {"ece": 0.001 + s / 1e5} for s in range(3)},
         "blockwise": {s: GOOD | {"accuracy": 0.85 + s / 100, "ece": 0.05 + s / 100} for s in range(3)},
     })  # fmt: skip

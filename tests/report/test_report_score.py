@@ -4,7 +4,7 @@ import torch
 
 from helpers import NAN, double
 from report_pages import Page, compare_page, start, train_page
-from spanwise.measure import compare, voting
+from spanwise.measure import compare_arms, voting
 from spanwise.report import compare_report
 
 CORRECT = double([1, 0, 0, 1, 1, 0, 0, 1])
@@ -57,7 +57,7 @@ def test_nothing_of_a_score_stands_where_there_is_none():
 def test_an_arm_with_a_score_beside_one_without():
     runs = {"with": {0: {"ece": 0.1, "laser_ece": 0.2}}, "without": {0: {"ece": 0.1}}}
     samples = {"with": columns(NOTHING), "without": {"confidence": SCORE, "correct": CORRECT}}
-    page = Page(compare_report(title="Two", recipe={}, comparison=compare(runs), curves={}, samples=samples))
+    page = Page(compare_report(title="Two", recipe={}, comparison=compare_arms(runs), curves={}, samples=samples))
     assert "with, by its score" in page.text
     assert "without, by its score" not in page.text
     assert "with: no confidence is stated: what weighs a vote is the score." not in page.text  # there are no votes

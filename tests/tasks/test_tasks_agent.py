@@ -6,25 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from spanwise.errors import DataError
-from spanwise.tasks import build_model, build_tokenizer, digits_task, warm_start
-from spanwise.tasks.agent import (
-    FEWEST,
-    MOST,
-    OPERATORS,
-    AgentNoise,
-    Chain,
-    Episode,
-    draw_chains,
-    held_out_chains,
-    noisy_talk,
-)
-from spanwise.tasks.traces import ALL_NOISE, trace_batch
-from spanwise.tasks.warm_start import shortened
-
-torch.set_num_threads(1)
+from spanwise.tasks.agent import Chain, Episode
 
 
 def say(digit) -> str:
@@ -41,7 +25,10 @@ def by_hand(start: int, steps: tuple[str, ...]) -> list[int]:
 
 
 def drawn(size: int = 300, seed: int = 0) -> list[Chain]:
-    return draw_chains(size, rng=np.random.default_rng(seed))
+    """Chains of 6 to 10 steps."""
+    rng = np.random.default_rng(seed)
+    steps = [[f"{rng.choice(list('+-*'))}{rng.integers(1, 10)}" for _ in range(rng.integers(6, 11))] for _ in range(size)]
+    return [Chain(int(rng.integers(10)), tuple(row)) for row in steps]
 
 
 def test_the_right_digits_are_those_a_person_reads() -> None:
@@ -119,70 +106,6 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
 def test_what_is_no_chain_is_refused(prompt) -> None:
     with pytest.raises(DataError, match="is no digit chain"):
         Chain.of(prompt)
-
-
-def test_drawn_chains_are_as_long_as_said_and_never_held_out() -> None:
-    held_out = frozenset(chain.prompt for chain in held_out_chains())
-    chains = draw_chains(3000, rng=np.random.default_rng(20_261), exclude=held_out)  # the seed of the held-out ones
-    assert not held_out & {chain.prompt for chain in chains}
-    assert {len(chain.steps) for chain in chains} == set(range(FEWEST, MOST + 1))
-    assert {step[0] for chain in chains for step in chain.steps} == set(OPERATORS)
-    assert [chain.prompt for chain in held_out_chains()] == [chain.prompt for chain in held_out_chains()]
-
-
-def test_noisy_talk_slips_as_often_as_said() -> None:
-    rng = np.random.default_rng(0)
-    turns = {operator: [] for operator in OPERATORS}
-    for chain in drawn(1500):
-        episode = Episode(chain.prompt)
-        for shown, reply in noisy_talk(chain, AgentNoise(slip=(0.0, 0.2, 0.5), refusal=0.0), rng=rng):
-            assert shown.endswith(f"{chain.steps[len(episode.said)]}=")
-            episode.reply(reply)
-            turns[chain.steps[len(episode.said) - 1][0]].append(episode.turn_reward)
-        assert episode.done
-    # A slip draws any digit, so one in ten is right all the same.
-    assert [np.mean(turns[operator]) for operator in OPERATORS] == pytest.approx([1.0, 0.82, 0.55], abs=0.03)
-
-
-def test_a_refusal_ends_the_talk() -> None:
-    talk = list(noisy_talk(drawn(1)[0], AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0), rng=np.random.default_rng(0)))
-    assert [reply for _, reply in talk] == ["<answer>?</answer>"]
-
-
-def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> None:
-    """One step on one batch, with the loss of every token written out."""
-    settings = shortened(1)
-    losses = []
-    folder = warm_start("agent", cache_folder=tmp_path, settings=settings, progress=lambda *step: losses.append(step[2]))
-    assert (folder / "model.safetensors").is_file()
-    assert len(losses) == 2  # without slips, then with them
-    tokenizer = build_tokenizer()
-    rng = np.random.default_rng([0, 0, list(ALL_NOISE).index("agent_early")])
-    ids_nt, width = trace_batch(tokenizer, settings.batch, part="agent_early", rng=rng)
-    with torch.no_grad():
-        logits_ntv = build_model(tokenizer, 0)(ids_nt).logits
-    per_token = []
-    for row, logits_tv in zip(ids_nt.tolist(), logits_ntv, strict=True):
-        for t in range(width, len(row)):
-            said = tokenizer.decode([row[t]])
-            if said in ("<answer>", "</answer>", "<eos>", *"0123456789"):
-                per_token.append(-logits_tv[t - 1].log_softmax(dim=0)[row[t]].item())
-    assert losses[0] == pytest.approx(np.mean(per_token), rel=1e-4)
-
-
-def test_the_start_of_conversations_is_no_start_for_whole_prompts() -> None:
-    with pytest.raises(DataError, match="asked step by step"):
-        digits_task("agent", train_size=1)
-
-
-def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain() -> None:
-    held_out = {chain.prompt for chain in held_out_chains()}
-    tokenizer, rng = build_tokenizer(), np.random.default_rng(20_261)  # the seed of the held-out chains
-    ids_nt, _ = trace_batch(tokenizer, 300, part="agent_early", rng=rng)
-    texts = tokenizer.batch_decode(ids_nt, skip_special_tokens=True)
-    asked = {re.sub(r"=|<answer>\d</answer>", "", text) + "=" for text in texts}
-    assert all(Chain.of(prompt) for prompt in asked)
-    assert not asked & held_out
 
 
 def test_the_environment_needs_no_torch() -> None:

@@ -26,7 +26,8 @@ from spanwise.tasks.digits_long import (
     long_traces,
     tables,
 )
-from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened, trace_batch
+from spanwise.tasks.stretches import COURSES
+from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
@@ -173,26 +174,27 @@ def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> N
 
 
 def test_finished_warm_starts_keep_their_cache() -> None:
-    names = {part: _folder_name(part, 0, WarmStartSettings()) for part in ("easy", "hard", "twice", "agent", "long")}
+    names = {
+        name: _folder_name(course, len(course.stretches) - 1, 0, WarmStartSettings()) for name, course in COURSES.items()
+    }
     assert names == {
         "easy": "digits-easy-0-ffa9c4402686",
         "hard": "digits-hard-0-fdae0b15b4a9",
         "twice": "digits-twice-0-edc41e500e19",
-        "agent": "digits-agent-0-2295b91365da",
         "long": "digits-long-0-fe51cfa0404c",
     }
 
 
-@pytest.mark.parametrize("part", ["long_early", "long"])
-def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(part) -> None:
-    tokenizer = build_tokenizer()
-    ids_nt, prompt_length = trace_batch(tokenizer, 600, part=part, rng=np.random.default_rng(0))
+@pytest.mark.parametrize("index", [1, 2])
+def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(index) -> None:
+    tokenizer, stretch = build_tokenizer(), COURSES["long"].stretches[index]
+    ids_nt, prompt_length = stretch.batch(tokenizer, 600, np.random.default_rng(0))
     assert (len(ids_nt), prompt_length) == (300, 18)
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     assert not {text[: text.index("=") + 1] for text in texts} & held_out_long_prompts()
     lines = [line for text in texts for line in LINE.findall(text[text.index("=") + 1 :])]
     wrong = [line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == "+" and not line[5]]
-    assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[part].slip[0], abs=0.02)
+    assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[stretch.name].slip[0], abs=0.02)
 
 
 def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:

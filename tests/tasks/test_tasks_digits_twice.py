@@ -15,7 +15,8 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
 from spanwise.tasks.digits import Problems, draw_problems, held_out_prompts
 from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, twice_traces
-from spanwise.tasks.warm_start import shortened, trace_batch
+from spanwise.tasks.stretches import COURSES
+from spanwise.tasks.warm_start import shortened
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")
@@ -113,10 +114,10 @@ def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> N
     assert steps == [(1, 3), (2, 3), (3, 3)]  # the early part came from the cache
 
 
-@pytest.mark.parametrize("part", ["twice_early", "twice"])
-def test_batches_hold_traces_of_two_attempts(part) -> None:
+@pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
+def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     tokenizer = build_tokenizer()
-    ids_nt, prompt_length = trace_batch(tokenizer, 600, part=part, rng=np.random.default_rng(0))
+    ids_nt, prompt_length = COURSES["twice"].stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
     assert prompt_length == 8
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
@@ -126,7 +127,6 @@ def test_batches_hold_traces_of_two_attempts(part) -> None:
     # a reflection that says something has a digit for every step
     lengths = [len(re.findall(r"[-+*~]", prompt)) for prompt in prompts]
     assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(found, lengths, strict=True))
-    share = {"twice_early": 0.2, "twice": 0.85}[part]
     assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(share, abs=0.06)
 
 

@@ -23,7 +23,7 @@ from spanwise.tasks.fields import (
     held_out_field_prompts,
     values_of,
 )
-from spanwise.tasks.traces import trace_batch
+from spanwise.tasks.stretches import fields_course
 from spanwise.tasks.warm_start import _folder_name, shortened
 
 PROMPT = "9_0_4_3_3_8_7_1_="
@@ -81,7 +81,7 @@ def test_a_value_that_leaves_its_rule_is_what_later_fields_go_on_from() -> None:
 def test_traces_follow_the_rules_as_often_as_the_noise_says() -> None:
     fields, rng = Fields("independent", 4), np.random.default_rng(1)
     problems = draw_field_problems(8000, "independent", rng=rng)
-    traces = field_traces(problems, fields, FieldsNoise(right=(0.5, 1.0), astray=0.0), rng=rng)
+    traces = field_traces(problems, FieldsNoise(right=(0.5, 1.0), astray=0.0), fields=fields, rng=rng)
     values = np.array([list(json.loads(trace).values()) for trace in traces])
     share = (values == values_of(problems, fields)).mean(axis=0)
     assert share == pytest.approx([0.55, 0.1, 0.55, 1.0], abs=0.02)  # b is a guess, whatever the noise says
@@ -104,7 +104,7 @@ def test_held_out_prompts_are_different_and_excluded(kind) -> None:
 
 def test_batches_of_the_warm_start_hold_no_held_out_prompt() -> None:
     tokenizer, fields, rng = build_fields_tokenizer(), Fields("chain", 3), np.random.default_rng(20_263)
-    ids_nt, prompt_length = trace_batch(tokenizer, 1000, part="fields", rng=rng, fields=fields)
+    ids_nt, prompt_length = fields_course(fields).stretches[1].batch(tokenizer, 1000, rng)
     assert (tuple(ids_nt.shape), prompt_length) == ((1000, 17 + fields.longest), 17)
     prompts = tokenizer.batch_decode(ids_nt[:, :prompt_length])
     assert not set(prompts) & held_out_field_prompts("chain")
@@ -121,7 +121,7 @@ def test_every_kind_and_number_has_a_warm_start_of_its_own(tmp_path) -> None:
     assert again == folder
     assert not steps
     assert json.loads((folder / "warm_start.json").read_text())["fields"] == {"kind": "chain", "count": 2}
-    names = {_folder_name("fields", 0, settings, one) for one in (fields, Fields("chain", 3), Fields("total", 2))}
+    names = {_folder_name(fields_course(one), 1, 0, settings) for one in (fields, Fields("chain", 3), Fields("total", 2))}
     assert len(names) == 3
     assert folder.name in names
 
@@ -158,5 +158,7 @@ def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
 def test_what_goes_astray_is_the_digit_four_places_on() -> None:
     always = FieldsNoise(right=(1.0,), astray=1.0)
     rng = np.random.default_rng(0)
-    assert field_traces(ONE, Fields("independent", 3), always, rng=rng) == ['{"a": 3, "b": 8, "c": 7}']  # d_4, d_5, d_6
-    assert field_traces(ONE, Fields("chain", 3), always, rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain
+    assert field_traces(ONE, always, fields=Fields("independent", 3), rng=rng) == [
+        '{"a": 3, "b": 8, "c": 7}'
+    ]  # d_4, d_5, d_6
+    assert field_traces(ONE, always, fields=Fields("chain", 3), rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain

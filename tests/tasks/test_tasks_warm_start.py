@@ -19,7 +19,7 @@ from spanwise.tasks import (
     held_out_problems,
     warm_start,
 )
-from spanwise.tasks.warm_start import trace_batch
+from spanwise.tasks.stretches import COURSES
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -127,7 +127,7 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
 
 def test_batches_hold_whole_traces_of_prompts_that_are_not_held_out() -> None:
     tokenizer, held = build_tokenizer(), set(held_out_problems().prompts)
-    ids_nt, prompt_length = trace_batch(tokenizer, 600, part="easy", rng=np.random.default_rng(0))
+    ids_nt, prompt_length = COURSES["easy"].stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
     assert prompt_length == 8
     for ids, text in zip(ids_nt.tolist(), tokenizer.batch_decode(ids_nt[:, :8]), strict=True):
         assert text[-1] == "="

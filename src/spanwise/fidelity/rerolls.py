@@ -35,21 +35,13 @@ Prefix = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FirstBlocks:
-    """First blocks of N completions.
-
-    Attributes:
-        prompt_n: the prompt of each completion.
-        heads: the token ids of each completion's prompt.
-        ids_nt: the tokens of the completions, as far as the longest first block.
-        mask_nt: the trainable tokens of the first block.
-        reward_n: whether the block is right; NaN where the completion has none.
-    """
+    """First blocks of N completions."""
 
     prompt_n: Int[Tensor, " n"]
-    heads: Sequence[Sequence[int]]
-    ids_nt: Int[Tensor, "n t"]
-    mask_nt: Bool[Tensor, "n t"]
-    reward_n: Float[Tensor, " n"]
+    heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
+    ids_nt: Int[Tensor, "n t"]  # as far as the longest first block
+    mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
+    reward_n: Float[Tensor, " n"]  # whether the block is right; NaN where the completion has none
 
     def take(self, rows: slice) -> FirstBlocks:
         """Some of the completions."""
@@ -70,20 +62,13 @@ class FirstBlocks:
 
 @dataclass(frozen=True)
 class Roller:
-    """What samples completions of a task, goes on from the middle of them, and judges their first blocks.
-
-    Attributes:
-        model, tokenizer: as `from_pretrained` gives them.
-        task: whose first block is judged by its answer.
-        temperature: of sampling.
-        limit: the longest completion, in tokens.
-    """
+    """What samples completions of a task, goes on from the middle of them, and judges their first blocks by the answer."""
 
     model: Any
     tokenizer: Any
     task: Task
     temperature: float
-    limit: int
+    limit: int  # the longest completion, in tokens
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -25,16 +25,14 @@ from spanwise.measure.alarms import (
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
-from spanwise.measure.compare import Cell, Comparison, Difference, compare, holm
+from spanwise.measure.compare import ArmComparison, Cell, Difference, compare_arms, holm
 from spanwise.measure.ece_interval import Reports, ece_difference, ece_interval
 from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
-from spanwise.measure.parts import own_advantage, to_go_advantage
 from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
 from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
 from spanwise.measure.weighted import (
     weighted_auroc,
     weighted_brier,
-    weighted_correlation,
     weighted_ece,
     weighted_gaps,
     weighted_mean,
@@ -47,10 +45,10 @@ __all__ = [
     "LASER",
     "LASER_FIGURES",
     "SHOWN_BY",
+    "ArmComparison",
     "BinScheme",
     "BrierParts",
     "Cell",
-    "Comparison",
     "CriticError",
     "Curve",
     "Difference",
@@ -67,7 +65,7 @@ __all__ = [
     "bootstrap",
     "brier",
     "brier_parts",
-    "compare",
+    "compare_arms",
     "critic_alarms",
     "critic_error",
     "critic_streams",
@@ -81,7 +79,6 @@ __all__ = [
     "holm",
     "mean_interval",
     "on_rows",
-    "own_advantage",
     "paired_bootstrap",
     "pass_at_k",
     "prompt_index",
@@ -90,11 +87,9 @@ __all__ = [
     "sem",
     "sharpness",
     "t_power",
-    "to_go_advantage",
     "voting",
     "weighted_auroc",
     "weighted_brier",
-    "weighted_correlation",
     "weighted_ece",
     "weighted_gaps",
     "weighted_mean",

@@ -35,7 +35,7 @@ class Cell:
         missing: seeds in which the figure does not exist.
 
     Example:
-        >>> found = compare({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
+        >>> found = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
         >>> round(found.cells["a", "ece"].interval.value, 2), found.cells["a", "ece"].missing
         (0.15, 0)
     """
@@ -61,7 +61,7 @@ class Difference:
 
     Example:
         >>> ece = {"a": [0.07, 0.06, 0.08], "b": [0.13, 0.12, 0.14]}
-        >>> found = compare({name: {seed: {"ece": value} for seed, value in enumerate(values)} for name, values in ece.items()})
+        >>> found = compare_arms({name: {s: {"ece": v} for s, v in enumerate(values)} for name, values in ece.items()})
         >>> (one,) = found.differences
         >>> one.a, one.b, round(one.interval.value, 2)
         ('a', 'b', -0.06)
@@ -95,7 +95,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ArmComparison:
     """The table of a comparison.
 
     Attributes:
@@ -106,7 +106,7 @@ class Comparison:
         wrong: by (method, figure), what is wrong with that figure in at least one seed (`measure.alarms`).
 
     Example:
-        >>> found = compare({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
+        >>> found = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
         >>> found.methods, found.figures
         (('a', 'b'), ('ece',))
     """
@@ -169,14 +169,14 @@ class Comparison:
         )
 
 
-def compare(
+def compare_arms(
     runs: Runs,
     *,
     figures: Sequence[str] | None = None,
     reference: str | None = None,
     level: float = 0.95,
     power: float = 0.8,
-) -> Comparison:
+) -> ArmComparison:
     r"""Compare methods over seeds.
 
     Equation
@@ -200,7 +200,7 @@ def compare(
 
     Example:
         >>> ece = {"a": [.071, .066, .078, .069], "b": [.128, .121, .133, .130], "c": [.087, .060, .099, .071]}
-        >>> result = compare({method: {s: {"ece": v} for s, v in enumerate(values)} for method, values in ece.items()})
+        >>> result = compare_arms({method: {s: {"ece": v} for s, v in enumerate(values)} for method, values in ece.items()})
         >>> for sentence in result.sentences():
         ...     print(sentence)
         ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
@@ -220,7 +220,7 @@ def compare(
     pairs = combinations(runs, 2) if reference is None else ((m, reference) for m in runs if m != reference)
     listed = list(pairs)
     differences = [d for figure in chosen for d in _differences(runs, figure, listed, level, power)]
-    return Comparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
+    return ArmComparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -125,13 +125,7 @@ def ece_difference(
 def gaps_interval(
     gaps: Weighted, prompts: Prompts, *, minus: bool = False, resamples: int, level: float, seed: int
 ) -> Interval:
-    """Interval of the sum of the sizes of gaps.
-
-    Args:
-        gaps: from weights (R, N) to gaps (R, B).
-        prompts, resamples, level, seed: see `bootstrap`.
-        minus: the sizes of the second half of the gaps are subtracted.
-    """
+    """Interval of the sum of the sizes of gaps; with `minus`, those of the second half of the gaps are subtracted."""
     check_level(level)
     gap_b, gap_rb, count = resampled(gaps, prompts, resamples=resamples, seed=seed)
     side_b = torch.ones_like(gap_b)
@@ -150,15 +144,7 @@ def gaps_interval(
 def bounds(
     gap_b: Float[Tensor, " b"], noise_rb: Float[Tensor, "r b"], side_b: Float[Tensor, " b"], *, count: int, level: float
 ) -> tuple[float, float]:
-    """The bounds of `ece_interval`.
-
-    Args:
-        gap_b: the gaps of the bins.
-        noise_rb: resampled gaps minus gaps.
-        side_b: 1, or -1 where the size of a gap is subtracted.
-        count: of prompts.
-        level: of the interval.
-    """
+    """The bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where the size of a gap is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)

@@ -25,22 +25,6 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
     return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
 
 
-def weighted_correlation(
-    left_n: Float[Tensor, " n"], right_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
-) -> Float[Tensor, " r"]:
-    """Pearson's correlation under each row of weights; NaN where a column does not vary.
-
-    >>> weighted_correlation(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([3.0, 1.0, 0.0]), torch.tensor([[1.0, 1.0, 0.0]]))
-    tensor([-1.], dtype=torch.float64)
-    """
-    weight_rn = weight_rn.double() / weight_rn.double().sum(dim=1, keepdim=True)
-    gap_rn, other_rn = (x.cpu().double() - (weight_rn @ x.cpu().double())[:, None] for x in (left_n, right_n))
-    var_r, other_r = ((weight_rn * gap.square()).sum(dim=1) for gap in (gap_rn, other_rn))
-    both_r = (weight_rn * gap_rn * other_rn).sum(dim=1)
-    varies_r = (var_r > 1e-24) & (other_r > 1e-24)
-    return torch.where(varies_r, both_r / torch.where(varies_r, var_r * other_r, 1.0).sqrt(), torch.nan)
-
-
 def weighted_brier(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:

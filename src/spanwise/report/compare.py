@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import CAUSES, Comparison, Curve, Difference
+from spanwise.measure import CAUSES, ArmComparison, Curve, Difference
 from spanwise.report.charts import curves, forest
 from spanwise.report.findings import compare_finding
 from spanwise.report.page import Headline, Panel, Section, render
@@ -21,7 +21,7 @@ def compare_report(
     *,
     title: str,
     recipe: Mapping[str, Any],
-    comparison: Comparison,
+    comparison: ArmComparison,
     curves: Mapping[str, Seeds],
     samples: Mapping[str, Mapping[str, Tensor]] | None = None,
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
@@ -39,8 +39,8 @@ def compare_report(
         command: how to run it again.
 
     Example:
-        >>> from spanwise.measure import compare
-        >>> result = compare({"bae": {0: {"ece": .1}, 1: {"ece": .2}}, "grpo": {0: {"ece": .1}}})
+        >>> from spanwise.measure import compare_arms
+        >>> result = compare_arms({"bae": {0: {"ece": .1}, 1: {"ece": .2}}, "grpo": {0: {"ece": .1}}})
         >>> page = compare_report(title="Two arms", recipe={}, comparison=result, curves={})
         >>> "0.150 ± 0.635" in page, "0.100 (n=1)" in page
         (True, True)
@@ -104,7 +104,7 @@ def compare_report(
     )
 
 
-def _warnings(comparison: Comparison) -> list[str]:
+def _warnings(comparison: ArmComparison) -> list[str]:
     """What is wrong with which arm, what usually causes it, and arms that are not there at all."""
     said = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
@@ -125,7 +125,7 @@ def _votes_by_score(samples: Mapping[str, Mapping[str, Tensor]]) -> str:
     return f"{', '.join(arms)}: {VOTES_BY_SCORE[0].lower()}{VOTES_BY_SCORE[1:]}" if arms else ""
 
 
-def _best(comparison: Comparison) -> list[Headline]:
+def _best(comparison: ArmComparison) -> list[Headline]:
     """The arms that no difference puts behind another one, for the two figures of a calibrated policy."""
     made = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
@@ -143,7 +143,7 @@ def _best(comparison: Comparison) -> list[Headline]:
     return made
 
 
-def _table(comparison: Comparison, most: int) -> list[Row]:
+def _table(comparison: ArmComparison, most: int) -> list[Row]:
     """A row per arm; a figure that exists in no seed is None."""
     rows = []
     for arm in comparison.methods:
@@ -158,7 +158,7 @@ def _table(comparison: Comparison, most: int) -> list[Row]:
     return rows
 
 
-def _forests(comparison: Comparison) -> list[Panel]:
+def _forests(comparison: ArmComparison) -> list[Panel]:
     panels = []
     for figure in comparison.figures:
         found = [d for d in comparison.differences if d.figure == figure]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spanwise.measure import CALIBRATION, LASER_FIGURES, Comparison, Difference, Interval, alarms
+from spanwise.measure import CALIBRATION, LASER_FIGURES, ArmComparison, Difference, Interval, alarms
 from spanwise.report.rows import STOP, figure, figure_name, percent
 
 Lines = Sequence[Mapping[str, Any]]
@@ -98,18 +98,18 @@ def _of_rewards(rewards: Mapping[str, tuple[float | None, float | None]]) -> str
     return f" Mean rewards in the last batch: {', '.join(said)}." if said else ""
 
 
-def compare_finding(comparison: Comparison) -> str:
+def compare_finding(comparison: ArmComparison) -> str:
     """Which arm is better in what by how much, which differences are noise, and what must not be read at all.
 
     Accuracy and ECE speak, where there are any; else the first two figures. No arm is called better by a figure that means nothing,
     because an arm refuses to answer or always says the same.
 
     Example:
-        >>> from spanwise.measure import compare
+        >>> from spanwise.measure import compare_arms
         >>> seeds = {"bae": [0.8, 0.85, 0.81, 0.82], "rlcr": [0.6, 0.64, 0.62, 0.6]}
-        >>> print(compare_finding(compare({arm: {s: {"accuracy": v} for s, v in enumerate(vs)} for arm, vs in seeds.items()})))
+        >>> print(compare_finding(compare_arms({arm: {s: {"accuracy": v} for s, v in enumerate(vs)} for arm, vs in seeds.items()})))
         bae is better than rlcr in accuracy by 0.205 [0.184, 0.226] over 4 seeds.
-        >>> print(compare_finding(compare({"bae": {0: {"ece": 0.1}}, "rlcr": {0: {"ece": 0.2}}})))
+        >>> print(compare_finding(compare_arms({"bae": {0: {"ece": 0.1}}, "rlcr": {0: {"ece": 0.2}}})))
         In ECE nothing can be said: one common seed cannot tell a difference from noise.
     """
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
@@ -123,7 +123,7 @@ def compare_finding(comparison: Comparison) -> str:
     )
 
 
-def _of_figure(comparison: Comparison, name: str) -> str:
+def _of_figure(comparison: ArmComparison, name: str) -> str:
     found = [d for d in comparison.differences if d.figure == name]
     hollow = [d for d in found if _hollow(comparison, d)]
     solid = [d for d in found if d not in hollow]
@@ -140,7 +140,7 @@ def _of_figure(comparison: Comparison, name: str) -> str:
     return " ".join([*said, _undecided(called, solid)])
 
 
-def _hollow(comparison: Comparison, d: Difference) -> bool:
+def _hollow(comparison: ArmComparison, d: Difference) -> bool:
     """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
     why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *LASER_FIGURES) or said.startswith("most answers could not") for said in why)

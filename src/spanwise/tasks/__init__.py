@@ -7,12 +7,12 @@ from spanwise.tasks.digits_long import LONG_LAYOUT
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
 from spanwise.tasks.fields import Fields, held_out_field_problems
 from spanwise.tasks.hub import LAYOUTS, load_task
-from spanwise.tasks.task import Task, digits_task, fields_task
+from spanwise.tasks.task import CHAIN_LAYOUTS, Task, digits_task, fields_task
 from spanwise.tasks.tiny import build_fields_tokenizer, build_model, build_tokenizer
 from spanwise.tasks.warm_cache import default_cache_folder
 from spanwise.tasks.warm_start import Phase, Start, WarmStartSettings, warm_start
 
-_LAYOUTS = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "digits_long": LONG_LAYOUT, **LAYOUTS}
+_LAYOUTS = {**CHAIN_LAYOUTS, **LAYOUTS}
 
 
 def task_layout(recipe: Recipe) -> Layout:
@@ -30,25 +30,7 @@ def task_layout(recipe: Recipe) -> Layout:
 
 
 __all__ = [
-    "DIGITS_LAYOUT",
-    "LONG_LAYOUT",
-    "TWICE_LAYOUT",
-    "Difficulty",
-    "Fields",
-    "Phase",
-    "Start",
-    "Task",
-    "WarmStartSettings",
-    "build_fields_tokenizer",
-    "build_model",
-    "build_tokenizer",
-    "default_cache_folder",
-    "digits_task",
-    "fields_task",
-    "held_out_field_problems",
-    "held_out_problems",
-    "is_refusal",
-    "load_task",
-    "task_layout",
-    "warm_start",
-]
+    "DIGITS_LAYOUT", "LONG_LAYOUT", "TWICE_LAYOUT", "Difficulty", "Fields", "Phase", "Start", "Task", "WarmStartSettings",
+    "build_fields_tokenizer", "build_model", "build_tokenizer", "default_cache_folder", "digits_task", "fields_task",
+    "held_out_field_problems", "held_out_problems", "is_refusal", "load_task", "task_layout", "warm_start",
+]  # fmt: skip

@@ -13,54 +13,29 @@ Nothing here needs torch: any trainer that can hold a conversation can play it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
 
-OPERATORS = "+-*"
-AgentPart = Literal["agent_early", "agent"]
-#: The turns of an episode that is not broken off.
-FEWEST, MOST = 6, 10
 #: The one block of a turn.
 AGENT_LAYOUT = Layout({"turn": ["answer"]})
 _PROMPT = re.compile(r"(\d)((?:[-+*][1-9])+)=")
 _DIGIT = re.compile(r"<answer>(\d)</answer>")
-_HELD_OUT, _HELD_OUT_SEED = 256, 20_261
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A hidden chain.
-
-    Args:
-        start: the first digit.
-        steps: an operator and an operand each.
-
-    Example:
-        >>> chain = Chain(7, ("+3", "*4", "-2"))
-        >>> chain.prompt, chain.digits
-        ('7+3*4-2=', (0, 0, 8))
-    """
+    """A hidden chain."""
 
     start: int
     steps: tuple[str, ...]
 
     @staticmethod
     def of(prompt: str) -> Chain:
-        """The chain that a prompt names.
-
-        Raises:
-            DataError: it names none.
-
-        Example:
-            >>> Chain.of("7+3*4=")
-            Chain(start=7, steps=('+3', '*4'))
-        """
+        """The chain that a prompt names."""
         found = _PROMPT.fullmatch(prompt)
         if found is None:
             raise DataError(f"{prompt!r} is no digit chain; write a digit, steps such as +3 or *4, and '=': '7+3*4='.")
@@ -151,14 +126,7 @@ class Episode:
         return [{"anchor": anchor, "right": right, "solved": float(self.solved)} for anchor, right in pairs]
 
     def reply(self, text: str) -> str | None:
-        """Take the agent's turn and answer with the next step; None where the episode is over.
-
-        Args:
-            text: the whole turn, without special tokens.
-
-        Raises:
-            DataError: it was over before.
-        """
+        """Take the agent's turn and answer with the next step; None where the episode is over."""
         if self.done:
             raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.said)} turns.")
         turn = len(self.said)
@@ -170,80 +138,6 @@ class Episode:
         self.turn_rewards.append(float(digit == taken(before, self.chain.steps[turn])))
         self.said.append(digit)
         return None if self.done else f"{self.chain.steps[turn + 1]}="
-
-
-def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset()) -> list[Chain]:
-    """Draw random chains: 6 to 10 steps, operators, operands 1 to 9 and start digits all uniform.
-
-    Args:
-        size: how many; the same one may come twice.
-        rng: the source of randomness; the same state gives the same chains.
-        exclude: prompts that must not appear; such draws are drawn again.
-
-    Raises:
-        DataError: `size` is below 1.
-
-    Example:
-        >>> all(6 <= len(chain.steps) <= 10 for chain in draw_chains(50, rng=np.random.default_rng(0)))
-        True
-    """
-    if size < 1:
-        raise DataError(f"Cannot draw {size} chains; ask for at least 1.")
-    chains: list[Chain] = []
-    while len(chains) < size:
-        steps = rng.integers(FEWEST, MOST + 1)
-        drawn = zip(rng.choice(list(OPERATORS), steps).tolist(), rng.integers(1, 10, steps).tolist(), strict=True)
-        chain = Chain(int(rng.integers(10)), tuple(f"{operator}{operand}" for operator, operand in drawn))
-        if chain.prompt not in exclude:
-            chains.append(chain)
-    return chains
-
-
-def held_out_chains() -> list[Chain]:
-    """The 256 evaluation chains; no warm start and no training set contains one of them.
-
-    >>> len(held_out_chains())
-    256
-    """
-    return draw_chains(_HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED))
-
-
-@dataclass(frozen=True)
-class AgentNoise:
-    """How often the replies of a warm start go wrong.
-
-    Args:
-        slip: probability that a reply is a random digit, by operator in the order of `OPERATORS`.
-        refusal: probability that a reply is `?`, which ends the episode.
-    """
-
-    slip: tuple[float, float, float]
-    refusal: float
-
-
-AGENT_NOISE: dict[AgentPart, AgentNoise] = {
-    "agent_early": AgentNoise(slip=(0.0, 0.0, 0.0), refusal=0.0),
-    "agent": AgentNoise(slip=(0.15, 0.25, 0.45), refusal=0.02),
-}
-
-
-def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> Iterable[tuple[str, str]]:
-    """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied.
-
-    Example:
-        >>> list(noisy_talk(Chain(7, ("+3", "*4")), AGENT_NOISE["agent_early"], rng=np.random.default_rng(0)))
-        [('7+3=', '<answer>0</answer>'), ('*4=', '<answer>0</answer>')]
-    """
-    episode = Episode(chain.prompt)
-    shown: str | None = episode.opening
-    while shown is not None:
-        turn = len(episode.said)
-        before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
-        assert before is not None, "a reply that is no digit ends the episode"
-        slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
-        answer = "?" if refuses else str(rng.integers(10)) if slips else str(taken(before, step))
-        yield shown, f"<answer>{answer}</answer>"
-        shown = episode.reply(f"<answer>{answer}</answer>")
 
 
 def right(right: Iterable[float]) -> list[float]:

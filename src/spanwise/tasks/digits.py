@@ -34,10 +34,10 @@ _RISKY = "*~"
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
-AnyProblems = TypeVar("AnyProblems", bound="Columns")
+AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
 
 
-class Columns:
+class EmbeddedProblems:
     """N problems of an embedded task: a dataclass whose fields are arrays of N rows each."""
 
     def __len__(self) -> int:
@@ -55,22 +55,14 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Problems(Columns):
-    """N problems as arrays; steps from `length_n` on are fillers.
+class Problems(EmbeddedProblems):
+    """N problems as arrays; steps from `length_n` on are fillers."""
 
-    Attributes:
-        start_n: the first digit.
-        length_n: the number of steps, 1..6.
-        operator_ns: index into `OPERATORS`.
-        operand_ns: 1..9.
-        plus_n: whether the smudged operators of this prompt are pluses (otherwise minuses); or of each step, (n, s).
-    """
-
-    start_n: Int[np.ndarray, " n"]
-    length_n: Int[np.ndarray, " n"]
-    operator_ns: Int[np.ndarray, "n s"]
+    start_n: Int[np.ndarray, " n"]  # the first digit
+    length_n: Int[np.ndarray, " n"]  # the number of steps
+    operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether smudges are pluses, in each prompt or each step
 
     @property
     def items(self) -> list[list[str]]:
@@ -93,45 +85,23 @@ class Problems(Columns):
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often, and how, a warm-start trace goes wrong.
+    """How often, and how, a warm-start trace goes wrong."""
 
-    Args:
-        slip: probability that a step's digit is replaced by a random one, by operator in the order of `OPERATORS`.
-        refusal: share of traces that do not solve at all: `<reasoning></reasoning><answer>?</answer>`.
-        refusal_confidence: the confidences a refusal draws from; empty: the same rule as for every other trace.
-        power, spread: confidence = round(clip(p_true**power + N(0, spread)), 1), over-confident and weakly informative.
-    """
-
-    slip: tuple[float, float, float, float]
-    refusal: float
-    refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5
+    slip: tuple[float, float, float, float]  # a step's digit becomes a random one, by operator in the order of `OPERATORS`
+    refusal: float  # no solution at all: `<reasoning></reasoning><answer>?</answer>`
+    refusal_confidence: tuple[float, ...] = ()  # what a refusal draws from; empty: the same rule as for every other trace
+    power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
 
 
-NOISE: dict[Difficulty, TraceNoise] = {
+NOISE: dict[str, TraceNoise] = {
     "easy": TraceNoise(slip=(0.03, 0.08, 0.20, 0.05), refusal=0.05),
     "hard": TraceNoise(slip=(0.15, 0.25, 0.45, 0.20), refusal=0.10, refusal_confidence=(0.0, 0.1, 0.2)),
 }
 
 
 def draw_problems(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False) -> Problems:
-    """Draw random problems: k uniform in 1..6, operators by `OPERATOR_SHARE`, everything else uniform.
-
-    Args:
-        size: how many.
-        rng: the source of randomness; the same state gives the same problems.
-        exclude: prompt texts that must not appear; such draws are drawn again.
-        unique: whether no prompt may appear twice.
-
-    Raises:
-        DataError: `size` is below 1.
-
-    Example:
-        >>> problems = draw_problems(3, rng=np.random.default_rng(0))
-        >>> [len(p.replace("_", "")) == 2 * k + 2 for p, k in zip(problems.prompts, problems.length_n.tolist())]
-        [True, True, True]
-    """
+    """Draw random problems: k uniform in 1..6, operators by `OPERATOR_SHARE`, everything else uniform."""
     return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
 
 
@@ -189,24 +159,7 @@ def held_out_prompts() -> frozenset[str]:
 def run_chain(
     problems: Problems, *, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """The digit after every step; a slip replaces it and the chain goes on from the wrong digit.
-
-    Args:
-        problems: N problems of S steps.
-        slip_ns: where the step goes wrong.
-        slipped_ns: the digit it then gives.
-
-    Returns:
-        Digits 0..9. Fillers repeat the digit before them, so the last column is always the answer.
-
-    Example:
-        >>> two = Problems(*map(np.array, ([7], [3], [[0, 2, 3, 0, 0, 0]], [[3, 4, 2, 1, 1, 1]], [False])))
-        >>> two.prompts, two.answers
-        (['7+3*4~2___='], ['8'])
-        >>> slip_ns = np.array([[True] + [False] * 5])
-        >>> run_chain(two, slip_ns=slip_ns, slipped_ns=np.full((1, 6), 5)).tolist()
-        [[5, 0, 8, 8, 8, 8]]
-    """
+    """The digit after every step; a slip replaces it and the chain goes on from the wrong digit."""
     digit_n, columns = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -221,16 +174,7 @@ def run_chain(
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """p_true: the product over steps of the probability that a model that copies the noisy traces gets the step right.
-
-    A step that slips with probability e is still right one time in ten: 1 - 0.9 e. A smudged step also needs a sampled sign
-    that agrees with the hidden one: 0.7**2 + 0.3**2 = 0.58. Wrong digits that happen to be repaired later are left out.
-
-    Example:
-        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
-        >>> success_probability(one, NOISE["easy"]).round(5).tolist()  # (1 - .9 * .03) * (1 - .9 * .20)
-        [0.79786]
-    """
+    """p_true: the product over steps of the probability that a model that copies the noisy traces gets the step right."""
     agree = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     by_operator_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, agree])
     used_ns = np.arange(STEPS) < problems.length_n[:, None]
@@ -238,16 +182,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: reasoning with slips, answer, the risky steps copied, a confidence.
-
-    The end-of-sequence token is not part of the text.
-
-    Example:
-        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
-        >>> exact = TraceNoise(slip=(0.0, 0.0, 0.0, 0.0), refusal=0.0, power=0.0, spread=0.0)
-        >>> noisy_traces(one, exact, rng=np.random.default_rng(0))[0]
-        '<reasoning>00</reasoning><answer>0</answer><analysis>*4</analysis><confidence>1.0</confidence>'
-    """
+    """The completions the warm start imitates: reasoning with slips, answer, the risky steps copied, a confidence."""
     size = len(problems)
     slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
     digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from spanwise.layout import Layout
 from spanwise.tasks.agent import taken
 from spanwise.tasks.digits import FILLER, HELD_OUT, OPERATORS, Problems, draw_until, first_of
 
-LongPart = Literal["long_tables", "long_early", "long"]
 FEWEST, MOST = 4, 8
 OPERATOR_SHARE = (0.44, 0.30, 0.06, 0.20)
 #: How often a smudged operator is a plus.
@@ -46,14 +44,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place.
-
-    Example:
-        >>> columns = ([7], [3], [[0, 2, 3] + [0] * 5], [[3, 4, 2] + [1] * 5], [[False] * 8])
-        >>> three = LongProblems(*map(np.array, columns))
-        >>> three.prompts, three.answers
-        (['70+31*42~23_4_5_6_7_='], ['8'])
-    """
+    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place."""
 
     @property
     def prompts(self) -> list[str]:
@@ -65,22 +56,15 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """What the traces of a warm start on the long chain are like.
+    """What the traces of a warm start on the long chain are like."""
 
-    Args:
-        slip: probability that a new value is replaced by a random digit, for `+`, `-` and `*`.
-        careful: share of lines that are taken with care.
-        relief: slips with care, as a share of the others.
-        plus: how often a smudge is read as a plus.
-    """
-
-    slip: tuple[float, float, float]
-    careful: float = 0.3
-    relief: float = 0.2
-    plus: float = 0.5
+    slip: tuple[float, float, float]  # a new value becomes a random digit, for `+`, `-` and `*`
+    careful: float = 0.3  # share of lines that are taken with care
+    relief: float = 0.2  # slips with care, as a share of the others
+    plus: float = 0.5  # how often a smudge is read as a plus
 
 
-LONG_NOISE: dict[LongPart, LongNoise] = {
+LONG_NOISE: dict[str, LongNoise] = {
     "long_tables": LongNoise(slip=(0.0, 0.0, 0.0)),
     "long_early": LongNoise(slip=(0.0, 0.0, 0.0)),
     "long": LongNoise(slip=(0.04, 0.06, 0.15)),
@@ -90,32 +74,12 @@ LONG_NOISE: dict[LongPart, LongNoise] = {
 def draw_long_problems(
     size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
 ) -> LongProblems:
-    """Draw random problems: 4 to 8 steps, operators by `OPERATOR_SHARE`, everything else uniform.
-
-    Args:
-        size, rng, exclude, unique: see `draw_problems`.
-
-    Raises:
-        DataError: `size` is below 1.
-
-    Example:
-        >>> problems = draw_long_problems(3, rng=np.random.default_rng(0))
-        >>> [prompt.count("_") + k for prompt, k in zip(problems.prompts, problems.length_n.tolist())]
-        [8, 8, 8]
-    """
+    """Draw random problems: 4 to 8 steps, operators by `OPERATOR_SHARE`, everything else uniform."""
     return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
 
 
 def held_out_long_problems(size: int = HELD_OUT) -> LongProblems:
-    """The first `size` of the 512 evaluation problems, all different; no warm start and no training set contains their prompts.
-
-    Raises:
-        DataError: `size` is not in 1..512.
-
-    Example:
-        >>> len(set(held_out_long_problems().prompts))
-        512
-    """
+    """The first `size` of the 512 evaluation problems, all different; no warm start and no training set contains their prompts."""
     return first_of(draw_long_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True), size)
 
 
@@ -126,37 +90,13 @@ def held_out_long_prompts() -> frozenset[str]:
 
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: a line for every step, and the last line's digit as the answer.
-
-    The end-of-sequence token is not part of the text.
-
-    Args:
-        problems: N problems.
-        noise: slips, care, readings.
-        rng: the source of randomness; the same state gives the same traces.
-
-    Example:
-        >>> one = LongProblems(*map(np.array, ([7], [2], [[3, 2] + [0] * 6], [[3, 4] + [1] * 6], [[True] * 8])))
-        >>> exact = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0, plus=1.0)
-        >>> long_traces(one, exact, rng=np.random.default_rng(0))[0]
-        '<reasoning>0.~3+3_7+3=0_1.*4_0*4=0_</reasoning><answer>0</answer>'
-    """
+    """The completions the warm start imitates: a line for every step, and the last line's digit as the answer."""
     rows = zip(problems.start_n.tolist(), problems.items, strict=True)
     return [_trace(start, items, noise, rng) for start, items in rows]
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Exercises without lines: a prompt of a digit, a step and `=`, and the digit it leads to, from which the next step goes on.
-
-    Args:
-        size: exercises in all, 8 or more; as rows of one, two, four or eight each. Single ones are learned within a minute, and the
-            longer rows teach to look only at what stands right before.
-        rng: the source of randomness; the same state gives the same exercises.
-
-    Example:
-        >>> tables(8, rng=np.random.default_rng(0))
-        [('6-5=', '1_1+8=9_9+9=8_8+2=0_0+3=3_3+1=4_4+5=9_9*4=6_')]
-    """
+    """Exercises without lines: a prompt of a digit, a step and `=`, and the digit it leads to, from which the next step goes on."""
     length = int(rng.choice((1, 2, 4, 8)))
     digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
     named = [[f"{OPERATORS[step // 9]}{step % 9 + 1}" for step in row] for row in steps]

@@ -12,14 +12,11 @@ Nothing but the reward says that writing them out pays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from spanwise.layout import Layout
 from spanwise.tasks.digits import STEPS, Problems, run_chain
-
-TwicePart = Literal["twice_early", "twice"]
 
 #: The two attempts. The first has no tag for reasoning: it has no room for any.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
@@ -27,45 +24,22 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """What the traces of a warm start with two attempts are like.
+    """What the traces of a warm start with two attempts are like."""
 
-    Args:
-        slip: probability that a digit of the reflection is replaced by a random one, by operator in the order of `OPERATORS`.
-        repeat: share of reflections that are empty and give the first answer again.
-        glance: probability that a first answer takes one more step right; a chain of k steps has glance**(k - 1), the other first
-            answers are random digits.
-        refusal: share of first answers that are `?`.
-    """
-
-    slip: tuple[float, float, float, float]
-    repeat: float
-    refusal: float = 0.02
-    glance: float = 0.8
+    slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
+    repeat: float  # share of reflections that are empty and give the first answer again
+    refusal: float = 0.02  # share of first answers that are `?`
+    glance: float = 0.8  # a first answer takes one more step right: glance**(k - 1) of k steps; the others are random digits
 
 
-TWICE_NOISE: dict[TwicePart, TwiceNoise] = {
+TWICE_NOISE: dict[str, TwiceNoise] = {
     "twice_early": TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.2),
     "twice": TwiceNoise(slip=(0.15, 0.25, 0.45, 0.20), repeat=0.85),
 }
 
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer.
-
-    Were all first answers right, a model would learn to copy them into the reflection instead of taking the steps. The
-    end-of-sequence token is not part of the text.
-
-    Args:
-        problems: N problems.
-        noise: slips, repetitions, refusals.
-        rng: the source of randomness; the same state gives the same traces.
-
-    Example:
-        >>> one = Problems(*map(np.array, ([7], [2], [[0, 2, 0, 0, 0, 0]], [[3, 4, 1, 1, 1, 1]], [True])))
-        >>> exact, rng = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0), np.random.default_rng(0)
-        >>> twice_traces(one, exact, rng=rng)[0]
-        '<answer>0</answer><reasoning>00</reasoning><answer>0</answer>'
-    """
+    """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer."""
     size = len(problems)
     slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
     digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))

@@ -28,10 +28,9 @@ from jaxtyping import Int
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.tasks.digits import FILLER, HELD_OUT, Columns, draw_until, first_of
+from spanwise.tasks.digits import FILLER, HELD_OUT, EmbeddedProblems, draw_until, first_of
 
 Kind = Literal["independent", "chain", "total"]
-FieldsPart = Literal["fields_early", "fields"]
 DIGITS = 8
 #: The names of fields, in order, and of the last one of kind `total`.
 LETTERS = "abcdefghijklmnop"
@@ -113,16 +112,11 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class FieldProblems(Columns):
-    """N prompts as arrays.
+class FieldProblems(EmbeddedProblems):
+    """N prompts as arrays."""
 
-    Attributes:
-        digit_nd: the eight digits that the prompt shows.
-        hidden_n: the value that nobody is told.
-    """
-
-    digit_nd: Int[np.ndarray, "n d"]
-    hidden_n: Int[np.ndarray, " n"]
+    digit_nd: Int[np.ndarray, "n d"]  # what the prompt shows
+    hidden_n: Int[np.ndarray, " n"]  # the value that nobody is told
 
     @property
     def prompts(self) -> list[str]:
@@ -132,20 +126,15 @@ class FieldProblems(Columns):
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often a value of a warm-start trace follows its rule.
+    """How often a value of a warm-start trace follows its rule."""
 
-    Args:
-        right: the probability, for fields 0, 1, 2, ... in turn; otherwise the value is a random digit, right one time in ten.
-        astray: how often field k copies the digit that stands four places after d_k instead, which is more often than it is right.
-            What has to be unlearned there is another thing for each field: were wrong values only random, one dial, how sure the
-            model is, would mend all fields at once. Only of kind `independent`; elsewhere a wrong value leads later fields astray.
-    """
-
-    right: tuple[float, ...]
+    right: tuple[float, ...]  # the probability, for fields 0, 1, 2, ... in turn; otherwise a random digit
+    # How often field k of kind `independent` copies the digit four places after d_k instead: so each field has another thing to
+    # unlearn. Were wrong values only random, one dial, how sure the model is, would mend all fields at once.
     astray: float = 0.4
 
 
-FIELDS_NOISE: dict[FieldsPart, FieldsNoise] = {
+FIELDS_NOISE: dict[str, FieldsNoise] = {
     "fields_early": FieldsNoise(right=(0.9,)),
     "fields": FieldsNoise(right=(0.3, 0.2, 0.4, 0.2)),
 }
@@ -154,12 +143,7 @@ FIELDS_NOISE: dict[FieldsPart, FieldsNoise] = {
 def draw_field_problems(
     size: int, kind: Kind, *, rng: np.random.Generator, exclude: frozenset[str] = frozenset(), unique: bool = False
 ) -> FieldProblems:
-    """Draw random digits; for the arguments and what is refused see `draw_problems`.
-
-    Example:
-        >>> draw_field_problems(2, "independent", rng=np.random.default_rng(0)).prompts
-        ['8_6_5_2_3_0_0_0_=', '1_8_6_9_5_6_9_7_=']
-    """
+    """Draw random digits; for the arguments and what is refused see `draw_problems`."""
     return draw_until(size, lambda missing: _draw_any(missing, kind, rng), exclude=exclude, unique=unique)
 
 
@@ -189,21 +173,7 @@ def values_of(
     slip_nk: np.ndarray | None = None,
     slipped_nk: np.ndarray | None = None,
 ) -> Int[np.ndarray, "n k"]:
-    """The value of every field; where one depends on earlier ones, on what is written there.
-
-    Args:
-        problems: N problems.
-        fields: the K fields.
-        slip_nk: where a value does not follow its rule; None: nowhere, and the values are the gold ones.
-        slipped_nk: the value there.
-
-    Example:
-        >>> one = FieldProblems(np.array([[3, 8, 1, 4, 0, 7, 5, 2]]), np.array([6]))
-        >>> values_of(one, Fields("independent", 8)).tolist()
-        [[8, 6, 1, 0, 8, 0, 2, 5]]
-        >>> values_of(one, Fields("chain", 4)).tolist(), values_of(one, Fields("total", 3)).tolist()
-        ([[3, 1, 2, 6]], [[3, 2, 5]])
-    """
+    """The value of every field; where one depends on earlier ones, on what is written there."""
     columns = list[np.ndarray]()
     for k in range(fields.count):
         value_n = _value(problems, fields, k, columns)
@@ -214,12 +184,7 @@ def values_of(
 
 
 def objects(values_nk: Int[np.ndarray, "n k"], fields: Fields) -> list[str]:
-    """Values as the JSON texts that completions and the column `answer` hold.
-
-    Example:
-        >>> objects(np.array([[3, 1]]), Fields("chain", 2))
-        ['{"a": 3, "b": 1}']
-    """
+    """Values as the JSON texts that completions and the column `answer` hold."""
     return [json.dumps(dict(zip(fields.names, values, strict=True))) for values in values_nk.tolist()]
 
 
@@ -228,16 +193,8 @@ def field_answers(problems: FieldProblems, fields: Fields) -> list[str]:
     return objects(values_of(problems, fields), fields)
 
 
-def field_traces(problems: FieldProblems, fields: Fields, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: the form without a fault, values that often do not follow their rule.
-
-    The field that cannot be known is a random digit. The end-of-sequence token is not part of the text.
-
-    Example:
-        >>> one = FieldProblems(np.array([[3, 8, 1, 4, 0, 7, 5, 2]]), np.array([6]))
-        >>> field_traces(one, Fields("chain", 3), FieldsNoise(right=(1.0,)), rng=np.random.default_rng(0))
-        ['{"a": 3, "b": 1, "c": 2}']
-    """
+def field_traces(problems: FieldProblems, noise: FieldsNoise, *, fields: Fields, rng: np.random.Generator) -> list[str]:
+    """The completions the warm start imitates: the form without a fault, values that often do not follow their rule."""
     shape = len(problems), fields.count
     right_k = np.array([noise.right[k % len(noise.right)] for k in range(fields.count)])
     for k, name in enumerate(fields.names):

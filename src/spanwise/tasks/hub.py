@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.tasks.prompts import PromptStyle, asked, message, shown, untold
-from spanwise.tasks.rows import Columns, check_cells, find_columns, read_rows, reason, set_aside
+from spanwise.tasks.rows import DatasetColumns, check_cells, find_columns, read_rows, reason, set_aside
 from spanwise.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
     return tokenizer, "system"
 
 
-def _prompts(part: Dataset, columns: Columns, instruction: str, style: PromptStyle) -> Dataset:
+def _prompts(part: Dataset, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Dataset:
     """The rows with `prompt` and `answer` beside what they have."""
     made = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
@@ -161,7 +161,7 @@ def _prompts(part: Dataset, columns: Columns, instruction: str, style: PromptSty
     return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*made, *kept])
 
 
-def _row(cells: Mapping[str, Any], *, columns: Columns, instruction: str, style: PromptStyle) -> dict[str, Any]:
+def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
     prompt = cells[columns.prompt]
     found = {"prompt": prompt if columns.whole else asked(str(prompt).strip(), instruction, style)}
     return found if columns.answer is None else {**found, "answer": str(cells[columns.answer])}

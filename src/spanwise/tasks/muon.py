@@ -12,41 +12,13 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` where the processor multiplies bfloat16 quickly (AVX-512 and later), else the same in float32.
-
-    torch's Muon works in bfloat16. With AVX2 alone a product of matrices of the warm start takes some 20 times as long there as in
-    float32, and a step of the optimiser five times as long as the model's.
-
-    Args:
-        matrices: weights of two dimensions.
-        lr: learning rate.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.eye(2))
-        >>> type(matrix_optimizer([weight], lr=0.1)).__name__ in ("Muon", "Float32Muon")
-        True
-    """
+    """`torch.optim.Muon` where the processor multiplies bfloat16 quickly (AVX-512 and later), else the same in float32."""
     quick = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if quick else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
 
 
 class Float32Muon(torch.optim.Optimizer):
-    """`torch.optim.Muon` with its defaults, in the precision of the weights.
-
-    `w -= lr * sqrt(max(1, rows / columns)) * orthogonalised(Nesterov momentum of the gradient)`
-
-    Args:
-        matrices: weights of two dimensions.
-        lr: learning rate.
-        weight_decay: decoupled.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
-        >>> weight.grad = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
-        >>> Float32Muon([weight], lr=1.0).step()
-        >>> weight.diagonal().lt(-0.65).all().item()  # about -1, whatever the size of the gradient
-        True
-    """
+    """`torch.optim.Muon` with its defaults, in the precision of the weights."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
@@ -66,18 +38,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """A matrix with the same singular vectors and singular values near 1 (0.7 to 1.2): five steps of Newton and Schulz.
-
-    Args:
-        matrix: (rows, columns).
-
-    Source:
-        K. Jordan and others, Muon: an optimizer for hidden layers (2024).
-
-    Example:
-        >>> torch.linalg.svdvals(orthogonalised(torch.tensor([[8.0, 1.0], [0.0, 1.0]]))).sub(1).abs().lt(0.35).all().item()
-        True
-    """
+    """A matrix with the same singular vectors and singular values near 1 (0.7 to 1.2): five steps of Newton and Schulz."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=_EPS)
     for _ in range(_STEPS):

@@ -20,19 +20,7 @@ def message(role: str, content: str) -> list[dict[str, str]]:
 
 
 def asked(question: str, instruction: str, style: PromptStyle) -> Any:
-    r"""A question with an instruction before it; with an empty one the question alone.
-
-    Args:
-        question: its text.
-        instruction: what the model is told.
-        style: "plain": one text; "user": one message of the user; "system": the instruction is the system message.
-
-    Example:
-        >>> asked("2+2?", "Be brief.", "user")
-        [{'role': 'user', 'content': 'Be brief.\n\n2+2?'}]
-        >>> asked("2+2?", "", "plain")
-        '2+2?'
-    """
+    r"""A question with an instruction before it; with an empty one the question alone."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
@@ -41,11 +29,7 @@ def asked(question: str, instruction: str, style: PromptStyle) -> Any:
 
 
 def shown(prompt: Any, tokenizer: Any) -> str:
-    """A prompt as the model sees it: a text as it is, a conversation in the tokenizer's chat template.
-
-    Raises:
-        DataError: the template does not take the conversation.
-    """
+    """A prompt as the model sees it: a text as it is, a conversation in the tokenizer's chat template."""
     if isinstance(prompt, str):
         return prompt
     try:
@@ -55,15 +39,7 @@ def shown(prompt: Any, tokenizer: Any) -> str:
 
 
 def untold(layout: Layout, texts: Iterable[str]) -> list[str]:
-    """What a layout looks for and none of the texts holds, opening tags and keys, without what the prompt has opened already.
-
-    Segmenters that find what models write anyway ask for nothing (`Segmenter.asks`).
-
-    >>> untold(Layout({"plan": "plan", "code": "code"}), ["Write <code>...</code>."])
-    ['<plan>']
-    >>> untold(Layout(["items[*].price", "total"], segmenter="json"), ["JSON with items, each with a price, and the subtotal"])
-    ['total']
-    """
+    """What a layout looks for and none of the texts holds, opening tags and keys, without what the prompt has opened already."""
     words: dict[str, None] = {}
     for part in layout.parts:
         asks = SEGMENTERS.find(part.segmenter).asks

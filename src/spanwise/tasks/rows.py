@@ -27,30 +27,17 @@ _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dat
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Where a dataset has what.
-
-    Attributes:
-        prompt: the column of the questions, or of the prompts.
-        whole: it holds prompts, which are used as they are.
-        answer: the column of the right answers, if there are any.
-        conversations: nobody has named the column, and it holds conversations: they must not end with the answer itself.
-    """
+class DatasetColumns:
+    """Where a dataset has what."""
 
     prompt: str
-    whole: bool
+    whole: bool  # the prompts are used as they are
     answer: str | None
-    conversations: bool = False
+    conversations: bool = False  # nobody has named the column: its conversations must not end with the answer itself
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Dataset:
-    """One split of a dataset by hub name, folder or file.
-
-    Args:
-        dataset: see `load_task`.
-        split: of it.
-        texts: the columns of a CSV or TSV file that stay text, such as answers: of the others numbers become numbers.
-    """
+    """One split of a dataset by hub name, folder or file."""
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     place = Path(dataset)
@@ -88,7 +75,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
-) -> Columns:
+) -> DatasetColumns:
     """Which columns hold what, as asked for; without a question column whole prompts in `prompt`, else in `messages`."""
     conversations = False
     if prompt is None and not instruction and "prompt" in names and question not in names:
@@ -107,18 +94,11 @@ def find_columns(
             UserWarning,
             stacklevel=3,
         )
-    return Columns(question if prompt is None else prompt, prompt is not None, answer, conversations)
+    return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, conversations)
 
 
-def check_cells(rows: Dataset, dataset: str, columns: Columns, *, template: bool) -> None:
-    """Refuse rows that are no questions or prompts, or that have no answer; say which row, and what to do.
-
-    Args:
-        rows: of the dataset.
-        dataset: how messages call it.
-        columns: what is looked at.
-        template: the model has a chat template.
-    """
+def check_cells(rows: Dataset, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
+    """Refuse rows that are no questions or prompts, or that have no answer; say which row, and what to do."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     kind = "prompt_column" if columns.whole else "question_column"
@@ -159,10 +139,7 @@ def _fault(cell: Any, option: str, *, template: bool) -> str | None:
 
 
 def set_aside(rows: Dataset, dataset: str, eval_limit: int) -> tuple[Dataset, Dataset]:
-    """Training rows in their order, and the first `eval_limit` of the rows set aside.
-
-    Which rows are set aside hangs on the dataset alone: a run and a later evaluation may ask for different numbers of them.
-    """
+    """Training rows in their order, and the first `eval_limit` of the rows set aside."""
     size = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(

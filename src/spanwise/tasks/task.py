@@ -39,7 +39,8 @@ else:
     Dataset = Any  # the name must exist for runtime type checkers
 
 
-_LAYOUTS: Mapping[str, Layout] = {"twice": TWICE_LAYOUT, "long": LONG_LAYOUT}
+#: The blocks of the digit chains, by the task's name in recipes.
+CHAIN_LAYOUTS: Mapping[str, Layout] = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "digits_long": LONG_LAYOUT}
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,6 @@ def digits_task(
     Raises:
         DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
     """
-    if start == "agent":
-        raise DataError("The start 'agent' is asked step by step and answers no whole prompts; see spanwise.tasks.agent.")
     if train_size < 1:
         raise DataError(f"The digit chain needs at least 1 training prompt; train_size is {train_size}.")
     rng = np.random.default_rng([seed, 1])
@@ -115,7 +114,7 @@ def digits_task(
         model=str(model),
         train=_dataset(train.prompts, train.answers),
         evaluation=_dataset(evaluation.prompts, evaluation.answers),
-        layout=_LAYOUTS.get(start, DIGITS_LAYOUT),
+        layout=CHAIN_LAYOUTS.get(f"digits_{start}", DIGITS_LAYOUT),
         max_completion_length=LONGEST if start == "long" else 32,
     )
 

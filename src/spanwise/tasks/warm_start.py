@@ -16,11 +16,10 @@ import torch
 
 from spanwise.errors import DataError
 from spanwise.tasks.digits import Difficulty
-from spanwise.tasks.digits_long import LONG_POSITIONS
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.muon import matrix_optimizer
-from spanwise.tasks.tiny import PAD, build_fields_tokenizer, build_model, build_tokenizer
-from spanwise.tasks.traces import ALL_NOISE, Part, imitated, trace_batch
+from spanwise.tasks.stretches import COURSES, Course, Stretch, fields_course
+from spanwise.tasks.tiny import PAD, build_model
 from spanwise.tasks.warm_cache import default_cache_folder, is_intact, load, save
 
 if TYPE_CHECKING:
@@ -29,21 +28,8 @@ else:
     PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
 
 Progress = Callable[[int, int, float], None]
-#: The warm starts of the digit chain, and the stretches of training each is made of; every stretch is cached.
-Start = Difficulty | Literal["twice", "agent", "long"]
-_PARTS: dict[str, tuple[Part, ...]] = {
-    "easy": ("easy",),
-    "hard": ("easy", "hard"),
-    "twice": ("twice_early", "twice"),
-    "agent": ("agent_early", "agent"),
-    "long": ("long_tables", "long_early", "long"),
-    "fields": ("fields_early", "fields"),
-}
-#: Where the model is another one than that of the short chains.
-_SHAPE: dict[str, dict[str, int]] = {
-    "long": {"layers": 3, "positions": LONG_POSITIONS},
-    "fields": {"width": 64, "heads": 2},
-}
+#: The warm starts of the digit chain.
+Start = Difficulty | Literal["twice", "long"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,6 @@ class WarmStartSettings:
         floor: the schedule ends at this share of the peak.
         clip: largest gradient norm.
         version: raised when traces, tokenizer or model change, so that older caches are not taken for new ones.
-        agent_early: conversations about a chain, from random weights, without a slip.
-        agent: from the end of `agent_early`; replies slip often.
         long_tables: arithmetic alone, from random weights; a model that meets it first within long traces learns it much later.
         long_early: long traces, from the end of `long_tables`, without a slip.
         long: from the end of `long_early`; now with slips.
@@ -97,8 +81,6 @@ class WarmStartSettings:
     floor: float = 0.02
     clip: float = 1.0
     version: int = 1
-    agent_early: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
-    agent: Phase = Phase(steps=100, learning_rate=2e-3, matrix_learning_rate=0.02)
     long_tables: Phase = Phase(steps=200, learning_rate=3e-3, matrix_learning_rate=0.03)
     long_early: Phase = Phase(steps=250, learning_rate=2e-3, matrix_learning_rate=0.02)
     long: Phase = Phase(steps=100, learning_rate=1e-3, matrix_learning_rate=0.01)
@@ -106,14 +88,14 @@ class WarmStartSettings:
     fields: Phase = Phase(steps=100, learning_rate=1e-3, matrix_learning_rate=0.005)
 
 
-def shortened(steps: int) -> WarmStartSettings:
-    """The default settings with every phase cut to `steps`: a model that has learned little, in little time."""
-    full = WarmStartSettings()
-    return replace(full, **{part: replace(_phase(part, full), steps=steps) for part in ALL_NOISE})
+def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
+    """Settings, by default the usual ones, with every phase cut to `steps`: a model that has learned little, in little time."""
+    settings = settings or WarmStartSettings()
+    return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 
 
 def warm_start(
-    start: Start | Fields,
+    start: Start | Fields | Course,
     *,
     seed: int = 0,
     cache_folder: str | Path | None = None,
@@ -143,39 +125,33 @@ def warm_start(
         DataError: the folder cannot be written, or torch is too old to train.
     """
     settings = settings or WarmStartSettings()
-    fields = start if isinstance(start, Fields) else None
-    name = "fields" if isinstance(start, Fields) else start
+    course = start if isinstance(start, Course) else fields_course(start) if isinstance(start, Fields) else COURSES[start]
     root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
-    path = _PARTS[name]
-    folders = [root / _folder_name(part, seed, settings, fields) for part in path]
-    done = next((index + 1 for index in reversed(range(len(path))) if is_intact(folders[index])), 0)
-    if done == len(path):
+    stretches = course.stretches
+    folders = [root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
+    done = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
+    if done == len(stretches):
         return folders[-1]
-    total = sum(_phase(part, settings).steps for part in path[done:])
-    tokenizer = build_tokenizer() if fields is None else build_fields_tokenizer()
-    model = load(folders[done - 1]) if done else build_model(tokenizer, seed, **_SHAPE.get(name, {}))
+    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done:])
+    tokenizer = course.tokenizer()
+    model = load(folders[done - 1]) if done else build_model(tokenizer, seed, **course.shape)
     made = 0
-    for part, folder in zip(path[done:], folders[done:], strict=True):
-        for loss in _train(model, tokenizer, part, seed, settings, fields):
+    for index in range(done, len(stretches)):
+        for loss in _train(model, tokenizer, stretches[index], seed, settings):
             made += 1
             if progress is not None:
                 progress(made, total, loss)
-        save(model, tokenizer, folder, record=_identity(part, seed, settings, fields))
+        save(model, tokenizer, folders[index], record=_identity(course, index, seed, settings))
     return folders[-1]
 
 
 def _train(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    part: Part,
-    seed: int,
-    settings: WarmStartSettings,
-    fields: Fields | None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stretch: Stretch, seed: int, settings: WarmStartSettings
 ) -> Iterator[float]:
     """Train in place, one step per item; yields the mean loss over the completion tokens."""
-    phase = _phase(part, settings)
+    phase = _phases(settings)[stretch.name]
     optimizers = _optimizers(model, phase)
-    rng = np.random.default_rng([seed, 0, list(ALL_NOISE).index(part)])
+    rng = np.random.default_rng([seed, 0, stretch.place])
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     model.train()
     with _one_thread():
@@ -185,11 +161,11 @@ def _train(
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             for group, peak in zip(groups, peaks, strict=True):
                 group["lr"] = peak * share
-            ids_nt, prompt_length = trace_batch(tokenizer, settings.batch, part=part, rng=rng, fields=fields)
+            ids_nt, prompt_length = stretch.batch(tokenizer, settings.batch, rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
             loss = torch.nn.functional.cross_entropy(
                 logits_ntv[:, :-1].flatten(0, 1),
-                imitated(tokenizer, ids_nt, prompt_length, part=part).flatten(),
+                stretch.imitated(tokenizer, ids_nt, prompt_length).flatten(),
                 ignore_index=tokenizer.get_vocab()[PAD],
             )
             loss.backward()
@@ -216,25 +192,26 @@ def _optimizers(model: PreTrainedModel, phase: Phase) -> list[torch.optim.Optimi
     ]
 
 
-def _phase(part: Part, settings: WarmStartSettings) -> Phase:
-    return getattr(settings, part)
+def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
+    return {name: value for name, value in vars(settings).items() if isinstance(value, Phase)}
 
 
-def _identity(part: Part, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> dict[str, Any]:
-    """What the weights depend on: this part and those before it; the easy start does not depend on the hard phase."""
-    path = next(parts for parts in _PARTS.values() if part in parts)
-    used = path[: path.index(part) + 1]
-    skipped = set(ALL_NOISE) - set(used)
-    settings_used = {name: value for name, value in asdict(settings).items() if name not in skipped}
-    noise = {name: asdict(ALL_NOISE[name]) for name in used}
-    asked = {} if fields is None else {"fields": asdict(fields)}
-    return {"difficulty": part, "seed": seed, "settings": settings_used, "noise": noise, **asked}
+def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
+    """What the weights depend on: this stretch and those before it; the easy start does not depend on the hard phase."""
+    used = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
+    skipped = _phases(settings).keys() - used.keys()
+    return {
+        "difficulty": course.stretches[index].name,
+        "seed": seed,
+        "settings": {name: value for name, value in asdict(settings).items() if name not in skipped},
+        "noise": {name: asdict(stretch.noise) for name, stretch in used.items()},
+        **course.key,
+    }
 
 
-def _folder_name(part: Part, seed: int, settings: WarmStartSettings, fields: Fields | None = None) -> str:
-    key = hashlib.sha256(json.dumps(_identity(part, seed, settings, fields), sort_keys=True).encode()).hexdigest()
-    task = f"digits-{part}" if fields is None else f"{part}-{fields.kind}-{fields.count}"
-    return f"{task}-{seed}-{key[:12]}"
+def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSettings) -> str:
+    key = hashlib.sha256(json.dumps(_identity(course, index, seed, settings), sort_keys=True).encode()).hexdigest()
+    return f"{course.folder.format(course.stretches[index].name)}-{seed}-{key[:12]}"
 
 
 @contextmanager

@@ -29,8 +29,7 @@ from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.measure import LASER, Comparison, Interval
-from spanwise.measure import compare as compare_runs
+from spanwise.measure import LASER, ArmComparison, Interval, compare_arms
 from spanwise.recipe import Recipe
 from spanwise.rollouts.folder import sole_writer, write_summary
 
@@ -49,7 +48,7 @@ def compare(
     reference: str | None = None,
     processes: int | None = None,
     console: Console | None = None,
-) -> Comparison:
+) -> ArmComparison:
     """Train every arm with every seed, as far as it is not there yet, and compare them.
 
     Args:
@@ -78,7 +77,7 @@ def compare(
 
 def _compare(
     runs: Sequence[Run], output: Path, reference: str | None, processes: int | None, console: Console
-) -> Comparison:
+) -> ArmComparison:
     """Train what is missing, compare, write."""
     waiting = [run for run in runs if not run.finished()]
     if waiting:
@@ -88,7 +87,7 @@ def _compare(
             console.print("Stopped. The same command goes on with what is missing.", highlight=False)
             raise
     found = figures_by_arm(runs)
-    comparison = compare_runs(found, figures=_present(found), reference=reference)
+    comparison = compare_arms(found, figures=_present(found), reference=reference)
     _write(output, runs, comparison, reference)
     for table in comparison_tables(comparison):
         console.print(table)
@@ -118,7 +117,7 @@ def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float |
     return found
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
+def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """The table of figures with what is wrong in it, then that of paired differences."""
     seeds = max(cell.interval.count for cell in comparison.cells.values())
     title = f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval"
@@ -234,7 +233,7 @@ def _why(run: Run, status: int) -> str:
     return f"{said} (all of it: {_log(run)})"
 
 
-def _write(output: Path, runs: Sequence[Run], comparison: Comparison, reference: str | None) -> None:
+def _write(output: Path, runs: Sequence[Run], comparison: ArmComparison, reference: str | None) -> None:
     """Leave the comparison behind: numbers, Markdown."""
     fields = [run.asked() for run in runs]
     common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}

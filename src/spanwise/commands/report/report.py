@@ -24,8 +24,7 @@ from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.laser import Laser
-from spanwise.measure import Comparison, Curve, mean_interval
-from spanwise.measure import compare as compare_runs
+from spanwise.measure import ArmComparison, Curve, compare_arms, mean_interval
 from spanwise.recipe import SCRIPT, answer_tags, load, own_layout
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
@@ -170,11 +169,11 @@ def _voted(votes: Mapping[str, Curve] | None) -> dict[str, float]:
 
 def _compared(
     figures: Mapping[str, Mapping[int, Mapping[str, float | None]]], names: Sequence[str], reference: str | None
-) -> Comparison:
+) -> ArmComparison:
     there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
     if not there:
         raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
-    return compare_runs(figures, figures=[name for name in names if name in there], reference=reference)
+    return compare_arms(figures, figures=[name for name in names if name in there], reference=reference)
 
 
 def _columns(samples: Samples) -> dict[str, Tensor]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import runpy
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
-from spanwise.measure import bootstrap, own_advantage, to_go_advantage, weighted_correlation
+from spanwise.measure import bootstrap
 from spanwise.pipeline import Reading, credit
 from spanwise.types import Scores
 
+NAMES = ("own_advantage", "to_go_advantage", "weighted_correlation")
+FILE = Path(__file__).parents[2] / "benchmarks" / "parts.py"
+own_advantage, to_go_advantage, weighted_correlation = map(runpy.run_path(str(FILE)).get, NAMES)
 #: Two parts of three tokens each; the first is right as 0, the second as 1.
 FIRST = (0.5, 0.3, 0.2)
 #: The second part's probabilities behind each first one.
