@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.commands.demo.demo import ARMS, COMMON
+from spanwise.commands.demo.digits import ARMS, COMMON
 from spanwise.commands.eval.evaluate import confidences, evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
 from spanwise.commands.shared.folder import new_folder

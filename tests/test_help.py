@@ -1,6 +1,7 @@
 """`--help`: quick, whole at 80 columns, with the defaults of a recipe; and what a bare install says."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,6 @@ import yaml
 
 import bare
 from spanwise.cli import app
-from spanwise.commands.shared.fields import BY_NAME, FIELDS
 from spanwise.recipe import HUB, Recipe
 
 COMMANDS = ("train", "eval", "reference", "compare", "fidelity", "credit", "why", "report", "demo", "methods", "doctor")
@@ -49,13 +49,32 @@ def test_help_takes_a_second_of_work():
 
 
 def test_the_fields_in_the_help_are_those_of_the_recipe():
-    assert list(FIELDS) == list(Recipe.model_fields)
-    for name, field in Recipe.model_fields.items():
-        assert yaml.safe_load(FIELDS[name]) == field.get_default(call_default_factory=True), name
-    assert {name: yaml.safe_load(value) for name, value in BY_NAME.items()} == dict(HUB)
-    text = " ".join(helped("train", "--help").replace("│", " ").split())
-    assert "steps=120" in text
-    assert "group_size=16" in text
+    text = " ".join(helped("train", "--help").split())
+    said = re.search(r"Recipe fields and their defaults: (.*)\. For a model by name: (.*?)\. ╭", text)
+    fields, by_name = ([entry.partition("=") for entry in said[part].split(", ")] for part in (1, 2))
+    assert [name for name, _, _ in fields] == list(Recipe.model_fields)
+    for name, _, default in fields:
+        assert yaml.safe_load(default) == Recipe.model_fields[name].get_default(call_default_factory=True), name
+    assert {name: yaml.safe_load(value) for name, _, value in by_name} == dict(HUB)
+
+
+def test_a_folder_with_a_command_is_a_command(tmp_path):
+    """Its arguments, its help and the extra of pip that it needs stand in its folder, and nothing else knows of it."""
+    (tmp_path / "greet").mkdir()
+    (tmp_path / "greet" / "__init__.py").touch()
+    (tmp_path / "greet" / "command.py").write_text(
+        'EXTRA = "report"\n\n\ndef command(name: str, /, *, twice: bool = False) -> None:\n    """Greet somebody."""\n'
+        '    print("hello", name, twice)\n    raise ModuleNotFoundError(name="altair")\n'
+    )
+    code = (
+        f"import spanwise.commands; spanwise.commands.__path__.append({str(tmp_path)!r})\n"
+        "import sys; from spanwise.cli import main; main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run([*words, "greet", "you", "--twice"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "hello you True\n")
+    assert done.stderr.endswith("Install it with: pip install 'spanwise[report]'\n")
+    assert "Greet somebody." in subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
 
 
 def test_completion_knows_commands_and_options():

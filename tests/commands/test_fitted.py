@@ -11,7 +11,7 @@ from rich.console import Console
 from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts, figures_table
-from spanwise.commands.doctor.doctor import findings_table
+from spanwise.commands.doctor.command import findings_table
 from spanwise.commands.doctor.examine import Finding
 from spanwise.commands.fidelity.tables import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table

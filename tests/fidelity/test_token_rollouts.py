@@ -13,7 +13,7 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from spanwise.cli import fidelity
+from spanwise.commands.fidelity.command import command as fidelity
 from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train

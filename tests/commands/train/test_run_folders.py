@@ -11,7 +11,8 @@ import yaml
 from rich.console import Console
 
 from full_disk import full_disk
-from spanwise.commands.demo.demo import demo
+from spanwise.commands.demo.demo import run_demo
+from spanwise.commands.demo.digits import DIGITS
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.runs import changed, planned
@@ -284,13 +285,13 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     run.rename(tmp_path / "demo" / "blockwise")
     options = {"output": "demo", "seeds": [0], "choices": {"steps": 1}, "console": Console(quiet=True)}
     with pytest.raises(DataError, match=r"'demo/blockwise' holds a run already"):
-        demo(**options)
+        run_demo(DIGITS, **options)
     assert not (tmp_path / "demo" / "scalar").exists()
     for choices, said in (({"method": "grpo"}, "method"), ({"output": "x"}, "output")):
         with pytest.raises(RecipeError, match=rf"The demo sets the {said} of its arms itself"):
-            demo(**{**options, "choices": choices})
+            run_demo(DIGITS, **{**options, "choices": choices})
     with pytest.raises(RecipeError, match=r"Give each seed once; got 1, 1"):
-        demo(**{**options, "seeds": [1, 1]})
+        run_demo(DIGITS, **{**options, "seeds": [1, 1]})
 
 
 @pytest.mark.parametrize(("field", "option"), [("seed", "seeds"), ("output", "output")])

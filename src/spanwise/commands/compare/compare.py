@@ -49,23 +49,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train every arm with every seed, as far as it is not there yet, and compare them.
-
-    Args:
-        arms: baselines, methods or recipe files; each becomes a row.
-        seeds: of prompts and sampling; arms with the same seed are paired.
-        output: folder; a run folder `<arm>-<seed>` for each, the table in `summary.json` and `comparison.md`.
-        shared: recipe file with what the arms share; an arm's own fields win over it.
-        choices: recipe fields of all arms, which win over both.
-        reference: compare the others with this arm only; default: all pairs.
-        processes: trainings side by side; default 2 if there are two cores and no GPU, else 1.
-        console: where progress is shown.
-
-    Raises:
-        SpanwiseError: an arm or field that does not exist, arms that cannot be compared, an output that holds another comparison
-            or that another process writes into, or a training that failed. Ctrl-C and SIGTERM end the trainings before they go on
-            to the caller.
-    """
+    """Train every arm with every seed, as far as it is not there yet, and compare them."""
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None and reference not in {run.arm for run in runs}:
@@ -99,11 +83,7 @@ def _compare(
 
 
 def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16.
-
-    Raises:
-        DataError: evaluations of different sizes, which `spanwise eval` on one of the runs makes.
-    """
+    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16."""
     samples = {str(run.folder): read_samples(run.folder) for run in runs}
     check_protocol(samples)
     found: dict[str, dict[int, dict[str, float | None]]] = {}

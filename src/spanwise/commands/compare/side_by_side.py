@@ -25,12 +25,6 @@ def side_by_side(
 ) -> None:
     """Start a process for each item, so many at a time, and wait for all of them.
 
-    Args:
-        items: in the order in which they are started.
-        processes: most that run at once; at least 1.
-        start: starts the process of an item, when there is room for it.
-        ended: told the item and the exit status as a process ends; the status is negative where a signal ended it.
-
     Edge cases:
         Ctrl-C, SIGTERM (as SystemExit with status 143) and any error of `start` or `ended`: nothing more is started, what runs is
         ended, and the exception goes on. Outside of the main thread, where Python knows no signals, SIGTERM does what it did.

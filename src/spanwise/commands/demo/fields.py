@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from spanwise.commands.demo.demo import Demo, Trained
 from spanwise.commands.shared.display import figure_table, text_plot
-from spanwise.commands.shared.folder import new_folder
-from spanwise.commands.train.train import train
-from spanwise.errors import RecipeError
-from spanwise.recipe import load
-from spanwise.rollouts.folder import check_free, sole_writer, write_summary
 from spanwise.tasks import Fields
 
 #: Each arm with the learning rate that was best for it, see docs/evidence.md.
@@ -35,62 +29,27 @@ COMMON: dict[str, Any] = {
     "eval_samples": 1,
     "keep_rollouts": 20,
 }
-_OWN = {"task", "method", "seed", "output"}
 #: Running means are over so many batches.
 WINDOW = 5
 GOAL = 0.8
 
 
-def demo_fields(
-    *,
-    seeds: Sequence[int],
-    output: str | None = None,
-    choices: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """Train both arms for every seed; write `summary.json`.
-
-    Args:
-        seeds, output, choices, overwrite, console: see `demo`.
-
-    Raises:
-        SpanwiseError: a seed twice, a field that is what the arms differ in, and what `train` says.
-    """
-    console = console or Console()
-    started = time.perf_counter()
-    if len(set(seeds)) < len(seeds):
-        raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
-    for field in (choices or {}).keys() & _OWN:
-        raise RecipeError(
-            f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
-        )
-    folder = new_folder("demo-fields") if output is None else Path(output)
-    runs = {
-        f"{arm}, seed {seed}" if len(seeds) > 1 else arm: {**COMMON, **own, **(choices or {}), "seed": seed}
-        for seed in seeds
-        for arm, own in ARMS.items()
-    }
-    places = {title: folder / title.replace(", ", "-").replace(" ", "_") for title in runs}
-    for place in places.values():
-        check_free(place, overwrite=overwrite)
+def _result(trained: Sequence[Trained]) -> dict[str, Any]:
+    """The curve of each run, and where it ends."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
-    count = 0
-    with sole_writer(folder):
-        for title, fields in runs.items():
-            recipe = load(None, {**fields, "output": str(places[title])})
-            summary = train(recipe, console=console, title=title, overwrite=overwrite)
-            count, knowable = recipe.fields, Fields("independent", recipe.fields).knowable
-            batches = [[batch[f"rewards/equals.{name}/mean"] for name in knowable] for batch in summary["batches"]]
-            curves[title] = running_mean([sum(row) / len(row) for row in batches])
-            figures[title] = run_figures(curves[title], size=recipe.prompts * recipe.group_size)
-            figures[title] |= {"format rate": summary["final"]["format_rate"], "seconds": summary["seconds"]}
-        result = {"arms": figures, "curves": curves, "seconds": time.perf_counter() - started}
-        write_summary(folder, result)
-    console.print(figure_table(f"fields right in the batches, means of {WINDOW}: {count} fields", figures))
-    console.print(text_plot(curves), highlight=False)
-    console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
-    return result
+    for title, recipe, summary in ((one.title, one.recipe, one.summary) for one in trained):
+        knowable = Fields("independent", recipe.fields).knowable
+        batches = [[batch[f"rewards/equals.{name}/mean"] for name in knowable] for batch in summary["batches"]]
+        curves[title] = running_mean([sum(row) / len(row) for row in batches])
+        figures[title] = run_figures(curves[title], size=recipe.prompts * recipe.group_size)
+        figures[title] |= {"format rate": summary["final"]["format_rate"], "seconds": summary["seconds"]}
+    return {"arms": figures, "curves": curves}
+
+
+def _show(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
+    title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
+    console.print(figure_table(title, result["arms"]))
+    console.print(text_plot(result["curves"]), highlight=False)
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
@@ -114,3 +73,6 @@ def run_figures(curve: Sequence[float], *, size: int) -> dict[str, Any]:
         "right at the end": curve[-1],
         f"completions to {GOAL:.0%}".replace("%", " %"): None if there is None else there * size,
     }
+
+
+FIELDS = Demo("demo-fields", ARMS, COMMON, frozenset({"task", "method", "seed", "output"}), "-seed_", _result, _show)

@@ -65,11 +65,7 @@ def plugins() -> dict[str, str]:
 
 
 def broken_plugins(switch: str = "") -> dict[str, str]:
-    """Load the plug-ins that verl loads, and keep what each says that cannot be loaded.
-
-    Args:
-        switch: verl's VERL_USE_EXTERNAL_PLUGINS: "auto" or nothing for all, "none", or names separated by commas.
-    """
+    """Load the plug-ins that verl loads, and keep what each says that cannot be loaded."""
     found = {}
     names = {name.strip() for name in switch.split(",")} if switch.strip().lower() not in ("", "auto") else None
     for entry in entry_points(group=GROUP):

@@ -42,17 +42,7 @@ def evaluate(
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
-    Args:
-        model, tokenizer: as `from_pretrained` gives them.
-        task: prompts, answers and layout.
-        prompts: how many of the held-out prompts.
-        samples: completions of each.
-        temperature: of sampling; the protocol uses 1.
-        max_new_tokens: default: the task's.
-        seed: of sampling; the same in every evaluation, so that differences between checkpoints are not the dice's.
-        tags: those of "answer" and "confidence", where they have other names (`recipe.answer_tags`).
-        verifier: the limits of comparing answers as mathematics, as in recipes.
-        laser: how the self-rewarding score is read, with its reference; None: it is not.
+    The seed is the same in every evaluation, so that differences between checkpoints are not the dice's.
 
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
@@ -119,14 +109,7 @@ def _correct(
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on the task of a recipe.
-
-    Returns:
-        What its completions say, and the figures that they cannot have, with the reason.
-
-    Raises:
-        DataError: the folder holds no readable model, or its scores cannot be read (`laser_of`).
-    """
+    """Evaluate a saved model on the task of a recipe."""
     laser = laser_of(model_folder, recipe)
     torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)

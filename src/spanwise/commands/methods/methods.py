@@ -14,15 +14,7 @@ from spanwise.tasks import DIGITS_LAYOUT
 
 
 def show_methods(name: str | None = None, *, console: Console | None = None) -> None:
-    """List the methods with what each needs, its paper and its source, or print one preset in full.
-
-    Args:
-        name: a method; None: all of them.
-        console: where to.
-
-    Raises:
-        RecipeError: there is no method of that name.
-    """
+    """List the methods with what each needs, its paper and its source, or print one preset in full."""
     console = console or Console()
     if name is None:
         METHODS.load_plugins()

@@ -17,19 +17,7 @@ from spanwise.recipe import Recipe
 
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
-    """Sample completions of training prompts and read the log-probability of the reserved token after their ends.
-
-    Args:
-        recipe: with `laser`, and a model and a dataset or an embedded task; a reference that it has is not looked at.
-        prompts, samples: how many, and completions of each.
-        console: where a warm start is shown.
-
-    Returns:
-        What `laser.json` of a run holds.
-
-    Raises:
-        RecipeError: no `laser`, a token that cannot be reserved, no room for a score of 1; DataError: no completion ended.
-    """
+    """Sample completions of training prompts and read the log-probability of the reserved token after their ends."""
     if recipe.laser is None:
         raise RecipeError("The recipe has no laser, whose reference could be measured; write laser: {token: NAME}.")
     torch.set_num_threads(recipe.threads)

@@ -36,18 +36,7 @@ BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def report_folder(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export.
-
-    Args:
-        folder: what it is shows by its files: `credit.parquet`, `fidelity.json`, `metrics.jsonl` (train), or a `summary.json` with
-            arms and run folders `<arm>-<seed>` beside it (compare).
-
-    Returns:
-        The path of the report.
-
-    Raises:
-        DataError: nothing that a report can be made of, or a file that cannot be read.
-    """
+    """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export."""
     place = Path(folder)
     kinds: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
@@ -203,16 +192,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """The newest batch of completions that the run kept, as it was credited and as one other method would have.
-
-    Args:
-        folder: of the run.
-        recipe: that it was trained with. Beside its method stands `grpo` (one number for everything), or `bae` where it is
-            `grpo`; nothing, where the file does not tell enough for that.
-
-    Returns:
-        The token view, and the credit of each block under each method; None and nothing where no rollouts were kept.
-    """
+    """The newest batch of completions that the run kept, as it was credited and as `grpo`, or beside it `bae`, would have."""
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}

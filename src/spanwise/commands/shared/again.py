@@ -29,9 +29,7 @@ def train_command(folder: Path) -> str:
 def compare_command(folder: Path, summary: Mapping[str, Any]) -> str:
     """Compare once more: the shared fields of the recipe as far as no default gives them, and the arms.
 
-    Args:
-        folder: of the comparison. An arm whose name alone does not stand for what was trained is the recipe file left there.
-        summary: of its `summary.json`.
+    An arm whose name alone does not stand for what was trained is the recipe file left in the folder.
     """
     recipe, seeds = summary.get("recipe", {}), summary["seeds"]
     changed = _changed(recipe, {**defaults(recipe), **COMMON})
@@ -44,12 +42,7 @@ def compare_command(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def fidelity_command(folder: Path, found: Mapping[str, Any]) -> str:
-    """Measure fidelity once more.
-
-    Args:
-        folder: of the measurement.
-        found: of its `fidelity.json`.
-    """
+    """Measure fidelity once more."""
     source, options = Path(found["source"]), found.get("options") or {}
     flags = [part for name, value in options.items() for part in _flag(name, value)]
     calls = [(source, _beyond(source, found["recipe"]))]
@@ -61,11 +54,6 @@ def fidelity_command(folder: Path, found: Mapping[str, Any]) -> str:
 
 def credit_command(folder: Path, source: str, options: Mapping[str, Any]) -> str:
     """Credit the same rollouts once more.
-
-    Args:
-        folder: of the export.
-        source: the rollouts, as they were given.
-        options: of `credit_rollouts`, as they were given, and `rows`.
 
     Example:
         >>> credit_command(Path("runs/credit"), "1.jsonl", {"methods": ["bae"], "reward": {"correct": "acc"}})

@@ -11,13 +11,7 @@ from spanwise.errors import DataError
 
 
 def find_checkpoint(output: str | Path, resume: str, console: Console | None = None) -> str:
-    """The folder to resume from; a DataError if it is not a whole checkpoint.
-
-    Args:
-        output: folder of the run.
-        resume: a checkpoint folder, or "last" for the newest whole one of the run.
-        console: where the damaged ones that "last" skips are named.
-    """
+    """The folder to resume from; a DataError if it is not a whole checkpoint."""
     if resume != "last":
         if fault := checkpoint_fault(Path(resume)):
             raise DataError(f"'{resume}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")

@@ -23,13 +23,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Live:
-    """One line that moves on a terminal; every tenth step a line in a log file.
-
-    Args:
-        console: where to.
-        title: name of the run.
-        steps: how many there will be.
-    """
+    """One line that moves on a terminal; every tenth step a line in a log file."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
@@ -87,11 +81,7 @@ def warm_up_progress(console: Console) -> Any:
 def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()) -> Group:
     """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters.
 
-    Args:
-        title: above it.
-        columns: run -> figure -> value; a "!" beside a figure that must not be read calmly (`measure.alarms`), and under the table
-            why.
-        absent: figures that are left out.
+    A "!" stands beside a figure that must not be read calmly (`measure.alarms`), and under the table why.
     """
     names = [name for name in dict.fromkeys(name for found in columns.values() for name in found) if name not in absent]
     wrong = {run: alarms({name: found.get(name) for name in names}) for run, found in columns.items()}

@@ -14,11 +14,7 @@ FIDELITY = "fidelity.json"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file with a JSON object in each line.
-
-    Raises:
-        DataError: a line that is not one.
-    """
+    """Read a file with a JSON object in each line."""
     lines = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:

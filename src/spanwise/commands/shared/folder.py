@@ -26,25 +26,13 @@ def newest_folder(name: str) -> Path | None:
 
 
 def check_no_run(path: str | Path) -> None:
-    """Refuse the folder of a run to what would write its own `summary.json` or `report.html` over that of the run.
-
-    Raises:
-        DataError: a run is there.
-    """
+    """Refuse the folder of a run to what would write its own `summary.json` or `report.html` over that of the run."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, whose summary and report would be written over; give another --output.")
 
 
 def check_removable(path: Path, **sources: str | None) -> None:
-    """Refuse to replace a run by one that is made from it.
-
-    Args:
-        path: of the run.
-        **sources: what the new run reads, such as its model; names that are no place on this machine are nobody's.
-
-    Raises:
-        RecipeError: one of them would be removed.
-    """
+    """Refuse to replace a run by one that is made from it, by its model or another of the `sources`."""
     for name, source in sources.items():
         if source and Path(source).exists() and Path(source).resolve().is_relative_to(path.resolve()):
             first, *_ = (*Path(source).resolve().relative_to(path.resolve()).parts, "model")
@@ -55,11 +43,7 @@ def check_removable(path: Path, **sources: str | None) -> None:
 
 
 def write_page(folder: Path, html: str) -> Path:
-    """Write `report.html` into a folder; where it lies.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Write `report.html` into a folder; where it lies."""
     target = folder / "report.html"
     write_text(target, html)
     return target

@@ -70,13 +70,7 @@ class Run:
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
-    """What a recipe file says otherwise than it is asked for now; nothing if the file is not there.
-
-    Args:
-        file: a recipe.
-        asked: every field of the other recipe, resolved if the file is.
-        but: fields that may differ.
-    """
+    """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
     if not file.is_file():
         return []
     found = read_yaml(file)
@@ -119,10 +113,6 @@ def planned(
     """Every run of a comparison, seed by seed, so that an early look has whole pairs.
 
     What an arm says wins over the `shared` recipe file, and `choices` win over both.
-
-    Raises:
-        RecipeError: no arm or seed, an arm twice, one that cannot be planned, choices that would make an arm another one, or arms
-            that start from or are evaluated on different things.
     """
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:

@@ -34,15 +34,7 @@ _STARTS: Mapping[str, Start] = {"digits_twice": "twice", "digits_long": "long"}
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
     """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset.
 
-    Args:
-        recipe: checked already.
-        console: where the warm start is shown.
-        model: the folder of the model that is looked at, where that is not the one of the recipe: prompts are written in its
-            chat template, and the recipe's model is not looked for.
-
-    Raises:
-        RecipeError: the layout has tags that the embedded model does not write, or that no prompt asks for; DataError: what
-            `load_task` refuses.
+    Prompts are written in the chat template of `model`, where that is not the one of the recipe, which is not looked for then.
     """
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -80,11 +72,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def check_prompts(recipe: Recipe, task: Task) -> None:
-    """Refuse a dataset with fewer prompts than one step of training takes; TRL would end without a single step.
-
-    Raises:
-        DataError: how many there are, how many are needed, and what to set.
-    """
+    """Refuse a dataset with fewer prompts than one step of training takes; TRL would end without a single step."""
     if len(task.train) < recipe.prompts:
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
@@ -107,16 +95,7 @@ def _check_written(recipe: Recipe) -> None:
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Where the model of a run folder lies, of a checkpoint of it or of a model folder, and the recipe that says its task.
-
-    Args:
-        folder: of the run, the checkpoint or the model.
-        recipe: a file; default: that of the run which the folder is or lies in, else the embedded task.
-        overrides: recipe fields that win over it.
-
-    Raises:
-        DataError: a run without a model.
-    """
+    """Where the model of a run folder lies, of a checkpoint of it or of a model folder, and the recipe that says its task."""
     run = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
     place = folder / "model" if (folder / "model").is_dir() else folder
     if run == folder == place and not (folder / "config.json").is_file():
@@ -138,11 +117,7 @@ def run_above(folder: Path) -> list[Path]:
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is.
-
-    Raises:
-        DataError: no model, or a model of something else than the embedded task that the recipe says.
-    """
+    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is."""
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
         return model, tokenizer, make_task(recipe, console, model=folder)

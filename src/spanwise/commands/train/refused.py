@@ -17,12 +17,6 @@ def room_to_train(run: Path) -> Iterator[None]:
     """Train inside; where the system refuses to write, whoever asked it to, say so and how to go on.
 
     The checkpoint that was being written goes, as it takes room and cannot be used; those before it stay.
-
-    Args:
-        run: the folder of the run.
-
-    Raises:
-        DataError: naming what was being written, how much room there is and the command that goes on.
     """
     before = set(run.glob("checkpoints/checkpoint-*"))
     try:

@@ -46,17 +46,7 @@ def train(
 ) -> dict[str, Any]:
     """Train as the recipe says; write the run's folder; return what `summary.json` holds.
 
-    Args:
-        recipe: checked already. Without an output the run gets a new folder, `runs/<task>-<method>-<seed>-<n>`.
-        console: where progress is shown.
-        resume: a checkpoint folder, a run folder for its newest intact one, or "last" for that of the output, by default of the
-            newest run of that name. Only under the recipe that the checkpoint is of; what is watched and kept may be another.
-        overwrite: replace the run that the output holds: what runs write is removed first, and nothing else.
-        title: name in the progress line.
-
-    Raises:
-        SpanwiseError: anything in the recipe, the data or the checkpoint that cannot work, or a folder that holds another run or
-            that another process is training into, as one sentence.
+    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`runs.changed`).
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads)

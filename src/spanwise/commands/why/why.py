@@ -37,21 +37,7 @@ def why(
     console: Console | None = None,
     **options: Any,
 ) -> dict[str, Zeros]:
-    """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token.
-
-    Args:
-        rollouts: see `credit_rollouts`.
-        completion: show this one, counted from 0 in the order of the file.
-        examples: at most so many completions are named for each reason.
-        console: where to.
-        options: of `credit_rollouts`.
-
-    Returns:
-        method -> the reason of every token.
-
-    Raises:
-        SpanwiseError: see `credit_rollouts`; a completion that is not there.
-    """
+    """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
     result = _narrowed(credit_rollouts(rollouts, **options), asked=bool(options.get("methods")))
     if completion is not None and not 0 <= completion < len(result.table):
@@ -69,14 +55,7 @@ def why(
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
-    """The reason of every token of a file under each of its methods.
-
-    Args:
-        result: of `credit_rollouts`.
-
-    Returns:
-        method -> N completions, and their tokens as those of the table lie.
-    """
+    """The reason of every token of a file under each of its methods."""
     table = result.table
     schemes = {arm.name: arm.scheme for arm in result.arms}
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))

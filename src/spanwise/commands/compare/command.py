@@ -1,0 +1,43 @@
+"""`spanwise compare` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spanwise.commands.shared.options import Fields, listed, recipe_fields, seed_numbers
+
+
+def command(
+    recipe: Path | None = None,
+    /,
+    *,
+    arms: str = "outcome,blended,group,rlcr",
+    seeds: str = "0,1,2,3,4",
+    output: str = "runs/compare",
+    reference: str | None = None,
+    processes: int | None = None,
+    set_: Fields = None,
+) -> None:
+    """Train several methods or baselines with several seeds from one start, and say which differences are more than noise.
+
+    What is already in the output folder is not trained again, so an interrupted comparison goes on, and more seeds can be added.
+    Ctrl-C ends the trainings as well.
+
+    Args:
+        recipe: YAML file with what the arms share; an arm's own fields win over it.
+        arms: baselines, methods or recipe files, separated by commas.
+        seeds: numbers separated by commas.
+        output: folder for the table, the report and the runs.
+        reference: compare every other arm with this one only; default: all pairs.
+        processes: trainings side by side; default 2 on two CPU cores.
+        set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
+    """
+    from spanwise.commands.compare.compare import compare as run
+    from spanwise.commands.shared.display import quiet
+
+    quiet()
+    names = listed(arms)
+    run(
+        arms=names, seeds=seed_numbers(seeds), output=output, shared=recipe, choices=recipe_fields(set_), reference=reference,
+        processes=processes,
+    )  # fmt: skip

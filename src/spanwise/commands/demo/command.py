@@ -1,0 +1,40 @@
+"""`spanwise demo` on the command line."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rich.console import Console
+
+from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_numbers
+
+
+def command(
+    task: Literal["digits", "fields"] = "digits",
+    /,
+    *,
+    output: str | None = None,
+    seeds: str = "0",
+    steps: int | None = None,
+    overwrite: Flag = False,
+    set_: Fields = None,
+) -> None:
+    """Show the point: one number for the whole completion against one per block, from the same warm start.
+
+    Args:
+        task: digits, a solution and a confidence in it; fields, a JSON object of eight small answers.
+        output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
+        seeds: one or more, separated by commas.
+        steps: generation batches of each arm.
+        overwrite: replace the runs that the output holds.
+        set_: any other recipe field of both arms, as field=value; may be repeated.
+    """
+    from spanwise.commands.demo.demo import run_demo
+    from spanwise.commands.demo.digits import DIGITS
+    from spanwise.commands.demo.fields import FIELDS
+    from spanwise.commands.shared.display import quiet
+
+    quiet()
+    choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
+    demo = DIGITS if task == "digits" else FIELDS
+    run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())

@@ -1,0 +1,58 @@
+"""`spanwise eval` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from spanwise.commands.shared.options import AnyField, check_sizes, recipe_fields
+
+
+def command(
+    model: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    prompts: int = 512,
+    samples: int = 16,
+    seed: int = 1,
+    set_: AnyField = None,
+) -> None:
+    """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
+
+    Args:
+        model: a run folder (its recipe says the task), a checkpoint of it or a model folder; `evaluation.parquet` is written
+            into it.
+        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        prompts: held-out prompts.
+        samples: completions per prompt.
+        seed: of sampling.
+    """
+    from spanwise.commands.eval.evaluate import evaluate_folder
+    from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
+    from spanwise.commands.shared.task import run_or_model
+    from spanwise.measure import curve_difference
+    from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
+    from spanwise.rollouts.folder import sole_writer
+
+    quiet()
+    check_sizes(prompts=prompts, samples=samples)
+    place, loaded = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
+    console = Console()
+    with sole_writer(model):
+        found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+        found.write(model)
+    there = len(found.prompt_n.unique())
+    fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
+    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals(), absent=absent))
+    for sentence in unmeasured_sentences(absent):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
+    if votes and found.self_reward_n is not None and not found.stated:
+        console.print(VOTES_BY_SCORE, highlight=False)
+    for block, curves in votes.items():
+        console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
+    for block in list(votes)[1:]:
+        gain = curve_difference(votes[block]["majority"], votes[found.first]["majority"])
+        console.print(gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))

@@ -1,0 +1,65 @@
+"""`spanwise fidelity` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from spanwise.commands.shared.options import AnyField, Flag, check_sizes, recipe_fields
+from spanwise.errors import RecipeError
+
+
+def command(
+    checkpoint: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    prompts: int = 128,
+    samples: int = 32,
+    rerolls: int = 32,
+    tokens: Flag = False,
+    token_prompts: int = 48,
+    critics: str | None = None,
+    critic_steps: int = 80,
+    reference: Literal["token", "segment"] | None = None,
+    seed: int = 0,
+    output: Path = Path("runs/fidelity"),
+    set_: AnyField = None,
+) -> None:
+    """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
+
+    Args:
+        checkpoint: a run folder or a model folder of the embedded task.
+        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        prompts: held-out prompts.
+        samples: completions per prompt.
+        rerolls: fresh last blocks per distinct prefix.
+        tokens: also compare GAE, SAE and GRPO at the tokens of the first block.
+        token_prompts: held-out prompts of --tokens, four completions each.
+        critics: of --tokens, separated by commas: own, the run's, saved with the model; fitted on other prompts; mc, means of
+            further re-rolls; default: all there are.
+        critic_steps: how long the fitted critic is fitted; it is looked at on the way.
+        reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
+        seed: of sampling.
+        output: folder for fidelity.json and report.html.
+    """
+    from spanwise.commands.fidelity.fidelity import show
+    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.shared.folder import check_no_run
+    from spanwise.commands.shared.task import run_or_model
+    from spanwise.rollouts.folder import sole_writer
+
+    quiet()
+    check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
+    check_no_run(output)
+    place, loaded = run_or_model(checkpoint, recipe, recipe_fields(set_))
+    if (critics or reference) and not tokens:
+        raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
+    asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
+    with sole_writer(output):
+        show(
+            place, loaded, output=output, console=Console(), prompts=prompts, samples=samples, rerolls=rerolls, seed=seed,
+            tokens=asked if tokens else None,
+        )  # fmt: skip

@@ -1,0 +1,16 @@
+"""`spanwise methods` on the command line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+def command(name: str | None = None, /) -> None:
+    """List the methods with what each needs and its paper, or print one preset in full.
+
+    Args:
+        name: a method.
+    """
+    from spanwise.commands.methods.methods import show_methods
+
+    show_methods(name, console=Console())

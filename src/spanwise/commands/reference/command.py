@@ -1,0 +1,45 @@
+"""`spanwise reference` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from spanwise.commands.shared.options import AnyField, check_sizes, recipe_fields
+
+
+def command(
+    recipe: Path | None = None,
+    /,
+    *,
+    model: str | None = None,
+    dataset: str | None = None,
+    prompts: int = 16,
+    samples: int = 16,
+    set_: AnyField = None,
+) -> None:
+    """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
+
+    Args:
+        recipe: YAML file with laser; a model and a dataset stand in it or are given here.
+        model: hub name or folder.
+        dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
+        prompts: training prompts.
+        samples: completions per prompt.
+    """
+    from spanwise.commands.reference.reference import reference as measure
+    from spanwise.commands.shared.display import quiet
+    from spanwise.recipe import load
+
+    quiet()
+    check_sizes(prompts=prompts, samples=samples)
+    given = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
+    console = Console()
+    found = measure(load(recipe, {**recipe_fields(set_), **given}), prompts=prompts, samples=samples, console=console)
+    console.print(
+        f"Over {found['completions']} of {prompts * samples} completions, those that ended, log pi('{found['token']}') is "
+        f"{found['mean']:.4g} +- {found['std']:.2g} at temperature {found['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{found['token']}', reference: {found['mean']:.4g}, ...}}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip

@@ -1,0 +1,19 @@
+"""`spanwise report` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: The extra of pip that brings what this command needs.
+EXTRA = "report"
+
+
+def command(folder: Path, /) -> None:
+    """Write FOLDER/report.html: one file, no network, of a training run, a comparison, a fidelity measurement or a credit export.
+
+    Args:
+        folder: what `spanwise train`, `compare`, `fidelity` or `credit` wrote.
+    """
+    from spanwise.commands.report.report import report_folder
+
+    print(report_folder(folder))

@@ -1,0 +1,99 @@
+"""`spanwise train` on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from spanwise.commands.shared.options import Fields, Flag, column_roles, recipe_fields
+from spanwise.errors import RecipeError, unknown
+
+
+def command(
+    recipe: Path | None = None,
+    /,
+    *,
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts"] | None = None,
+    start: Literal["easy", "hard"] | None = None,
+    model: str | None = None,
+    dataset: str | None = None,
+    columns: list[str] | None = None,
+    method: str | None = None,
+    calibration: Literal["brier", "log_score"] | None = None,
+    baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None,
+    steps: int | None = None,
+    prompts: int | None = None,
+    group_size: int | None = None,
+    learning_rate: float | None = None,
+    seed: int | None = None,
+    eval_every: int | None = None,
+    save_every: int | None = None,
+    output: str | None = None,
+    report_to: str | None = None,
+    resume: str | None = None,
+    overwrite: Flag = False,
+    set_: Fields = None,
+) -> None:
+    """Train from a recipe; without one, the embedded task with blockwise credit (BAE + OCB).
+
+    Recipe fields and their defaults: task=digits, start=easy, start_seed=0, start_steps=null, fields=8, model=null,
+    dataset=null, split=train, question_column=question, prompt_column=null, answer_column=answer, instruction=null,
+    method=bae, calibration=null, baseline=null, layout=null, segmenter=tags, most=16, prefilled=null, objectives=null,
+    per=null, values=null, verifier={}, options={}, critic=null, laser=null, steps=120, prompts=16, group_size=16,
+    mini_batches=1, micro_batch=null, learning_rate=0.0004, warmup_steps=10, clip=0.2, entropy=0.04, entropy_target=0.2,
+    temperature=1.0, max_completion_length=null, seed=0, trainer={}, eval_every=10, eval_prompts=512, eval_samples=8,
+    output=null, save_every=0, keep_rollouts=1, report=true, report_to=none, threads=1. For a model by name:
+    learning_rate=1.0e-06, warmup_steps=20, entropy=0.0, eval_every=0, eval_prompts=100, eval_samples=4, save_every=40,
+    keep_rollouts=20.
+
+    Args:
+        recipe: YAML file; options on the command line win over it.
+        task: digits, digits_twice, digits_long or fields (embedded), confidence or two_attempts (with --model and --dataset).
+        start: warm start of the embedded task.
+        model: hub name or folder.
+        dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
+        columns: role=column of a dataset whose columns are called otherwise, as in question=problem,answer=gold; roles are
+            question, prompt (whole prompts, used as they are) and answer. May be repeated.
+        method: a preset, see `spanwise methods`.
+        calibration: how a confidence is scored.
+        baseline: what a confidence is compared with.
+        steps: generation batches.
+        prompts: prompts per step.
+        group_size: completions per prompt.
+        learning_rate: of AdamW.
+        seed: of prompts and sampling.
+        eval_every: steps between evaluations.
+        save_every: steps between checkpoints.
+        output: folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>.
+        report_to: none, trackio or wandb.
+        resume: a run folder to go on with, one of its checkpoints, or "last" for the newest intact one of the output.
+        overwrite: replace the run that the output holds.
+        set_: any other recipe field of those above, as field=value; may be repeated.
+    """
+    given = {
+        field: value
+        for field, value in locals().items()
+        if value is not None and field not in ("recipe", "columns", "resume", "overwrite", "set_")
+    }
+    from spanwise.recipe import load
+
+    if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
+        recipe = Path(resume) / "recipe.yaml"
+    loaded = load(recipe, {**given, **_dataset_columns(columns), **recipe_fields(set_)})
+    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.train.train import train
+
+    quiet()
+    train(loaded, console=Console(), resume=resume, overwrite=overwrite)
+
+
+def _dataset_columns(given: Sequence[str] | None) -> dict[str, str]:
+    """The recipe fields that `--columns` of a dataset stands for."""
+    roles = column_roles(given)
+    for role in roles:
+        if role not in ("question", "prompt", "answer"):
+            raise RecipeError(unknown("role of --columns", role, ("question", "prompt", "answer")))
+    return {f"{role}_column": column for role, column in roles.items()}
