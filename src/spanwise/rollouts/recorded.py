@@ -75,9 +75,10 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     [nan, -1.0]
     """
     found = {}
-    for method in schema.methods(table.column_names):
+    for method in schema.methods_in(table.column_names):
         credit = {
-            block: numbers(table, schema.credit(method, block)) for block in schema.credited(table.column_names, method)
+            block: numbers(table, schema.credit_column(method, block))
+            for block in schema.credited(table.column_names, method)
         }
         stop_n = credit.pop(schema.STOP, None)
         found[method] = credit if stop_n is None else with_stop(credit, stop_n)

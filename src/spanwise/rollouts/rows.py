@@ -130,7 +130,7 @@ def token_rows(
         (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
-    methods = schema.methods(names)
+    methods = schema.methods_in(names)
     source = schema.TOKENS if schema.TOKENS in names else schema.IDS
     needed = [schema.PROMPT, source, schema.TRAINABLE, *(schema.advantages(one) for one in methods or ["<method>"])]
     missing = [name for name in needed if name not in names]
@@ -165,10 +165,14 @@ def token_rows(
                 values={name: value.tolist() for name, value in values.items()},
                 probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
-                stop={method: stop for method in methods if (stop := row.get(schema.credit(method, schema.STOP)))},
+                stop={method: stop for method in methods if (stop := row.get(schema.credit_column(method, schema.STOP)))},
                 opens=segments,
                 credit={
-                    one: {name: row[schema.credit(one, name)] for name in schema.credited(names, one) if name != schema.STOP}
+                    one: {
+                        name: row[schema.credit_column(one, name)]
+                        for name in schema.credited(names, one)
+                        if name != schema.STOP
+                    }
                     for one in methods
                 },
                 score=math.nan if scored and row[schema.SELF_REWARD] is None else row.get(schema.SELF_REWARD),

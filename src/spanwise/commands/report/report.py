@@ -218,7 +218,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if not files:
         return None, {}
     table, paying = read_rows(files[-1]), {}
-    methods = schema.methods(table.column_names)
+    methods = schema.methods_in(table.column_names)
     asked = recipe.get("objectives") or ()
     lists = (entry.get("given") or () for entry in asked)
     given = [(entry.get("options") or {}).get("of") for entry in asked]
