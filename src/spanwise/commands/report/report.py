@@ -252,8 +252,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
         return table, {}
     if not found.table.has_ids:  # its tokens are not those of the file
         return table, {}
-    parts = credited_parts(found.table, found.applied, found.scores, found.marked, found.group_n)
-    other = pa.concat_tables(parts)
+    other = pa.concat_tables(credited_parts(found))
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
     return table, remembered(found.arms, {})["paid"]
