@@ -11,7 +11,9 @@ import torch
 from helpers import NAN
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import compare_arms, voting
-from spanwise.report import TokenRow, TokenView, compare_report, credit_report, train_report, with_stop
+from spanwise.report import TokenView, compare_report, credit_report, train_report
+from spanwise.rollouts.recorded import with_stop
+from spanwise.rollouts.rows import TokenRow
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
 RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}

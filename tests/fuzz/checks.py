@@ -11,14 +11,15 @@ from linear import NoProcess
 from oracles import owners_of_tokens, slow_segment
 from spanwise import Batch, Layout, Objective, Scheme, advantages, credit, read
 from spanwise.commands.credit.blocks import usual_tags
-from spanwise.commands.shared.rows import pieces_of, token_rows
 from spanwise.measure import voting
 from spanwise.pipeline import metrics
 from spanwise.remarks import remarks
-from spanwise.report.tokens import TokenView, pack, payload
+from spanwise.report import TokenView
+from spanwise.report.tokens import pack, payload
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
 from spanwise.rollouts.messages import clean
 from spanwise.rollouts.recorded import read_rows
+from spanwise.rollouts.rows import token_rows
 from spanwise.rollouts.text import pieces
 from spanwise.score import parse_confidence
 from spanwise.score.answers import LONGEST
@@ -225,7 +226,7 @@ def kept(cell, made, folder):
         assert torch.equal(
             table.rewards[name].value_n.nan_to_num(nan=9.0), reading.scores.reward_nm[:, m].nan_to_num(nan=9.0)
         )
-    view = token_rows(read_rows(file), pieces_of(cell.family.vocabulary))
+    view = token_rows(read_rows(file), cell.family.vocabulary)
     assert pack(payload(TokenView(("bae",), view)))
     answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
     voting(

@@ -9,10 +9,11 @@ import torch
 
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit, read
 from spanwise.commands.credit.blocks import usual_tags
-from spanwise.commands.shared.rows import pieces_of, shown_prompt
 from spanwise.measure import voting
-from spanwise.report.tokens import TokenRow, TokenView, payload
+from spanwise.report import TokenView
+from spanwise.report.tokens import payload
 from spanwise.rollouts.messages import clean, completion_parts
+from spanwise.rollouts.rows import TokenRow, shown_prompt, token_text
 from spanwise.rollouts.table import recorded
 from spanwise.rollouts.text import cut_text
 from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_all
@@ -148,7 +149,7 @@ def voted(text):
 
 
 def shown(text):
-    tokens = pieces_of(BYTES)(list(text.encode()))
+    tokens = [token_text(BYTES.pieces[byte]) for byte in text.encode()]
     flat = [0.0] * len(tokens)
     return payload(TokenView(("bae",), [TokenRow(text, tokens, {"bae": flat}, {}, {}, {}, "")]))
 

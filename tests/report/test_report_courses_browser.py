@@ -13,7 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from test_report_tokens_browser import PIXEL, assert_untouched, choose, luminance, page, row, style, text, token
 
-from spanwise.report.tokens import TokenView
+from spanwise.report import TokenView
 
 WORDS = "A tick stands where a token of a probability below 0.2 opens a segment."
 VALUES = [0.5, 0.25, math.nan, 0.75, 1.0, -1.0]

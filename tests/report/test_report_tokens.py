@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import spanwise.report.tokens as code
-from spanwise.commands.shared.rows import pieces_of, shown_prompt, token_rows
 from spanwise.errors import AlignmentError, DataError
-from spanwise.report.tokens import TokenRow, TokenView, token_view
+from spanwise.report import TokenView, token_view
 from spanwise.rollouts import Rollouts
+from spanwise.rollouts.rows import TokenRow, shown_prompt, token_rows, token_text
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from tokenizers_small import byte_level
@@ -305,7 +305,7 @@ def table():
 
 
 def test_rows_of_a_rollouts_table():
-    first, second = token_rows(table(), lambda ids: [f"t{index}" for index in ids])
+    first, second = token_rows(table(), Vocabulary(tuple(f"t{index}".encode() for index in range(9))))
     assert first == TokenRow(
         prompt="1+1=",
         tokens=["t5", "t6", "t7"],
@@ -385,7 +385,8 @@ def test_token_texts_are_the_bytes_of_the_tokens():
     tokenizer = byte_level()
     text = "<answer>é日本🙂</answer> naïve\n"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces = pieces_of(Vocabulary.from_tokenizer(tokenizer))(ids)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    pieces = [token_text(vocabulary.pieces[index]) for index in ids]
     assert len(pieces) == len(ids)
     assert "".join(pieces).encode(errors="surrogateescape") == text.encode()
     assert any("\udc80" <= piece[0] <= "\udcff" for piece in pieces)  # the vocabulary cuts characters
@@ -394,14 +395,9 @@ def test_token_texts_are_the_bytes_of_the_tokens():
 
 
 def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
-    first, second = token_rows(table(), pieces_of(Vocabulary((b"a",) * 8)))
+    first, second = token_rows(table(), Vocabulary((b"a",) * 8))
     assert first.tokens == ["a", "a", "a"]
     assert second.tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩", "⟨8⟩"]
-
-
-def test_an_id_outside_the_vocabulary_is_named():
-    with pytest.raises(AlignmentError, match="Token id 9"):
-        pieces_of(Vocabulary((b"a",)))([9])
 
 
 def test_more_distinct_texts_than_there_are_characters(monkeypatch):

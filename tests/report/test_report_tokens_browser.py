@@ -17,7 +17,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import spanwise.report.tokens as code
-from spanwise.report.tokens import TokenRow, TokenView, token_view
+from spanwise.report import TokenView, token_view
+from spanwise.rollouts.rows import TokenRow
 
 BASE = """
 :root { color-scheme: light; --background: #fff; --text: #1d2127; --muted: #5c6570; --line: #dfe2e6; --accent: #0b6fb8; }

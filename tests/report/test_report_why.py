@@ -10,11 +10,11 @@ import pytest
 from arithmetic import holds
 from rollout_files import quiet, said, verl_file
 from spanwise.commands.credit.credit import credit
-from spanwise.commands.shared.rows import read_pieces, token_rows
-from spanwise.report import Paid, Part, Rule, TokenRow, TokenView
+from spanwise.report import Paid, Rule, TokenView
 from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
 from spanwise.report.why import Reasons
+from spanwise.rollouts.rows import Part, TokenRow, token_rows
 
 NAN = math.nan
 
@@ -184,7 +184,7 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     from spanwise.commands.shared.paid import paid_of, rule_of
 
     listed = remembered(found.arms, {})["paid"]
-    rows = token_rows(table, read_pieces(None))
+    rows = token_rows(table, None)
     view = TokenView(tuple(one.name for one in found.applied), rows, paid={m: paid_of(**one) for m, one in listed.items()},
                      rules={m: rule_of(**one) for m, one in listed.items()})  # fmt: skip
     seen = dict.fromkeys(view.methods, 0)

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models
 from rollout_files import ABSENT, OK, UNSCORED, own_run
 from rollouts_cases import TEXTS, Case, cases, completion
 from spanwise.commands.credit.credit import credit, credit_rollouts
-from spanwise.commands.shared.rows import recorded_credit, recorded_rewards, token_rows
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts, write_rollouts
-from spanwise.rollouts.recorded import read_numbers, read_rows
+from spanwise.rollouts.recorded import read_numbers, read_rows, recorded_credit, recorded_rewards
+from spanwise.rollouts.rows import token_rows
 from spanwise.rollouts.text import load_tokenizer
 from spanwise.types import Fault, Status
 

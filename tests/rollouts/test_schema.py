@@ -95,16 +95,16 @@ def test_no_other_module_spells_a_column():
 @pytest.mark.parametrize("method", ["bae:group", "reinforce++", "日本 x"])
 @pytest.mark.parametrize("block", ["a", "c/d", "stop it"])
 def test_names_come_back_out_of_columns(method, block):
-    names = [schema.advantages(method), schema.credit(method, block), schema.credit(f"{method}x", block)]
+    names = [schema.advantages(method), schema.credit_column(method, block), schema.credit_column(f"{method}x", block)]
     names += [schema.start(block), schema.end(block), schema.reward(block), schema.status(block)]
-    assert schema.methods(names) == [method, f"{method}x"]
+    assert schema.methods_in(names) == [method, f"{method}x"]
     assert schema.credited(names, method) == [block]
     assert schema.blocks(names) == schema.objectives(names) == [block]
     assert schema.made_by(method, names) == names[:2]
 
 
 def test_a_method_that_columns_cannot_hold_is_refused():
-    for column in (lambda: schema.advantages("a/b"), lambda: schema.credit("a/b", "c")):
+    for column in (lambda: schema.advantages("a/b"), lambda: schema.credit_column("a/b", "c")):
         with pytest.raises(SpanwiseError, match="Method 'a/b' has a '/' in its name"):
             column()
 

@@ -8,18 +8,16 @@ try:
 except ModuleNotFoundError as error:  # the core installs without them
     raise lacking("spanwise.report", error) from error
 
-from spanwise.report.arithmetic import Part
 from spanwise.report.compare import compare_report
 from spanwise.report.credit import credit_report
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import with_stop
 from spanwise.report.sections import VOTES_BY_SCORE
-from spanwise.report.tokens import Paid, TokenRow, TokenView, token_view
+from spanwise.report.tokens import token_view
 from spanwise.report.train import train_report, unmeasured_sentences
-from spanwise.report.why import Rule, rule_words
+from spanwise.report.view import Paid, Rule, TokenView
+from spanwise.report.why import rule_words
 
 __all__ = [
-    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Part", "Rule", "Section", "TokenRow", "TokenView", "compare_report",
-    "credit_report", "render", "rule_words", "token_view",
-    "train_report", "unmeasured_sentences", "with_stop",
+    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Rule", "Section", "TokenView", "compare_report", "credit_report", "render",
+    "rule_words", "token_view", "train_report", "unmeasured_sentences",
 ]  # fmt: skip

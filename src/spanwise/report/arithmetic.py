@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from spanwise.rollouts.rows import Part
 
 #: Significant digits that are shown.
 DIGITS = 4
 _MINUS = "\u2212"
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`.
-
-    Attributes:
-        objective: its name; several joined by " + " whose sum is compared.
-        worth: the reward, or what stands for one that was left out; None: there is none.
-        baseline, divisor: None where no such numbers gave the part.
-        weight: of the objective.
-        part: what it credits.
-        stratum: completions of one number were compared with each other; -1: with nobody.
-    """
-
-    objective: str
-    worth: float | None
-    baseline: float | None
-    divisor: float | None
-    weight: float
-    part: float
-    stratum: int = -1
 
 
 def shown(value: float | None, *, sign: bool = False) -> str:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from spanwise.measure import CALIBRATION, LASER_FIGURES, ArmComparison, Difference, Interval, alarms
-from spanwise.report.rows import STOP, figure, figure_name, percent
+from spanwise.report.rows import figure, figure_name, percent
+from spanwise.rollouts.schema import STOP
 
 Lines = Sequence[Mapping[str, Any]]
 #: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from spanwise.report.arithmetic import DIGITS, shown
-from spanwise.report.why import LEFT_OUT, Rule
-
-if TYPE_CHECKING:
-    from spanwise.report.tokens import TokenRow, TokenView
+from spanwise.report.view import Rule, TokenView
+from spanwise.report.why import LEFT_OUT
+from spanwise.rollouts.rows import TokenRow
 
 #: Blocks that a sentence names one by one.
 _NAMED = 3

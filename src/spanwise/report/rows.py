@@ -36,8 +36,6 @@ FIGURES: Mapping[str, str] = {
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 #: Most points of a curve, and so rows of its table.
 MOST = 100
-#: What stands beside the blocks: the credit of a completion's last token for leaving out every block that is paid.
-STOP = "stop"
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -233,21 +231,6 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
             rows.append({"series": name, "low": low, "high": high, "share": count / len(value_n), "count": count})
         rows.append({"series": name, "low": widest, "high": widest, "share": 0.0, "count": 0})
     return rows
-
-
-def with_stop(block_n: Mapping[str, Float[Tensor, " n"]], stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """The credit of each block, and under `stop` what completions are credited with for leaving out every paid block.
-
-    Args:
-        block_n: block -> credit of each completion; NaN where it does not have the block.
-        stop_n: stop credit. Where it is 0 there is none: NaN in the result. Where it is 0 everywhere, there is no `stop`.
-
-    Example:
-        >>> with_stop({"all": torch.tensor([.5, .5])}, torch.tensor([0., -1.]))
-        {'all': tensor([0.5000, 0.5000]), 'stop': tensor([nan, -1.])}
-    """
-    charged = {STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
-    return {**block_n, **charged}
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:

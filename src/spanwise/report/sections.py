@@ -10,7 +10,6 @@ from spanwise.measure import Curve, curve_difference
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.rows import (
-    STOP,
     Row,
     confidence_rows,
     grouped,
@@ -20,7 +19,9 @@ from spanwise.report.rows import (
     voting_rows,
     wide,
 )
-from spanwise.report.tokens import TokenView, token_view
+from spanwise.report.tokens import token_view
+from spanwise.report.view import TokenView
+from spanwise.rollouts.schema import STOP
 
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))

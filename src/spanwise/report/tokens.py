@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
-from spanwise.report.arithmetic import Part
 from spanwise.report.glossary import explained
 from spanwise.report.headline import clause, openings
 from spanwise.report.page import deflated
-from spanwise.report.why import Reasons, Rule, credits, units
+from spanwise.report.view import Rule, TokenView
+from spanwise.report.why import Reasons, credits, units
+from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
 #: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
@@ -31,117 +31,6 @@ _MOST_WORDS = 0x110000 - 2048 - 32
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """One completion, in plain data.
-
-    Attributes:
-        prompt: its text.
-        tokens: (T,) texts. A byte that is no whole character by itself is a lone surrogate U+DC80 to U+DCFF, as
-            `bytes.decode(errors="surrogateescape")` writes it; the view shows it as ‹C3›.
-        advantages: method -> (T,) what each token is credited with; NaN where the token is not trained.
-        spans: block -> its pieces, half-open intervals of tokens; empty where the block is absent.
-        rewards: objective -> reward; None where there is none.
-        statuses: objective -> why the reward has its value or has none, `Status` in lower case.
-        fault: what is wrong with the tags, in words; "" is well-formed.
-        values: stream -> (T,) what a critic expected before each token, NaN where there is none; "" is the only stream.
-        probabilities: (T,) of each token under the policy that sampled it.
-        step: of training.
-        stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
-        opens: stream -> the tokens that open a segment in it, ascending.
-        credit: method -> block -> what the block is credited with; None where it is absent.
-        score: the self-rewarding score, NaN where it did not end; None: nobody has read one.
-        own: method -> the share of the score in the credit of blocks where it is mixed in, and the score as its group compares it.
-        parts: method -> what its credit is made of, objective by objective; empty where nobody says it.
-        answer: the gold answer; None: there is none.
-        stated: objective -> the number that the completion states and the reward read (a confidence).
-        group: completions of one step with one number are compared; None: not known.
-
-    Example:
-        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
-        >>> row.advantages["grpo"]
-        [0.5]
-    """
-
-    prompt: str
-    tokens: Sequence[str]
-    advantages: Mapping[str, Sequence[float]]
-    spans: Mapping[str, Sequence[tuple[int, int]]]
-    rewards: Mapping[str, float | None]
-    statuses: Mapping[str, str]
-    fault: str
-    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    probabilities: Sequence[float] | None = None
-    step: int | None = None
-    stop: Mapping[str, float] = field(default_factory=dict)
-    opens: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    score: float | None = None
-    own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
-    answer: str | None = None
-    stated: Mapping[str, float | None] = field(default_factory=dict)
-    group: int | None = None
-
-
-@dataclass(frozen=True)
-class Paid:
-    """What pays a block.
-
-    Attributes:
-        objectives: by name.
-        plain: its credit is the reward of the only one, minus a baseline.
-        mixed: but for the share of the completion's own score, which is mixed into it (`TokenRow.own`).
-
-    Example:
-        >>> Paid(("correct",)).objectives
-        ('correct',)
-    """
-
-    objectives: Sequence[str]
-    plain: bool = False
-    mixed: bool = False
-
-
-@dataclass(frozen=True)
-class TokenView:
-    """What the token view shows.
-
-    Attributes:
-        methods: names, in order; every completion has advantages under each of them.
-        completions: in order.
-        outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
-        segments: what opens a segment, in words; "": there are none.
-        paid: method -> block -> what pays it, as far as that is known.
-        rules: method -> how it credits, as far as that is known.
-        own: the method of the user's recipe, which stands on the right; None: the second one.
-        total: completions that there are, of which these are some; None: these are all.
-
-    Example:
-        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
-        >>> len(TokenView(("grpo",), [row]).completions)
-        1
-    """
-
-    methods: tuple[str, ...]
-    completions: Sequence[TokenRow]
-    outcome: str | None = None
-    segments: str = ""
-    paid: Mapping[str, Mapping[str, Paid]] = field(default_factory=dict)
-    rules: Mapping[str, Rule] = field(default_factory=dict)
-    own: str | None = None
-    total: int | None = None
-
-    @property
-    def pair(self) -> tuple[str, str]:
-        """What stands on the left and on the right at first: grpo, where there is one, and the user's own method."""
-        left = "grpo" if "grpo" in self.methods else self.methods[0]
-        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
-        if left == right:
-            left = next((name for name in self.methods if name != right), right)
-        return left, right
 
 
 def token_view(view: TokenView) -> Markup:

@@ -31,7 +31,7 @@ from spanwise.report.sections import (
     tokens_section,
     voting_section,
 )
-from spanwise.report.tokens import TokenView
+from spanwise.report.view import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
 

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spanwise.report.arithmetic import DIGITS, Part, added, equation, shown, signed
-
-if TYPE_CHECKING:
-    from spanwise.report.tokens import Paid, TokenRow, TokenView
+from spanwise.report.arithmetic import DIGITS, added, equation, shown, signed
+from spanwise.report.view import Paid, Rule, TokenView
+from spanwise.rollouts.rows import Part, TokenRow
 
 #: Statuses of a reward that the completion left out.
 LEFT_OUT = ("absent", "unparsable")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What is known of how a method credits.
-
-    Attributes:
-        kind: what it credits: "block", "completion", "token", "step"; "" is not known.
-        about: a sentence on it.
-        baselines: objective -> what its baseline is the mean of, in words.
-        weights: objective -> weight.
-        missing: objective -> what stands for a reward that is left out; None: nothing.
-        verdict: the objective that a score of the completion's own is mixed with; "": there is none.
-
-    Example:
-        >>> rule = Rule("block", baselines={"brier": "same prompt, same correct"}, missing={"brier": -1.0})
-        >>> rule.baselines["brier"], rule.missing["brier"]
-        ('same prompt, same correct', -1.0)
-    """
-
-    kind: str = ""
-    about: str = ""
-    baselines: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    missing: Mapping[str, float | None] = field(default_factory=dict)
-    verdict: str = ""
 
 
 class Reasons:

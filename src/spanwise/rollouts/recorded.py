@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,44 @@ def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
     if name not in table.column_names:
         raise DataError(f"The rollouts have no column '{name}'; they have {', '.join(table.column_names) or 'none'}.")
     return torch.tensor(table[name].cast(pa.float64()).to_numpy(), dtype=torch.float64)
+
+
+def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
+    """Method -> block -> credit of each completion, as reports take it: NaN where it has no such block, and `stop`.
+
+    >>> table = pa.table({"credit/bae/a": [0.5, None], "credit/bae/stop": [0.0, -1.0], "advantages/bae": [[0.5], [-1.0]]})
+    >>> recorded_credit(table)["bae"]["stop"].tolist()
+    [nan, -1.0]
+    """
+    found = {}
+    for method in schema.methods_in(table.column_names):
+        credit = {
+            block: numbers(table, schema.credit_column(method, block))
+            for block in schema.credited(table.column_names, method)
+        }
+        stop_n = credit.pop(schema.STOP, None)
+        found[method] = credit if stop_n is None else with_stop(credit, stop_n)
+    return found
+
+
+def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
+    """Objective -> reward of each completion, NaN where there is none."""
+    return {name: numbers(table, schema.reward(name)) for name in schema.objectives(table.column_names)}
+
+
+def with_stop(block_n: Mapping[str, Float[Tensor, " n"]], stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
+    """The credit of each block, and under `stop` what completions are credited with for leaving out every paid block.
+
+    Args:
+        block_n: block -> credit of each completion; NaN where it does not have the block.
+        stop_n: stop credit. Where it is 0 there is none: NaN in the result. Where it is 0 everywhere, there is no `stop`.
+
+    Example:
+        >>> with_stop({"all": torch.tensor([.5, .5])}, torch.tensor([0., -1.]))
+        {'all': tensor([0.5000, 0.5000]), 'stop': tensor([nan, -1.])}
+    """
+    charged = {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
+    return {**block_n, **charged}
 
 
 def _opened(file: Path) -> pq.ParquetFile:

@@ -94,10 +94,10 @@ def status(objective: str) -> str:
     return f"status/{objective}"
 
 
-def credit(method: str, block: str) -> str:
+def credit_column(method: str, block: str) -> str:
     """The column of a block's credit; of the decision to stop, if the block is `STOP`.
 
-    >>> credit("bae:group", "solution")
+    >>> credit_column("bae:group", "solution")
     'credit/bae:group/solution'
     """
     return f"credit/{_checked(method)}/{block}"
@@ -171,10 +171,10 @@ def objectives(names: Iterable[str]) -> list[str]:
     return _behind(names, "reward")
 
 
-def methods(names: Iterable[str]) -> list[str]:
+def methods_in(names: Iterable[str]) -> list[str]:
     """The methods that columns tell of.
 
-    >>> methods(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
+    >>> methods_in(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
     ['bae', 'grpo']
     """
     parts = (name.split("/") for name in names)
@@ -187,7 +187,7 @@ def credited(names: Iterable[str], method: str) -> list[str]:
     >>> credited(["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"], "bae")
     ['a', 'stop']
     """
-    return _behind(names, credit(method, "").removesuffix("/"))
+    return _behind(names, credit_column(method, "").removesuffix("/"))
 
 
 def made_by(method: str, names: Iterable[str]) -> list[str]:
@@ -197,7 +197,7 @@ def made_by(method: str, names: Iterable[str]) -> list[str]:
     ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
     """
     own = (advantages(method), parts(method))
-    return [name for name in names if name in own or name.startswith(credit(method, ""))]
+    return [name for name in names if name in own or name.startswith(credit_column(method, ""))]
 
 
 def _behind(names: Iterable[str], family: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -182,6 +182,25 @@ class RolloutTable:
     def has_ids(self) -> bool:
         """Whether the ids are the file's own; else its texts were cut into pieces or encoded again."""
         return self.tokenizer is not None
+
+    def rows(self, first: int, last: int) -> RolloutTable:
+        """The completions first..last - 1 as a table; what lies flat is shared with this one."""
+        n, v = slice(first, last), slice(self.tokens.offsets[first], self.tokens.offsets[last])
+        by_row = ("prompts", "group_n", "step_n", "learned_n", "rollout_n", "self_reward_n")
+        trained = self.as_recorded
+        return replace(
+            self,
+            **{name: None if (values := getattr(self, name)) is None else values[n] for name in by_row},
+            tokens=self.tokens.rows(first, last),
+            trainable=self.trainable[v],
+            columns={name: values[n] for name, values in self.columns.items()},
+            rewards={name: reward.take(n) for name, reward in self.rewards.items()},
+            token_values={name: values[v] for name, values in self.token_values.items()},
+            as_recorded=trained
+            and trained._replace(
+                number=trained.number[v], by_block={name: credit_n[n] for name, credit_n in trained.by_block.items()}
+            ),
+        )
 
     @staticmethod
     def of(

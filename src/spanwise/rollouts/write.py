@@ -153,8 +153,8 @@ def credit_columns(
         parts: what the credit is made of, objective by objective; None where nobody knows.
     """
     return {
-        **{schema.credit(method, block): credit_n for block, credit_n in by_block.items()},
-        schema.credit(method, schema.STOP): stop_n,
+        **{schema.credit_column(method, block): credit_n for block, credit_n in by_block.items()},
+        schema.credit_column(method, schema.STOP): stop_n,
         schema.parts(method): None if parts is None else _part_lists(parts),
         schema.advantages(method): advantages,
     }

@@ -79,7 +79,7 @@ def test_an_export_remembers_whose_a_row_is(tmp_path):
     options = {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
     result = credit_rollouts(WRITTEN, methods=["rloo"], **options)
     file = tmp_path / "out" / "credit.parquet"
-    write_credit(file, result.table, result.applied, result.scores, result.marked, result.group_n)
+    write_credit(file, result)
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
     again = credit_rollouts(file, recipe=tmp_path / "recipe.yaml", methods=["rloo"], tokenizer=tmp_path / "model")
     assert again.table.rollout_n.tolist() == [0, 0, 1, 1]

@@ -20,7 +20,7 @@ from spanwise.credit import Parts, parts
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
-from spanwise.types import Credit, Spans
+from spanwise.types import Credit, Scores, Spans
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,36 @@ class Applied:
     def silent_n(self) -> Bool[Tensor, " n"]:
         """The completions none of whose blocks gets any credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
+
+
+@dataclass(frozen=True)
+class CreditResult:
+    """A rollout file under several methods.
+
+    Attributes:
+        table: the file.
+        group_n: the groups as they were compared.
+        arms: the methods, in order.
+        applied: what they credit, and last what the file itself records (`recorded`), if that is shown.
+        scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
+        marked: the spans that are shown: of the layout with the most blocks.
+        notes: what the user should know, sentence by sentence.
+        score: what the self-rewarding scores of the file are worth (`score_figures`); None where it has none.
+    """
+
+    table: RolloutTable
+    group_n: Tensor
+    arms: tuple[Arm, ...]
+    applied: tuple[Applied, ...]
+    scores: Scores
+    marked: Marked
+    notes: tuple[str, ...]
+    score: dict[str, Any] | None = None
+
+    @property
+    def note(self) -> str:
+        """The notes as one text."""
+        return " ".join(self.notes)
 
 
 def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]) -> Applied:

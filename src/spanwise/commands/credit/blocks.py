@@ -51,16 +51,16 @@ def base_layout(recipe: Recipe) -> Layout:
     return answer_layout(recipe, task_layout(recipe))
 
 
-def blocks_of(recipe: Recipe, table: RolloutTable) -> Blocks:
+def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
     """The blocks of the recipe where it names any, or the file is of a run of ours; else those that the file shows.
 
     Those of the task stay where each of them opens somewhere in the file and the completions are not made of other tags. A file
-    that shows no blocks keeps them as well: `fitting` then says which methods they are enough for.
+    that shows no blocks keeps them as well: `fitting` then says which methods they are enough for. `texts` is what the model
+    wrote.
     """
     usual = base_layout(recipe)
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return Blocks(usual)
-    texts = sampled_texts(table)
     seen, (tags, held) = census(texts, usual.tags), usual_tags(texts)
     opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.blocks)
     if not tags and not any(seen.wanted.values()) and (fields := usual_fields(texts)):

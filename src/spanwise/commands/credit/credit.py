@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,54 +14,25 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied, apply_arm
-from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources
-from spanwise.commands.credit.blocks import blocks_of
+from spanwise.commands.credit.apply import Applied, CreditResult, apply_arm
+from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources, taken_rewards
+from spanwise.commands.credit.blocks import blocks_of, sampled_texts
 from spanwise.commands.credit.groups import compared_groups
 from spanwise.commands.credit.own_score import score_figures, score_note, warm_up_note
 from spanwise.commands.credit.recorded import apply_recorded
-from spanwise.commands.credit.score import Marked, Scored, fitting, score_file
+from spanwise.commands.credit.score import fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.folder import check_no_run, write_page
 from spanwise.errors import DataError, RecipeError, lacking
+from spanwise.pipeline import Reading
 from spanwise.recipe import load
 from spanwise.remarks import remarks
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.rollouts.folder import sole_writer, write_summary
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
-
-
-@dataclass(frozen=True)
-class CreditResult:
-    """A rollout file under several methods.
-
-    Attributes:
-        table: the file.
-        group_n: the groups as they were compared.
-        arms: the methods, in order.
-        applied: what they credit, and last what the file itself records (`recorded`), if that is shown.
-        scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
-        marked: the spans that are shown: of the layout with the most blocks.
-        notes: what the user should know, sentence by sentence.
-        score: what the self-rewarding scores of the file are worth (`score_figures`); None where it has none.
-    """
-
-    table: RolloutTable
-    group_n: Tensor
-    arms: tuple[Arm, ...]
-    applied: tuple[Applied, ...]
-    scores: Scores
-    marked: Marked
-    notes: tuple[str, ...]
-    score: dict[str, Any] | None = None
-
-    @property
-    def note(self) -> str:
-        """The notes as one text."""
-        return " ".join(self.notes)
 
 
 def credit_rollouts(
@@ -97,33 +67,42 @@ def credit_rollouts(
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
     own = None if table.folder is None else table.folder / "recipe.yaml"
     loaded = load(recipe or own, overrides)
-    blocks = blocks_of(loaded, table)
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides or {})  # then it must fit
+    texts = sampled_texts(table) if given or own is None else []
+    blocks = blocks_of(loaded, table, texts)
     named = [name for name in methods if name != RECORDED]
     arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
-    scored = score_file(table, arms, rewards=reward, also=[blocks.layout] if recorded else [])
+    marked_by, readings = score_file(table, arms, rewards=reward, also=[blocks.layout] if recorded else [])
     if arms and (given or own is None):  # a run of ours may babble, and have no tags at first
         must = [arm.name for arm in arms if methods or (given and arm.own)]
-        arms, untagged = fitting(table, arms, scored, asked=must)
+        arms, untagged = fitting(table, arms, taken_rewards(table, reward or {}), texts, asked=must)
         notes += untagged
-    told = {text: None for arm in arms for text in remarks(scored.readings[arm.name], arm.scheme).values()}
+    told = {text: None for arm in arms for text in remarks(readings[arm.name], arm.scheme).values()}
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
-    applied = [apply_arm(table, arm, scored.readings[arm.name], scored.marked[arm.scheme.layout], group_n) for arm in arms]
+    applied = [apply_arm(table, arm, readings[arm.name], marked_by[arm.scheme.layout], group_n) for arm in arms]
     if recorded:
         try:
-            applied.append(apply_recorded(table, scored.marked[blocks.layout]))
+            applied.append(apply_recorded(table, marked_by[blocks.layout]))
             notes.append(_as_recorded(table))
         except RecipeError as error:
             if methods:
                 raise
             notes.append(left_out([RECORDED], str(error)))
     shown = max((one.marked for one in applied), key=lambda marked: len(marked.names))
-    marked = scored.marked.get(blocks.layout, shown)
-    scores = _scores(table, arms, scored)
+    marked = marked_by.get(blocks.layout, shown)
+    scores = _scores(table, arms, readings)
     own_score = score_figures(table, arms, scores)
     of_score = (score_note(own_score), warm_up_note(table, arms))
-    said = (blocks.note, *notes, *told, table.note, *counted, _origins(table, arms, scored), *of_score)
+    said = (
+        blocks.note,
+        *notes,
+        *told,
+        table.note,
+        *counted,
+        _origins(table, arms, taken_rewards(table, reward or {})),
+        *of_score,
+    )
     kept = tuple(part for part in said if part)
     return CreditResult(table, group_n, tuple(arms), tuple(applied), scores, marked, kept, own_score)
 
@@ -160,9 +139,8 @@ def credit(
 def _credit(rollouts: str | Path, folder: Path, rows: int, console: Console, options: Mapping[str, Any]) -> CreditResult:
     """Credit, write, print."""
     result = credit_rollouts(rollouts, **options)
-    table = result.table
     file = folder / EXPORT
-    write_credit(file, table, result.applied, result.scores, result.marked, result.group_n)
+    write_credit(file, result)
     kept = remembered(result.arms, {**options, "rows": rows})
     write_summary(folder, {**summary(result), **kept})
     console.print(Fitted(figures_table(result), keep=2))
@@ -259,11 +237,11 @@ def _report(folder: Path, console: Console) -> list[str]:
     return [str(write_page(folder, credit_page(folder)))]
 
 
-def _scores(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> Scores:
+def _scores(table: RolloutTable, arms: Sequence[Arm], readings: Mapping[str, Reading]) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
     parts: dict[str, tuple[Scores, int]] = {}
     for arm in sorted(arms, key=lambda arm: -len(arm.scheme.layout.names)):
-        scores = scored.readings[arm.name].scores
+        scores = readings[arm.name].scores
         for m, name in enumerate(scores.names):
             parts.setdefault(name, (scores, m))
     if not parts:  # nothing but what the file records
@@ -282,8 +260,8 @@ def _stated(scores: Scores, m: int) -> Tensor:
     return torch.full((len(scores.reward_nm),), torch.nan).double() if scores.stated_nm is None else scores.stated_nm[:, m]
 
 
-def _origins(table: RolloutTable, arms: Sequence[Arm], scored: Scored) -> str:
-    origin = {name: place for arm in arms for name, place in sources(table, arm, scored.taken).items()}
+def _origins(table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str]) -> str:
+    origin = {name: place for arm in arms for name, place in sources(table, arm, taken).items()}
     return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "." if origin else ""
 
 

@@ -15,12 +15,12 @@ from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of, rule_of
-from spanwise.commands.shared.rows import read_pieces, recorded_credit, recorded_rewards, token_rows
 from spanwise.commands.shared.segments import Segments
 from spanwise.laser import Laser
 from spanwise.report import TokenView, credit_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.recorded import numbers, read_numbers, read_rows
+from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards
+from spanwise.rollouts.rows import read_vocabulary, token_rows
 
 
 def credit_page(folder: Path) -> str:
@@ -39,7 +39,8 @@ def credit_page(folder: Path) -> str:
     lasers = {name: Laser.of(listed["laser"]) for name, listed in paying.items() if listed.get("laser")}
     shares = {name: own_shares(table, laser) for name, laser in lasers.items()}
     own = {name: [by_row[n] for n in chosen] for name, by_row in shares.items()}
-    rows = token_rows(shown, read_pieces(schema.tokenizer_of(shown.schema)), segments, own)
+    vocabulary, opens = read_vocabulary(schema.tokenizer_of(shown.schema)), None if segments is None else segments.opens
+    rows = token_rows(shown, vocabulary, opens, own)
     paid = {name: paid_of(**listed) for name, listed in paying.items()}
     return credit_report(
         source=summary["source"],

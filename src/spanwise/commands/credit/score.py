@@ -21,7 +21,7 @@ from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
 from spanwise.score import REWARDS
 from spanwise.segment import Census, census, census_of, find_blocks
-from spanwise.types import Spans, whole_text
+from spanwise.types import BlockText, Spans, whole_text
 
 #: Places of a padded table that are worked on at a time.
 AT_A_TIME = 1_000_000
@@ -55,26 +55,9 @@ class Marked:
         return Spans(self.names, start_nk, end_nk, block, self.fault_n[rows])
 
 
-@dataclass(frozen=True)
-class Scored:
-    """What the file says under every arm.
-
-    Attributes:
-        marked: layout -> its spans.
-        readings: arm -> what the completions say and what that is worth.
-        taken: objective -> the recorded reward it is taken from.
-        texts: what the model wrote, of each completion.
-    """
-
-    marked: Mapping[Layout, Marked]
-    readings: Mapping[str, Reading]
-    taken: Mapping[str, str]
-    texts: Sequence[str]
-
-
 def score_file(
     table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None, also: Sequence[Layout] = ()
-) -> Scored:
+) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
     """Find the blocks and the rewards of every completion under every arm.
 
     A reward that the file records (`taken_rewards`) is taken from it; what it would be under the other outcome, and every other
@@ -85,6 +68,9 @@ def score_file(
         arms: methods with their layouts and objectives.
         rewards: objective -> recorded reward, see `taken_rewards`.
         also: further layouts whose spans are found.
+
+    Returns:
+        layout -> its spans; arm -> what the completions say and what that is worth.
 
     Raises:
         RecipeError: an unknown objective or recorded reward.
@@ -97,26 +83,22 @@ def score_file(
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
     found: dict[str, list[Reading]] = {arm.name: [] for arm in arms}
-    texts: list[str] = []
     for first, last in table.tokens.chunks(AT_A_TIME):
-        ids, filled = table.tokens.padded(first, last)
+        part = table.rows(first, last)
+        ids, filled = part.tokens.padded(0, len(part))
         mask = np.zeros(filled.shape, dtype=np.bool_)
-        mask[filled] = table.tokens.with_values(table.trainable).slice(first, last)
-        rows = slice(first, last)
-        recorded = {name: table.rewards[column].take(rows) for name, column in taken.items()}
-        columns = {name: values[rows] for name, values in table.columns.items()}
+        mask[filled] = part.trainable
+        recorded = {name: part.rewards[column] for name, column in taken.items()}
         ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
-        batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns=columns)
+        batch = Batch(part.group_n, ids_nt, mask_nt, columns=part.columns)
         for layout in layouts:
             located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
             spans, text = located
             parts[layout].append(_small(spans))
             flat[layout].append(spans.block_nt.numpy()[filled])
-            said = [whole_text(blocks) for blocks in text]
-            texts += said if layout is layouts[0] else []
             for arm in arms:
                 if arm.scheme.layout == layout:
-                    asked = replace(batch, columns={**columns, **_asked(table, rows, said, arm)})
+                    asked = replace(batch, columns={**part.columns, **_asked(part, text, arm)})
                     reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
                     found[arm.name].append(reading.take(slice(None)))
     marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
@@ -124,7 +106,7 @@ def score_file(
     for name, reading in readings.items():
         if len(reading) != len(table):
             raise AlignmentError(f"Method '{name}' has {len(reading)} rewards for {len(table)} completions.")
-    return Scored(marked, readings, taken, texts)
+    return marked, readings
 
 
 def _small(spans: Spans) -> Spans:
@@ -146,14 +128,14 @@ def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
     )
 
 
-def _asked(table: RolloutTable, rows: slice, said: Sequence[str], arm: Arm) -> dict[str, Sequence[Any]]:
+def _asked(part: RolloutTable, text: Sequence[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
     """What a trainer would hand to reward functions beside the columns."""
     if not any(callable(objective.reward) for objective in arm.scheme.objectives):
         return {}
     return {
-        "prompts": table.prompts[rows],
-        "completions": list(said),
-        "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
+        "prompts": part.prompts,
+        "completions": [whole_text(blocks) for blocks in text],
+        "completion_ids": [part.tokens.slice(n, n + 1).tolist() for n in range(len(part))],
     }
 
 
@@ -167,7 +149,7 @@ def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str])
 
 
 def fitting(
-    table: RolloutTable, arms: Sequence[Arm], scored: Scored, *, asked: Collection[str]
+    table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str], texts: Sequence[str], *, asked: Collection[str]
 ) -> tuple[list[Arm], list[str]]:
     """The arms that the file's tags are enough for.
 
@@ -175,7 +157,9 @@ def fitting(
     by block a tag of every block that it pays. A recorded reward of the whole completion needs none.
 
     Args:
-        table, arms, scored: as `score_file` has them.
+        table, arms: as `score_file` has them.
+        taken: objective -> recorded reward, see `taken_rewards`.
+        texts: what the model wrote, of each completion.
         asked: the arms that must fit, by name.
 
     Returns:
@@ -184,19 +168,19 @@ def fitting(
     Raises:
         RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
-    found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, scored.texts)}
+    found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, texts)}
     lacking = [one for one in found.values() if one.lacking]
-    seen = next(iter(lacking), census(scored.texts, []))
-    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, scored.taken, seen))}
+    seen = next(iter(lacking), census(texts, []))
+    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, taken, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
     rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
     if not lost:
         return kept, rest
     needed = [mark for mark in seen.wanted if any(mark in marks for marks in lost.values())]
-    lack = census(scored.texts, needed, segmenter=seen.segmenter).sentence
+    lack = census(texts, needed, segmenter=seen.segmenter).sentence
     if kept and not any(name in asked for name in lost):
         return kept, [left_out(list(lost), lack), *rest]
-    helps = remedy(table, scored.texts, arms[0].scheme.objectives[0].name)
+    helps = remedy(table, texts, arms[0].scheme.objectives[0].name)
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
 

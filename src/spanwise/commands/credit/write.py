@@ -10,82 +10,61 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied
+from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.credit.arms import Arm
-from spanwise.commands.credit.score import AT_A_TIME, Marked
+from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.commands.shared.segments import Segments
-from spanwise.rollouts import RolloutTable, rollout_table, schema, write_rollouts
+from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.score import judge_of
-from spanwise.types import Scores
 
 #: The file of an export.
 EXPORT = "credit.parquet"
 
 
-def write_credit(
-    file: Path, table: RolloutTable, applied: Sequence[Applied], scores: Scores, marked: Marked, group_n: Int[Tensor, " n"]
-) -> None:
-    """Write the completions of a table with what every method credits them with, in the columns of `rollouts.schema`.
-
-    Args:
-        file: written anew.
-        table, applied, scores, marked, group_n: see `credited_parts`.
+def write_credit(file: Path, result: CreditResult) -> None:
+    """Write the completions of a file with what every method credits them with, in the columns of `rollouts.schema`.
 
     Raises:
         DataError: the file cannot be written.
     """
+    table = result.table
     pieces = None if table.has_ids else table.vocabulary.pieces
-    parts = credited_parts(table, applied, scores, marked, group_n)
-    write_rollouts(file, parts, pieces=pieces, tokenizer=table.tokenizer)
+    write_rollouts(file, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
 
 
-def credited_parts(
-    table: RolloutTable, applied: Sequence[Applied], scores: Scores, marked: Marked, group_n: Int[Tensor, " n"]
-) -> Iterator[pa.Table]:
-    """The completions of a table as the writer takes them, as many at a time as fit.
-
-    Args:
-        table: N completions.
-        applied: the methods, in order.
-        scores, marked: rewards, and the spans that are shown.
-        group_n: the groups as they were compared.
-    """
-    for first, last in table.tokens.chunks(AT_A_TIME):
-        rows = slice(first, last)
-        tokens = table.tokens.rows(first, last)
-        learned_n = torch.ones(last - first).bool() if table.learned_n is None else table.learned_n[rows]
+def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
+    """The completions of a file as the writer takes them, as many at a time as fit."""
+    marked = result.marked
+    for first, last in result.table.tokens.chunks(AT_A_TIME):
+        rows, part = slice(first, last), result.table.rows(first, last)
+        learned_n = torch.ones(len(part)).bool() if part.learned_n is None else part.learned_n
         columns: dict[str, Any] = {
-            schema.STEP: table.step_n[rows],
-            schema.GROUP: group_n[rows],
-            schema.ROLLOUT: None if table.rollout_n is None else table.rollout_n[rows],
-            schema.PROMPT: table.prompts[rows],
-            schema.ANSWER: None if (answers := table.columns.get(schema.ANSWER)) is None else answers[rows],
+            schema.STEP: part.step_n,
+            schema.GROUP: result.group_n[rows],
+            schema.ROLLOUT: part.rollout_n,
+            schema.PROMPT: part.prompts,
+            schema.ANSWER: part.columns.get(schema.ANSWER),
             schema.FAULT: marked.fault_n[rows],
             **span_columns(
                 marked.names, marked.start_nk[rows] * learned_n[:, None], marked.end_nk[rows] * learned_n[:, None]
             ),
-            schema.SELF_REWARD: None if table.self_reward_n is None else table.self_reward_n[rows],
-            **score_columns(scores.take(rows)),
-            schema.IDS: tokens.values,
-            schema.TRAINABLE: table.tokens.with_values(table.trainable).slice(first, last),
-            schema.BLOCK: table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
-            **{
-                schema.token_column(name): table.tokens.with_values(values).slice(first, last)
-                for name, values in table.token_values.items()
-            },
+            schema.SELF_REWARD: part.self_reward_n,
+            **score_columns(result.scores.take(rows)),
+            schema.IDS: part.tokens.values,
+            schema.TRAINABLE: part.trainable,
+            schema.BLOCK: result.table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
+            **{schema.token_column(name): values for name, values in part.token_values.items()},
         }
-        for one in applied:
-            advantages = one.advantages(table, first, last)
+        for one in result.applied:
+            advantages = one.advantages(result.table, first, last)
             if not bool(learned_n.all()):
-                advantages = np.where(np.repeat(learned_n.numpy(), tokens.lengths), advantages, np.float32(np.nan))
+                advantages = np.where(np.repeat(learned_n.numpy(), part.tokens.lengths), advantages, np.float32(np.nan))
             by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
             apart = None if one.parts is None else one.parts.take(rows)
             columns |= credit_columns(one.name, by_block, one.credit.stop_n[rows], advantages, apart)
-        yield rollout_table(columns, tokens.offsets)
+        yield rollout_table(columns, part.tokens.offsets)
 
 
 def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of, rule_of
-from spanwise.commands.shared.rows import read_pieces, recorded_credit, token_rows
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
@@ -29,7 +28,8 @@ from spanwise.recipe import SCRIPT, answer_tags, load, own_layout
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.readers.own import tokenizer_in
-from spanwise.rollouts.recorded import read_rows
+from spanwise.rollouts.recorded import read_rows, recorded_credit
+from spanwise.rollouts.rows import read_vocabulary, token_rows
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -197,7 +197,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if not files:
         return None, {}
     table, paying = read_rows(files[-1]), {}
-    methods = schema.methods(table.column_names)
+    methods = schema.methods_in(table.column_names)
     asked = recipe.get("objectives") or ()
     lists = (entry.get("given") or () for entry in asked)
     given = [(entry.get("options") or {}).get("of") for entry in asked]
@@ -208,7 +208,11 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     segments = Segments.of(recipe.get("method"), recipe.get("options"))
     laser = recipe.get("laser")
     own = {methods[0]: own_shares(table, Laser.of(laser))[:MOST]} if laser and methods else {}
-    rows = token_rows(table.slice(0, MOST), read_pieces(tokenizer_in(folder) or folder / "model"), segments, own)
+    vocabulary, opens = (
+        read_vocabulary(tokenizer_in(folder) or folder / "model"),
+        None if segments is None else segments.opens,
+    )
+    rows = token_rows(table.slice(0, MOST), vocabulary, opens, own)
     credit = recorded_credit(table)
     if methods:
         paying = {methods[0]: {"method": str(recipe.get("method")), "objectives": asked, "laser": laser}, **paying}
@@ -227,8 +231,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
         return table, {}
     if not found.table.has_ids:  # its tokens are not those of the file
         return table, {}
-    parts = credited_parts(found.table, found.applied, found.scores, found.marked, found.group_n)
-    other = pa.concat_tables(parts)
+    other = pa.concat_tables(credited_parts(found))
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
     return table, remembered(found.arms, {})["paid"]

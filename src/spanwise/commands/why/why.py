@@ -17,9 +17,9 @@ from rich.text import Text
 from torch import Tensor
 
 from spanwise.batch import Steps
-from spanwise.commands.credit.apply import Applied
+from spanwise.commands.credit.apply import Applied, CreditResult
 from spanwise.commands.credit.arms import taken_rewards
-from spanwise.commands.credit.credit import CreditResult, credit_rollouts
+from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.shared.fitted import Fitted

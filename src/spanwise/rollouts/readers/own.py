@@ -88,7 +88,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 def _trained(names: Sequence[str]) -> list[str]:
     """The column of what the completions were trained with, if there is one and no doubt."""
-    methods = schema.methods(names)
+    methods = schema.methods_in(names)
     chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     return [name for name in map(schema.advantages, chosen) if name in names]
 
@@ -96,7 +96,7 @@ def _trained(names: Sequence[str]) -> list[str]:
 def _given(names: Sequence[str]) -> list[str]:
     """The columns that no method made and that segmentation does not find again."""
     made = {schema.start(block) for block in schema.blocks(names)}
-    made.update(name for method in schema.methods(names) for name in schema.made_by(method, names))
+    made.update(name for method in schema.methods_in(names) for name in schema.made_by(method, names))
     return [name for name in names if name not in made]
 
 

@@ -1,66 +1,114 @@
-"""From the columns of a rollout file to what a page shows: credit by block, rewards, the rows of the token view."""
+"""The completions of a rollout file one by one, as the token view shows them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
 
-from spanwise.commands.shared.segments import Segments
 from spanwise.errors import AlignmentError, DataError, SpanwiseError
-from spanwise.report import Part, TokenRow, with_stop
 from spanwise.rollouts import schema
 from spanwise.rollouts.parquet import flat, offsets
-from spanwise.rollouts.recorded import numbers
 from spanwise.rollouts.text import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
-#: The texts of the tokens of one completion, from their ids.
-Pieces = Callable[[Sequence[int]], list[str]]
 
+@dataclass(frozen=True)
+class Part:
+    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`.
 
-def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Method -> block -> credit of each completion, as reports take it: NaN where it has no such block, and `stop`.
-
-    >>> table = pa.table({"credit/bae/a": [0.5, None], "credit/bae/stop": [0.0, -1.0], "advantages/bae": [[0.5], [-1.0]]})
-    >>> recorded_credit(table)["bae"]["stop"].tolist()
-    [nan, -1.0]
+    Attributes:
+        objective: its name; several joined by " + " whose sum is compared.
+        worth: the reward, or what stands for one that was left out; None: there is none.
+        baseline, divisor: None where no such numbers gave the part.
+        weight: of the objective.
+        part: what it credits.
+        stratum: completions of one number were compared with each other; -1: with nobody.
     """
-    found = {}
-    for method in schema.methods(table.column_names):
-        credit = {
-            block: numbers(table, schema.credit(method, block)) for block in schema.credited(table.column_names, method)
-        }
-        stop_n = credit.pop(schema.STOP, None)
-        found[method] = credit if stop_n is None else with_stop(credit, stop_n)
-    return found
+
+    objective: str
+    worth: float | None
+    baseline: float | None
+    divisor: float | None
+    weight: float
+    part: float
+    stratum: int = -1
 
 
-def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
-    """Objective -> reward of each completion, NaN where there is none."""
-    return {name: numbers(table, schema.reward(name)) for name in schema.objectives(table.column_names)}
+@dataclass(frozen=True)
+class TokenRow:
+    """One completion, in plain data.
+
+    Attributes:
+        prompt: its text.
+        tokens: (T,) texts. A byte that is no whole character by itself is a lone surrogate U+DC80 to U+DCFF, as
+            `bytes.decode(errors="surrogateescape")` writes it; the view shows it as ‹C3›.
+        advantages: method -> (T,) what each token is credited with; NaN where the token is not trained.
+        spans: block -> its pieces, half-open intervals of tokens; empty where the block is absent.
+        rewards: objective -> reward; None where there is none.
+        statuses: objective -> why the reward has its value or has none, `Status` in lower case.
+        fault: what is wrong with the tags, in words; "" is well-formed.
+        values: stream -> (T,) what a critic expected before each token, NaN where there is none; "" is the only stream.
+        probabilities: (T,) of each token under the policy that sampled it.
+        step: of training.
+        stop: method -> the part of its last trained token's credit that is for leaving out every paid block, if there is any.
+        opens: stream -> the tokens that open a segment in it, ascending.
+        credit: method -> block -> what the block is credited with; None where it is absent.
+        score: the self-rewarding score, NaN where it did not end; None: nobody has read one.
+        own: method -> the share of the score in the credit of blocks where it is mixed in, and the score as its group compares it.
+        parts: method -> what its credit is made of, objective by objective; empty where nobody says it.
+        answer: the gold answer; None: there is none.
+        stated: objective -> the number that the completion states and the reward read (a confidence).
+        group: completions of one step with one number are compared; None: not known.
+
+    Example:
+        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> row.advantages["grpo"]
+        [0.5]
+    """
+
+    prompt: str
+    tokens: Sequence[str]
+    advantages: Mapping[str, Sequence[float]]
+    spans: Mapping[str, Sequence[tuple[int, int]]]
+    rewards: Mapping[str, float | None]
+    statuses: Mapping[str, str]
+    fault: str
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    probabilities: Sequence[float] | None = None
+    step: int | None = None
+    stop: Mapping[str, float] = field(default_factory=dict)
+    opens: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    score: float | None = None
+    own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+    answer: str | None = None
+    stated: Mapping[str, float | None] = field(default_factory=dict)
+    group: int | None = None
 
 
 def token_rows(
     table: pa.Table,
-    pieces: Pieces | None,
-    segments: Segments | None = None,
+    vocabulary: Vocabulary | None,
+    opens: Callable[[np.ndarray, np.ndarray], list[int]] | None = None,
     own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> list[TokenRow]:
     """The completions of a table as the token view takes them.
 
     Args:
         table: columns of `rollouts.schema`.
-        pieces: ids of one completion -> text of each token, as `pieces_of` makes it; None shows the ids.
-        segments: what opens one; they are found in every stream of values, where there are log-probabilities too.
+        vocabulary: the bytes of every id; None shows the ids.
+        opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
+            stream of values.
         own: method -> `mixing.own_shares` of these completions, where scores of their own are mixed into the credit.
 
     Edge cases:
@@ -82,7 +130,7 @@ def token_rows(
         (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
-    methods = schema.methods(names)
+    methods = schema.methods_in(names)
     source = schema.TOKENS if schema.TOKENS in names else schema.IDS
     needed = [schema.PROMPT, source, schema.TRAINABLE, *(schema.advantages(one) for one in methods or ["<method>"])]
     missing = [name for name in needed if name not in names]
@@ -93,7 +141,7 @@ def token_rows(
     flat_of = {known: _aligned(table, name, edges) for known, name in schema.token_columns(names).items()}
     credited = {one: np.where(trained, _aligned(table, schema.advantages(one), edges), np.nan) for one in methods}
     block = _aligned(table, schema.BLOCK, edges) if schema.BLOCK in names else None
-    texts = _texts(table[source], edges, pieces)
+    texts = _texts(table[source], edges, vocabulary)
     plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
     scored, own = schema.SELF_REWARD in names, own or {}
     parts = {one: _parts(table[schema.parts(one)]) for one in methods if schema.parts(one) in names}
@@ -102,9 +150,9 @@ def token_rows(
         known = {name: values[first:last] for name, values in flat_of.items()}
         logp = known.pop("logp", None)
         values = {name.partition("/")[2]: value for name, value in known.items()}
-        opens = {}
-        if logp is not None and segments is not None:
-            opens = {name: segments.opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in values.items()}
+        segments = {}
+        if logp is not None and opens is not None:
+            segments = {name: opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in values.items()}
         made.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
@@ -117,10 +165,14 @@ def token_rows(
                 values={name: value.tolist() for name, value in values.items()},
                 probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
-                stop={method: stop for method in methods if (stop := row.get(schema.credit(method, schema.STOP)))},
-                opens=opens,
+                stop={method: stop for method in methods if (stop := row.get(schema.credit_column(method, schema.STOP)))},
+                opens=segments,
                 credit={
-                    one: {name: row[schema.credit(one, name)] for name in schema.credited(names, one) if name != schema.STOP}
+                    one: {
+                        name: row[schema.credit_column(one, name)]
+                        for name in schema.credited(names, one)
+                        if name != schema.STOP
+                    }
                     for one in methods
                 },
                 score=math.nan if scored and row[schema.SELF_REWARD] is None else row.get(schema.SELF_REWARD),
@@ -161,53 +213,38 @@ def _aligned(table: pa.Table, name: str, edges: np.ndarray) -> np.ndarray:
     return flat(table[name], np.float64)
 
 
-def _texts(column: pa.ChunkedArray, edges: np.ndarray, pieces: Pieces | None) -> list[list[str]]:
-    entries = column.combine_chunks().flatten()
-    if not pa.types.is_integer(entries.type):
-        coded = entries.dictionary_encode()
-        words = [
-            word if isinstance(word, str) else word.decode(errors="surrogateescape") for word in coded.dictionary.to_pylist()
-        ]
-        shown = [words[index] for index in coded.indices.to_pylist()]
-        return [shown[first:last] for first, last in pairwise(edges.tolist())]
-    ids = entries.to_pylist()
-    return [_spelled(ids[first:last], pieces) for first, last in pairwise(edges.tolist())]
+def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
+    """The texts of the tokens of each completion; its ids, if one of them is not known."""
+    coded = column.combine_chunks().flatten().dictionary_encode()
+    entries, places = coded.dictionary.to_pylist(), coded.indices.to_pylist()
+    words = [_word(entry, () if vocabulary is None else vocabulary.pieces) for entry in entries]
+    texts = []
+    for first, last in pairwise(edges.tolist()):
+        spelled = [words[place] for place in places[first:last]]
+        texts.append([f"⟨{entries[place]}⟩" for place in places[first:last]] if None in spelled else spelled)
+    return texts
 
 
-def _spelled(ids: list[int], pieces: Pieces | None) -> list[str]:
-    if pieces is not None:
-        try:
-            return pieces(ids)
-        except SpanwiseError:
-            pass
-    return [f"⟨{index}⟩" for index in ids]
+def _word(entry: str | bytes | int, pieces: Sequence[bytes]) -> str | None:
+    """The text of a token; None if its id is not known."""
+    if isinstance(entry, int):
+        return token_text(pieces[entry]) if 0 <= entry < len(pieces) else None
+    return entry if isinstance(entry, str) else token_text(entry)
 
 
-def pieces_of(vocabulary: Vocabulary) -> Pieces:
-    r"""The text of each token by itself, byte for byte.
+def token_text(piece: bytes) -> str:
+    r"""The text of a token by itself, byte for byte: a byte that is no character by itself becomes a lone surrogate.
 
-    A byte that is no character by itself becomes a lone surrogate, so that the texts joined and encoded with
-    errors="surrogateescape" are the bytes of the completion again.
-
-    Raises:
-        AlignmentError: (from the function returned) an id that is not in the vocabulary.
-
-    Example:
-        >>> pieces_of(Vocabulary((b"a", "é".encode()[:1], "é".encode()[1:])))([0, 1, 2])
-        ['a', '\udcc3', '\udca9']
+    >>> [token_text(piece) for piece in (b"a", "é".encode()[:1])]
+    ['a', '\udcc3']
     """
-
-    def pieces(ids: Sequence[int]) -> list[str]:
-        vocabulary.join(np.array(ids, dtype=np.int64))  # names an id that is not there
-        return [vocabulary.pieces[index].decode(errors="surrogateescape") for index in ids]
-
-    return pieces
+    return piece.decode(errors="surrogateescape")
 
 
-def read_pieces(tokenizer: Path | None) -> Pieces | None:
-    """Token texts from the tokenizer of a folder; None if there is none or it cannot be read: the ids are shown then."""
+def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
+    """That of the tokenizer of a folder; None if there is none or it cannot be read: the ids are shown then."""
     try:
-        return None if tokenizer is None else pieces_of(load_tokenizer(tokenizer)[1])
+        return None if tokenizer is None else load_tokenizer(tokenizer)[1]
     except SpanwiseError:
         return None
 
