@@ -12,43 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 from transformers.utils.hub import has_file
 
-from spanwise.critic import CriticConfig
 from spanwise.errors import DataError, RecipeError
 from spanwise.losses import categorical_value, categorical_value_loss, value_loss
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.sequences import Sequences
 
 #: What a saved critic says of itself, beside its weights.
 ABOUT = "critic.json"
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Prompts and completions side by side, as a value model reads them.
-
-    Attributes:
-        ids_nl: prompt, padded on the left, and completion, padded on the right.
-        attention_nl: 1 at what is no padding; tool output is read like any other text.
-        width: how many of the last columns are the completion's.
-    """
-
-    ids_nl: Int[Tensor, "n l"]
-    attention_nl: Int[Tensor, "n l"]
-    width: int
-
-    def take(self, rows: Any) -> Sequences:
-        """Some of the rows."""
-        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
-
-    @property
-    def end_n(self) -> Int[Tensor, " n"]:
-        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
-        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
-        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from spanwise.credit import self_reward
 from spanwise.credit.assign import completed
-from spanwise.engines.self_reward import reserved_id
 from spanwise.errors import RecipeError
-from spanwise.laser import Laser
-from spanwise.losses import class_weights, verification_loss
+from spanwise.modes.laser.config import Laser
+from spanwise.modes.laser.logps import reserved_id
+from spanwise.modes.laser.mixing import self_reward
+from spanwise.modes.laser.verification import class_weights, verification_loss
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 

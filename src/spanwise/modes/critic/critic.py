@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import get_constant_schedule_with_warmup
 
 from spanwise.credit import Streams, bootstrap_values, value_target
-from spanwise.critic import CriticConfig
-from spanwise.engines.value_model import ABOUT, Sequences, ValueModel
 from spanwise.errors import DataError, DivergedError, RecipeError
 from spanwise.losses import CriticError, critic_error
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.value_model import ABOUT, Sequences, ValueModel
 
 #: What a checkpoint keeps of a critic's optimizer.
 STATE = "optimizer.pt"

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError
-from spanwise.laser import Laser
+from spanwise.modes.laser.config import Laser
+from spanwise.modes.laser.mixing import self_reward
 
 #: A policy that never had this score starts at 0, one that was trained with it between 0 and 1; further off is another reference.
 _FAR, _NEAR = 0.5, 0.1
@@ -134,6 +135,49 @@ def end_logps(
     logp_n = torch.full((len(ids_nt),), torch.nan)
     logp_n[ended_n.cpu()] = end_logp(model, rows, token, pad=pad, temperature=temperature)
     return logp_n
+
+
+class ScoreReader:
+    """Reads the self-rewarding score of completions off a model.
+
+    Args:
+        laser: with its reference.
+        model, tokenizer: the policy.
+        ends: ids that end a completion.
+
+    Raises:
+        RecipeError: the token cannot be used; see `reserved_id`.
+    """
+
+    def __init__(self, laser: Laser, model: Any, tokenizer: Any, ends: Collection[int]) -> None:
+        self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
+        self.token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
+
+    def logps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_nt: Int[Tensor, "n t"],
+        there_nt: Bool[Tensor, "n t"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, " n"]:
+        """The log-probability of the token after each completion (`end_logps`)."""
+        pad = int(self.tokenizer.pad_token_id)
+        how: dict[str, Any] = {"token": self.token, "ends": self.ends, "pad": pad, "temperature": temperature}
+        return end_logps(self.model, prompts, ids_nt, there_nt, **how)
+
+    def scores(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_nt: Int[Tensor, "n t"],
+        there_nt: Bool[Tensor, "n t"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, " n"]:
+        """The score of each completion, NaN for those that did not end."""
+        assert self.laser.reference is not None, "scores are read once the reference is known"
+        logp_n = self.logps(prompts, ids_nt, there_nt, temperature=temperature)
+        return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
 
 
 def measured(

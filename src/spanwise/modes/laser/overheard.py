@@ -20,7 +20,7 @@ class Overheard:
     Args:
         token: whose log-probability.
         ends: the ids that end a row.
-        temperature: see `engines.self_reward.end_logp`.
+        temperature: see `logps.end_logp`.
 
     Attributes:
         logp_n: of the rows of the last call of `generate`; None before it.
