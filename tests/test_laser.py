@@ -36,11 +36,8 @@ def test_what_cannot_work_is_one_sentence(written, said):
         Laser.of(written)
 
 
-def test_the_highest_score_is_that_of_a_token_that_is_sure():
-    assert Laser("<unk>", beta=0.5, reference=-4.0).highest == 2.0
-    Laser("<unk>", beta=0.25, reference=-4.0)  # exactly 1
-    with pytest.raises(RecipeError, match="not known yet"):
-        _ = Laser("<unk>").highest
+def test_a_score_that_can_just_reach_1_is_not_refused():
+    assert Laser("<unk>", beta=0.25, reference=-4.0).reference == -4.0
 
 
 def test_the_schedule_counts_the_mixing_from_the_loss():

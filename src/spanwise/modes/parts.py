@@ -11,7 +11,6 @@ from torch import Tensor
 
 from spanwise.batch import Batch
 from spanwise.disk import write_text
-from spanwise.mode import Mode
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
@@ -90,7 +89,7 @@ class VerlPart:
     policy_loss: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, mode: Any, config: Any, model: Callable[[], Any]) -> None:
-        self.mode: Mode = mode
+        self.mode: Any = mode
 
     def append(self, output: Any) -> None:
         """Put what the policy's pass must see behind an `AgentLoopOutput` that is trained on, before it is stored."""
@@ -130,7 +129,7 @@ class SkyrlPart:
     """
 
     def __init__(self, mode: Any, cfg: Any, tokenizer: Any, size: int | None) -> None:
-        self.mode: Mode = mode
+        self.mode: Any = mode
 
     @staticmethod
     def check(mode: Any, cfg: Any) -> None:

@@ -42,10 +42,6 @@ class Sequences:
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Prompts and completions as the model saw them.
 
-    Args:
-        output: of TRL's `_generate_and_score_completions`.
-        batch: the completions as they were read; TRL may have padded them further, or masked those that were cut off.
-
     Example:
         >>> batch = Batch.jagged([[5, 6], [7]], [0, 0], columns={"completion_ids": [[5, 6], [7]]})
         >>> output = {"prompt_ids": torch.tensor([[1], [1]]), "prompt_mask": torch.ones(2, 1).long(),

@@ -42,11 +42,7 @@ class Saved:
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """What stands in a folder; None: nothing, as with any other token classifier.
-
-        Raises:
-            DataError: the file cannot be understood.
-        """
+        """What stands in a folder; None: nothing, as with any other token classifier."""
         file = Path(place) / ABOUT
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
@@ -59,13 +55,7 @@ class Saved:
 
 
 class ValueModel(nn.Module):
-    """What the rest of a completion is worth, before each of its tokens: one value per stream.
-
-    Args:
-        model: a token classifier of `transformers` whose labels are the streams, or the bins of one stream after another.
-        names: of the streams, `Scheme.value_names`.
-        config: says which head it has.
-    """
+    """What the rest of a completion is worth, before each of its tokens: one value per stream."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -75,11 +65,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device.
-
-        Raises:
-            RecipeError: `transformers` has no token classifier of the policy's architecture.
-        """
+        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
         own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         settings = deepcopy(own.config)
         settings.num_labels = _labels(names, config)
@@ -97,17 +83,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros.
-
-        Args:
-            place: folder or hub name.
-            names, config: what is asked of it.
-            tokenizer: the policy's; None: not compared.
-
-        Raises:
-            DataError: it cannot be read, or was fitted to another tokenizer's ids; RecipeError: it has other values or another
-                head than asked for.
-        """
+        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
         saved = Saved.of(place)
         if saved is not None:
             _check_saved(place, saved, names, config)

@@ -58,8 +58,8 @@ class Laser(Mode):
     Source: LaSeR, arXiv 2510.14943; the defaults are those of its code, the warm-ups those of a model that reasons already.
 
     Example:
-        >>> round(Laser("<|vision_start|>", reference=-23.0).highest, 6)
-        2.3
+        >>> Laser("<|vision_start|>", reference=-23.0).first_mix
+        200
         >>> Laser("<unk>", reference=-4.2)
         Traceback (most recent call last):
         spanwise.errors.RecipeError: laser: with beta 0.1 and the reference -4.2 no score can exceed 0.42, ... beta to 0.24 or more.
@@ -107,17 +107,6 @@ class Laser(Mode):
             check_number("laser.reference", self.reference)
             self.check_reach(self.reference)
 
-    @property
-    def highest(self) -> float:
-        """The score of a token of probability 1, given the reference.
-
-        Raises:
-            RecipeError: there is no reference yet.
-        """
-        if self.reference is None:
-            raise RecipeError("laser: the reference is not known yet; it is measured on the first generation batch.")
-        return -self.beta * self.reference
-
     def check_reach(self, reference: float) -> None:
         """Refuse a reference from which no answer could be called right: a log-probability is never above 0.
 
@@ -146,6 +135,10 @@ class Laser(Mode):
     def compares(self) -> bool:
         """Whether scores are compared in their groups at all."""
         return self.first_mix is not None
+
+    def mixes(self, number: int) -> bool:
+        """Whether the score is mixed into the credit of a generation batch, numbered from 0."""
+        return self.first_mix is not None and number >= self.first_mix
 
     # ------------------------------------------------------------------ what a mode is asked
 
@@ -189,8 +182,7 @@ class Laser(Mode):
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """The completions of steps in which the score is mixed in.
 
-        A step is a generation batch, the first is 1, and those up to `first_mix` are a warm-up. Step 0 is that of a file without
-        steps: it is mixed.
+        A step is a generation batch, the first is 1 (see `mixes`). Step 0 is that of a file without steps: it is mixed.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])

@@ -27,9 +27,6 @@ class TokenInSkyrl(SkyrlPart):
 
     Attributes:
         reserved: the token, and what its log-probability is worth.
-
-    Raises:
-        RecipeError: see `Appended.of`.
     """
 
     def __init__(self, mode: Laser, cfg: Any, tokenizer: Any, size: int | None) -> None:
@@ -90,8 +87,7 @@ class TokenInSkyrl(SkyrlPart):
         """
         logp_n = data["action_log_probs"][: len(self._ended), -1]
         self._score_n = self.reserved.scores(torch.where(torch.tensor(self._ended), logp_n, torch.nan))
-        mixed_n = self.reserved.mixed(self._score_n, number)
-        return {} if mixed_n is None else {"self_reward_n": mixed_n}
+        return {"self_reward_n": self._score_n} if self.mode.mixes(number) else {}
 
     def teach(self, data: Any, reading: Reading, scheme: Scheme, factor_n: Tensor, number: int) -> dict[str, float]:
         """Weights among the advantages, targets among the old log-probabilities."""

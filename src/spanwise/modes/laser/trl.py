@@ -40,9 +40,6 @@ class SelfRewarding(TrlPart):
         logp_b: of the reserved token in the last forward pass, NaN where a row did not end; with the policy's gradient.
         passes: the same of the passes since the last generation, without it.
         overheard: what was heard while completions were generated.
-
-    Raises:
-        RecipeError: the token cannot be used; see `reserved_id`.
     """
 
     mode: Any
@@ -158,7 +155,7 @@ class SelfRewarding(TrlPart):
     @property
     def _mixes(self) -> bool:
         """Whether the score is mixed into the credit of this generation batch."""
-        return self.mode.first_mix is not None and self._generation >= self.mode.first_mix
+        return self.mode.mixes(self._generation)
 
     @property
     def _generation(self) -> int:
@@ -172,15 +169,7 @@ class SelfRewarding(TrlPart):
     def extended(
         self, ids_bl: Int[Tensor, "b l"], attention_bl: Int[Tensor, "b l"], keep: int
     ) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b m"], Int[Tensor, " b"]]:
-        """The rows with the reserved token after the end of each completion, one column wider.
-
-        Args:
-            ids_bl, attention_bl: prompts, padded on the left, and completions, padded on the right.
-            keep: columns of the completions.
-
-        Returns:
-            ids, mask, and the column of the token among the completions'; -1 for a row that did not end.
-        """
+        """The rows with the reserved token after the end of each completion, one column wider."""
         there_bt = attention_bl[:, -keep:].bool()
         ended_b = ended(ids_bl[:, -keep:], there_bt, self.ends)
         last_b = there_bt.long().cumsum(dim=1).argmax(dim=1)
@@ -209,27 +198,12 @@ class SelfRewarding(TrlPart):
     # ------------------------------------------------------------------ the reference
 
     def measure(self, logp_n: Float[Tensor, " n"]) -> str | None:
-        """Take the reference from the first batch of the starting policy, or hold the given one against it.
-
-        Args:
-            logp_n: of all completions of all processes.
-
-        Returns:
-            A warning, if there is something to say.
-
-        Raises:
-            DataError: none of the completions ended.
-            RecipeError: the reference is of another model, or too near to 0 for the score to reach 1.
-        """
+        """Take the reference from the first batch of the starting policy, or hold the given one against it."""
         self.mode, self.measured, warning = measured(self.mode, self.token, logp_n, temperature=self.temperature)
         return warning
 
     def check_unwritten(self, written_n: Tensor) -> str | None:
-        """What to say, once, where completions hold the reserved token itself.
-
-        Raises:
-            RecipeError: in the first batch already.
-        """
+        """What to say, once, where completions hold the reserved token itself."""
         held = int(written_n.sum())
         if not held or self._written:
             return None
@@ -255,11 +229,7 @@ class SelfRewarding(TrlPart):
     def verification(
         self, verdict_b: Float[Tensor, " b"], weight_b: Float[Tensor, " b"]
     ) -> tuple[Float[Tensor, ""], list[list[Tensor]]]:
-        """This micro-batch's part of `verification_loss`: its mean over micro-batches of one size is the loss of the batch.
-
-        Returns:
-            The loss, and for right and for wrong completions the sum of their scores and their number.
-        """
+        """This micro-batch's part of `verification_loss`: its mean over micro-batches of one size is the loss of the batch."""
         assert self.logp_b is not None, "a forward pass came before"
         score_b = self.scores(self.logp_b)
         known_b = torch.where(weight_b > 0, verdict_b, torch.nan)
@@ -282,11 +252,7 @@ class SelfRewarding(TrlPart):
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Go on with the reference of a checkpoint.
-
-        Raises:
-            DataError: it holds none, or one of another token.
-        """
+        """Go on with the reference of a checkpoint."""
         try:
             held = json.loads((folder / FILE).read_text(encoding="utf-8"))
             token, reference = held["id"], float(held["reference"])

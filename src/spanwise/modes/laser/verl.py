@@ -50,9 +50,6 @@ class TokenInVerl(VerlPart):
 
     Attributes:
         reserved: the token, and what its log-probability is worth.
-
-    Raises:
-        RecipeError: a pass of verl would not give its log-probability; see `Appended.of`.
     """
 
     tokens = frozenset({"logp_nt"})
@@ -102,8 +99,7 @@ class TokenInVerl(VerlPart):
         column_n = torch.tensor(rows.places[self.mode.name])
         logp_n = rows.tokens["logp_nt"].gather(1, column_n.clamp(min=0)[:, None])[:, 0]
         self._score_n = self.reserved.scores(torch.where(column_n >= 0, logp_n, torch.nan))
-        mixed_n = self.reserved.mixed(self._score_n, number)
-        return {} if mixed_n is None else {"self_reward_n": mixed_n}
+        return {"self_reward_n": self._score_n} if self.mode.mixes(number) else {}
 
     def teach(
         self, adv_nt: Tensor, rows: Any, reading: Reading, scheme: Scheme, number: int
