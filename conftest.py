@@ -6,11 +6,11 @@ from importlib.metadata import distributions
 import hypothesis  # noqa: F401  (it counts who refers to what, which it cannot once that is frozen)
 
 _INSTALLED = {found.name.lower() for found in distributions()}
-_VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "masks", "reserved", "reward", "settings", "trainer")]
+_VERL = [f"src/spanwise/engines/verl/{name}.py" for name in ("legacy", "masks", "reward", "settings", "trainer")]
 collect_ignore_glob = [
     "tests/typed/*.py",  # read by a type checker, not run
     *([] if "verl" in _INSTALLED else _VERL),
-    *([] if "skyrl" in _INSTALLED else ["src/spanwise/engines/skyrl/[!_]*.py"]),
+    *([] if "skyrl" in _INSTALLED else ["src/spanwise/engines/skyrl/[!_]*.py", "src/spanwise/modes/*/skyrl.py"]),
 ]
 
 

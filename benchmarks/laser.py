@@ -166,19 +166,19 @@ class _EverySecond(TrainerCallback):
     """A run whose every second step has no score; the processor seconds of each step, generation included."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer, self.mine = trainer, trainer.self_rewarding
+        self.trainer, self.mine = trainer, trainer.parts
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self._started = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Switch, and start the clock."""
-        self.trainer.self_rewarding = self.mine if state.global_step % 2 == 0 else None
+        self.trainer.parts = self.mine if state.global_step % 2 == 0 else {}
         self._started = time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Stop it."""
-        self.seconds[self.trainer.self_rewarding is not None].append(time.process_time() - self._started)
-        self.trainer.self_rewarding = self.mine
+        self.seconds[bool(self.trainer.parts)].append(time.process_time() - self._started)
+        self.trainer.parts = self.mine
 
 
 def cost(steps: int) -> None:

@@ -8,8 +8,8 @@ from accelerate.state import AcceleratorState
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from spanwise.credit import Streams
-from spanwise.critic import CriticConfig
-from spanwise.engines.critic import Critic, Sequences, ValueModel
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 PAD, GOOD, BAD, TOOL = 0, 5, 6, 11
 WORDS = 12

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError
+from spanwise.modes.critic.config import CriticConfig
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

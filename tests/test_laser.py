@@ -36,11 +36,8 @@ def test_what_cannot_work_is_one_sentence(written, said):
         Laser.of(written)
 
 
-def test_the_highest_score_is_that_of_a_token_that_is_sure():
-    assert Laser("<unk>", beta=0.5, reference=-4.0).highest == 2.0
-    Laser("<unk>", beta=0.25, reference=-4.0)  # exactly 1
-    with pytest.raises(RecipeError, match="not known yet"):
-        _ = Laser("<unk>").highest
+def test_a_score_that_can_just_reach_1_is_not_refused():
+    assert Laser("<unk>", beta=0.25, reference=-4.0).reference == -4.0
 
 
 def test_the_schedule_counts_the_mixing_from_the_loss():
@@ -57,9 +54,11 @@ def test_a_scheme_refuses_a_verdict_that_it_does_not_have_and_rows_that_are_turn
         Scheme.preset("gigpo", whole, laser=Laser("<unk>"))
     turn = [Objective("correct", pays="all"), Objective("format", pays="all", scope="turn", baseline="group")]
     with pytest.raises(RecipeError, match="credits turns"):
-        Scheme("bae", whole, turn, laser=Laser("<unk>"))
-    with pytest.raises(RecipeError, match="laser is 'laser'"):
-        Scheme.preset("bae", LAYOUT, laser="laser")
+        Scheme("bae", whole, turn, modes=[Laser("<unk>")])
+    with pytest.raises(RecipeError, match="there is 'laser'"):
+        Scheme.preset("bae", LAYOUT, modes=["laser"])
+    with pytest.raises(RecipeError, match="two modes 'laser'"):
+        Scheme.preset("bae", LAYOUT, modes=[Laser("<unk>")], laser=Laser("<unk>"))
 
 
 def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
@@ -94,8 +93,8 @@ def test_a_recipe_written_out_is_the_same_scheme():
     laser = {"token": "<unk>", "mix": 0.2, "self_rewarding_warmup": 3, "scale": "none"}
     recipe = load(None, {"steps": 10, "laser": laser, "layout": {"solution": ["answer"], "confidence": ["confidence"]}})
     scheme = scheme_of(recipe, LAYOUT, 32)
-    assert scheme.laser == Laser(**laser)
+    assert scheme.modes == (Laser(**laser),)
     plain = yaml.safe_load(yaml.safe_dump(resolved(recipe, scheme)))
     again = load(None, plain)
     again_scheme = scheme_of(again, LAYOUT, 32)
-    assert (again_scheme.laser, again_scheme.plain()) == (scheme.laser, scheme.plain())
+    assert (again_scheme.modes, again_scheme.plain()) == (scheme.modes, scheme.plain())

@@ -16,8 +16,8 @@ from docstrings import has_example
 from reference_api import places, said_of
 from spanwise import Laser, Objective
 from spanwise.cli import app
-from spanwise.critic import CriticConfig
 from spanwise.measure import figures, logged
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.recipe import Recipe
 from spanwise.rollouts import schema
 from trl_small import THIRD_PARTY, scheme, trainer

@@ -13,11 +13,11 @@ import torch
 from datasets import Dataset
 
 from spanwise.commands.shared.task import load_model
-from spanwise.critic import CriticConfig
 from spanwise.engines.checkpoints import write_manifest
-from spanwise.engines.value_model import ValueModel
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.value_model import ValueModel
 from spanwise.objective import Objective
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks.hub import load_task

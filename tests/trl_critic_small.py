@@ -3,7 +3,7 @@
 import torch
 
 from critic_small import PAD
-from spanwise.critic import CriticConfig
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, config, policy, prompts, trainer
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spanwise.batch import Batch, Steps, by_turn
     from spanwise.credit import advantage, assign, bae, blended_baseline, dr_grpo, grpo, rlcr, rloo, spread
-    from spanwise.critic import CriticConfig
     from spanwise.errors import (
         AlignmentError,
         DataError,
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
         RewardError,
         SpanwiseError,
     )
-    from spanwise.laser import Laser
     from spanwise.layout import Layout
+    from spanwise.modes.critic.config import CriticConfig
+    from spanwise.modes.laser.config import Laser
     from spanwise.objective import Objective
     from spanwise.pipeline import Reading, advantages, credit, metrics, read
     from spanwise.registry import register
@@ -85,9 +85,9 @@ __all__ = [
 _ROOMS = {
     "batch": "Batch Steps by_turn",
     "credit": "advantage assign bae blended_baseline dr_grpo grpo rlcr rloo spread",
-    "critic": "CriticConfig",
+    "modes.critic.config": "CriticConfig",
     "errors": "AlignmentError DataError DivergedError LayoutError RecipeError RewardError SpanwiseError",
-    "laser": "Laser",
+    "modes.laser.config": "Laser",
     "layout": "Layout",
     "objective": "Objective",
     "pipeline": "Reading advantages credit metrics read",

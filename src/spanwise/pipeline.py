@@ -22,14 +22,12 @@ from spanwise.credit import (
     assign_turns,
     group_index,
     keep_for_rollouts,
-    mixed_credit,
     restrict,
     spread,
     spread_tokens,
 )
 from spanwise.credit.assign import streams_of
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
-from spanwise.laser import Laser
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
@@ -198,9 +196,8 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
-    scheme.check(
-        {*batch.provides, "self_reward_n"}, at_read=scheme.reads
-    )  # they have been read; scores come when they are mixed
+    later = {name for mode in scheme.modes for name in mode.adds}  # what modes add comes once it counts
+    scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # completions have been read
     inputs: dict[str, Any] = {"length_n": reading.length_nk.sum(dim=1)}
     for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt"):
         if getattr(batch, name) is not None:
@@ -214,38 +211,16 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         "values": scheme.values,
         **scheme.options,
     }
-    if batch.steps is not None and scheme.laser is not None and batch.self_reward_n is not None:
-        raise RecipeError(
-            "laser scores whole completions, and these rows are turns; leave laser out, or give whole completions."
-        )
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
-        return assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
-    found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-    if scheme.laser is not None and batch.self_reward_n is not None:
-        found = _mixed(found, reading, batch, scheme.laser, scheme)
-    return replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
-
-
-def _mixed(found: Credit, reading: Reading, batch: Batch, laser: Laser, scheme: Scheme) -> Credit:
-    """The credit with the self-rewarding score mixed into the blocks that the verdict pays."""
-    assert batch.self_reward_n is not None, "there are scores"
-    paid = next(objective.pays for objective in scheme.objectives if objective.name == laser.verdict)
-    pays_k = torch.tensor([name in paid for name in scheme.layout.names], device=reading.length_nk.device)
-    return mixed_credit(
-        found,
-        batch.self_reward_n,
-        batch.group_n,
-        objectives=scheme.objectives,
-        verdict=laser.verdict,
-        paid_nk=reading.present_nk & pays_k,
-        block_nt=None if reading.spans is None else reading.spans.block_nt,
-        by_objective=scheme.entry.kind == "block",
-        mix=laser.mix,
-        threshold=laser.threshold,
-        scale=laser.scale,
-    )
+        found = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
+    else:
+        found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
+        found = replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+    for mode in scheme.modes:
+        found = mode.credit(found, reading, batch, scheme)
+    return found
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:

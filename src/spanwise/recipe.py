@@ -22,10 +22,10 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from spanwise.credit import METHODS, method
-from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError, unknown
-from spanwise.laser import Laser
 from spanwise.layout import Layout
+from spanwise.modes import MODES, Laser, Mode
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, seen_from_here
 from spanwise.scheme import SCRIPT, Scheme
@@ -39,7 +39,10 @@ _ONLY: Mapping[bool, tuple[str, ...]] = {
     False: ("split", "question_column", "prompt_column", "answer_column", "instruction"),
 }
 #: The sections of a recipe that become an object; a recipe is written out with the fields that they were read from.
-_SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"critic": CriticConfig.of, "laser": Laser.of}
+_SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "critic": CriticConfig.of,
+    **{name: mode.of for name, mode in MODES.items()},
+}
 #: What a recipe says of the processes that compare answers as mathematics.
 _LIMITS = ("workers", "deadline")
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
@@ -247,8 +250,22 @@ class Recipe(BaseModel):
         return self
 
 
+def modes_of(recipe: Recipe) -> tuple[Mode, ...]:
+    """The features beside the method that a recipe has a section for.
+
+    >>> [mode.name for mode in modes_of(load(None, {"laser": {"token": "<unk>"}}))]
+    ['laser']
+    """
+    return tuple(mode for name in MODES if (mode := getattr(recipe, name)) is not None)
+
+
+def is_scored(recipe: Recipe) -> bool:
+    """Whether one of its modes gives completions a score."""
+    return any(mode.judge is not None for mode in modes_of(recipe))
+
+
 def check_begins(recipe: Recipe) -> None:
-    """Refuse warm-ups of a score after which the recipe's own steps leave nothing to train.
+    """Refuse features that the recipe's own steps leave nothing to do.
 
     Raises:
         RecipeError: what would never begin, and what to set.
@@ -258,18 +275,8 @@ def check_begins(recipe: Recipe) -> None:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: laser: the mixing begins after 200 generation batches and the run has 120, ... or mix: 0.
     """
-    laser = recipe.laser
-    if laser is None:
-        return
-    for begins, what, mend in (
-        (laser.first_loss, "loss", "set reasoning_warmup down"),
-        (laser.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
-    ):
-        if begins is not None and begins >= recipe.steps:
-            raise RecipeError(
-                f"laser: the {what} begins after {begins} generation batches and the run has {recipe.steps}, so it does nothing; "
-                f"{mend}."
-            )
+    for mode in modes_of(recipe):
+        mode.check_steps(recipe.steps)
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -408,7 +415,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         longest=longest,
         recorded=recorded,
         values=recipe.values,
-        laser=recipe.laser,
+        modes=modes_of(recipe),
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme

@@ -10,9 +10,9 @@ from typing import Any
 from spanwise.credit import METHODS, Method, Preset, method, preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import check_alpha
 from spanwise.credit.streams import ValuesName, resolved_values, stream_names
-from spanwise.errors import RecipeError, unknown
-from spanwise.laser import Laser
+from spanwise.errors import RecipeError
 from spanwise.layout import Layout
+from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
 from spanwise.segment import SEGMENTERS
@@ -50,7 +50,7 @@ class Scheme:
             trainable tokens in which each objective's reward lies on the last token of the blocks it pays. "objective": a value
             per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
             else "shared". See `spanwise.credit.streams.reward_streams`.
-        laser: a confidence read off one reserved token, trained and mixed into the credit of a verdict; None: none.
+        modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
 
     Raises:
         RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
@@ -73,7 +73,7 @@ class Scheme:
     options: Mapping[str, Any] = field(default_factory=dict)
     recorded: frozenset[str] = frozenset()
     values: ValuesName | None = None
-    laser: Laser | None = None
+    modes: Sequence[Mode] = ()
 
     def __post_init__(self) -> None:
         _check_layout(self.layout)
@@ -85,7 +85,10 @@ class Scheme:
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
         _check_values(self)
-        _check_laser(self)
+        check_modes(self.modes)
+        object.__setattr__(self, "modes", tuple(self.modes))
+        for mode in self.modes:
+            mode.check_scheme(self)
         _check_options_used(self)
 
     @staticmethod
@@ -100,7 +103,7 @@ class Scheme:
         longest: int | None = None,
         recorded: Collection[str] = (),
         values: ValuesName | None = None,
-        laser: Laser | None = None,
+        modes: Sequence[Mode] = (),
         **options: Any,
     ) -> Scheme:
         """A method as it is meant to be run, with changes.
@@ -114,8 +117,8 @@ class Scheme:
             baseline: what the preset compares its second objective with; `outcome` by default.
             per: instead of the preset's.
             longest: tokens of the longest completion there may be, for presets that divide by it.
-            recorded, values, laser: see `Scheme`.
-            **options: of the method.
+            recorded, values, modes: see `Scheme`.
+            **options: of the method; or a mode by its name, as in `laser=Laser(...)`, which is one more of `modes`.
 
         Raises:
             RecipeError: a change that would change nothing; see `Scheme`.
@@ -140,7 +143,9 @@ class Scheme:
                     f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
                 )
             share = longest
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, laser)
+        named = [value for value in options.values() if isinstance(value, Mode)]
+        options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, (*modes, *named))
 
     @property
     def entry(self) -> Method:
@@ -196,7 +201,7 @@ class Scheme:
             at_read: those that are there when completions are read, where others come later; None: all.
 
         Raises:
-            RecipeError: what is missing, and methods that do without it. Of `Laser`, that nobody gives its scores (self_reward_n).
+            RecipeError: what is missing, and methods that do without it; or what a mode lacks.
 
         Example:
             >>> layout = Layout({"segment[*]": "cuts:5"}, most=4)
@@ -215,11 +220,8 @@ class Scheme:
                 f"The segmenter '{name}' cuts by log-probabilities (logp_nt), which are not there when completions are read. "
                 f"Use one that does without: {others}."
             )
-        if self.laser is not None and "self_reward_n" not in provided:
-            raise RecipeError(
-                f"laser reads the log-probability of '{self.laser.token}' after the end of each completion, and nothing here "
-                f"gives it (self_reward_n). Leave laser out, or train with TRL."
-            )
+        for mode in self.modes:
+            mode.check_provided(provided)
         missing = [_WORDS.get(name, name) for name in sorted(_needed(self.entry) - provided)]
         turn = next((o.name for o in self.objectives if o.scope == "turn"), None)
         if turn is not None and not missing and "steps" not in provided:
@@ -258,7 +260,7 @@ class Scheme:
             "per": self.per,
             "options": dict(self.options),
             **({} if self.values is None else {"values": self.values}),
-            **({} if self.laser is None else {"laser": dict(vars(self.laser))}),
+            **{mode.name: mode.plain() for mode in self.modes},
         }
 
 
@@ -398,23 +400,6 @@ def _check_values(scheme: Scheme) -> None:
         raise RecipeError(
             f"values is '{scheme.values}', but method '{scheme.method}' reads no values of a critic for each token, so it would "
             f"change nothing. Leave it out, or use method 'gae' or 'sae'."
-        )
-
-
-def _check_laser(scheme: Scheme) -> None:
-    """Refuse a self-rewarding score that has no verdict to learn, or rows that are no completions."""
-    laser = scheme.laser
-    if laser is None:
-        return
-    if not isinstance(laser, Laser):
-        raise RecipeError(f"laser is {laser!r}; write Laser(token='<|vision_start|>').")
-    if laser.verdict not in scheme.names:
-        raise RecipeError(f"laser.verdict: {unknown('objective', laser.verdict, scheme.names)}")
-    turns = scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives)
-    if turns:
-        raise RecipeError(
-            f"laser scores a completion at its end, and method '{scheme.method}' credits turns here, which have ends of their own. "
-            f"Leave laser out, or use a method that credits whole rollouts, such as 'bae'."
         )
 
 

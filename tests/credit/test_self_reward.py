@@ -8,8 +8,9 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise import Batch, Laser, Layout, Objective, Scheme, Vocabulary, credit, read
-from spanwise.credit import centred, mixed_advantage, self_reward
+from spanwise.credit import centred
 from spanwise.errors import AlignmentError
+from spanwise.modes.laser import mixed_advantage, self_reward
 
 ONE = torch.zeros(4).long()
 

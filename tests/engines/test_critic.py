@@ -23,8 +23,8 @@ from critic_small import (
     state,
 )
 from helpers import NAN
-from spanwise.engines.critic import Critic, Sequences, ValueModel
 from spanwise.errors import DivergedError, RecipeError
+from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 TWO = ("correct", "brier")

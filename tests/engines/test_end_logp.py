@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from spanwise.engines.self_reward import end_logp
+from spanwise.modes.laser.logps import end_logp
 
 SMALL = {
     "llama": lambda: LlamaForCausalLM(

@@ -17,13 +17,13 @@ from spanwise.commands.fidelity.command import command as fidelity
 from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
-from spanwise.critic import CriticConfig
-from spanwise.engines.critic import ValueModel
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import SaeSegments, monte_carlo_advantage, token_fidelity
 from spanwise.fidelity.critics import fitted_critics, values
 from spanwise.fidelity.rerolls import Roller, collect_tokens, picked
 from spanwise.layout import Layout
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.critic import ValueModel
 from spanwise.recipe import load
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
 

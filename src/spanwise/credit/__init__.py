@@ -31,7 +31,6 @@ from spanwise.credit.parts import JOINED, Parts, parts
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
 from spanwise.credit.registry import METHODS, Method, Preset, method
-from spanwise.credit.self_reward import mixed_advantage, mixed_credit, self_reward
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
 from spanwise.credit.streams import Streams, reward_streams
@@ -98,8 +97,6 @@ __all__ = [
     "maxrl",
     "merge_counts",
     "method",
-    "mixed_advantage",
-    "mixed_credit",
     "moments",
     "oar",
     "opo",
@@ -119,7 +116,6 @@ __all__ = [
     "sae",
     "san",
     "segment_openings",
-    "self_reward",
     "smoothed_calibration",
     "split_turns",
     "spo_chain",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from spanwise.modes import MODES
+
 #: The fields that say how credit is given; such a trainer's own configuration says everything else.
 CREDIT = frozenset(
     (
@@ -23,7 +25,7 @@ CREDIT = frozenset(
         "values",
         "verifier",
         "critic",
-        "laser",
+        *MODES,
     )
 )
 

@@ -22,6 +22,7 @@ from spanwise.batch import Steps
 from spanwise.credit.assign import completed
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, RecipeError
+from spanwise.modes import MODES
 from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
@@ -32,7 +33,7 @@ WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json
 #: What the report is made with, and the extras that bring it.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
 #: What of the recipe a run may not change while it goes on.
-_RULE = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values", "laser")
+_RULE = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values", *MODES)
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:

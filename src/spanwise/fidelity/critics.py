@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.critic import CriticConfig
-from spanwise.engines.value_model import ABOUT, Saved, ValueModel
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.rerolls import FirstBlocks, Roller, make_seeds
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.value_model import ABOUT, Saved, ValueModel
 
 #: How long the critic is fitted, in steps, each time it is looked at.
 CRITIC_STEPS = (5, 25, 80)

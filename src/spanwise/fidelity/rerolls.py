@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
-from spanwise.engines.value_model import Sequences
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls
 from spanwise.fidelity.trajectories import Trajectories, place_before
 from spanwise.layout import Layout
+from spanwise.modes.sequences import Sequences
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks

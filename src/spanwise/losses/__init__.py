@@ -2,26 +2,22 @@
 
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
 They return loss_nt, exactly 0 at masked tokens. Gradients flow through the first argument only. `aspo` clips a ratio to
-[1 - clip_low, 1 + clip_high], as verl and SkyRL do; `dppo` bounds a divergence. `critic_error` says how far off a critic is;
-`verification_loss` teaches a score of the policy's own what the verifier says.
+[1 - clip_low, 1 + clip_high], as verl and SkyRL do; `dppo` bounds a divergence. `critic_error` says how far off a critic is.
 """
 
 from spanwise.losses.aspo import aspo
 from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
 from spanwise.losses.dppo import dppo
 from spanwise.losses.value import categorical_value, categorical_value_loss, hl_gauss, value_loss
-from spanwise.losses.verification import class_weights, verification_loss
 
 __all__ = [
     "CriticError",
     "aspo",
     "categorical_value",
     "categorical_value_loss",
-    "class_weights",
     "critic_error",
     "dppo",
     "explained_variance",
     "hl_gauss",
     "value_loss",
-    "verification_loss",
 ]

@@ -1,5 +1,6 @@
 """What `evaluate` reads of a model: the log-probability after each end, one completion at a time as the oracle."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.train.recorder import Recorder, _readable
 from spanwise.engines.sample import prompt_ids, sample
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.laser import Laser
+from spanwise.modes.laser.config import Laser
 from spanwise.recipe import load
 from spanwise.rollouts.folder import RunFolder
 from spanwise.tasks import Task, build_model, build_tokenizer
@@ -31,7 +32,7 @@ def test_scores_are_those_of_each_completion_by_itself():
     rows = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
     task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
     options = {"samples": 8, "max_new_tokens": 24, "temperature": 200.0, "seed": 3}  # some end, some do not
-    found = evaluate(model, tokenizer, task, prompts=2, laser=LASER, **options)
+    found = evaluate(model, tokenizer, task, prompts=2, scored=LASER, **options)
     ids_nt, mask_nt = sample(model, tokenizer, PROMPTS, **options)
     starts = prompt_ids(tokenizer, PROMPTS)
     for n in range(16):
@@ -52,17 +53,17 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     recorder = Recorder(load(None, {}), task, RunFolder(tmp_path), quiet(), "", per_batch=1)
     trainer = SpanGRPOTrainer.__new__(SpanGRPOTrainer)  # nothing is trained
     trainer.accelerator, trainer.last_rollouts = SimpleNamespace(is_main_process=True), None
-    trainer.self_rewarding = None
+    trainer.parts = {}
     recorder.trainer = trainer
     state = SimpleNamespace(global_step=1)
     recorder.on_step_end(None, state, None)
     assert _readable(trainer) is None
-    trainer.self_rewarding = SimpleNamespace(laser=Laser("<unk>"), measured=None)
+    trainer.parts = {"laser": SimpleNamespace(mode=Laser("<unk>"), files={})}
     recorder.on_step_end(None, state, None)
     assert _readable(trainer) is None
     assert not (tmp_path / "laser.json").exists()
     measured = {"token": "<unk>", "id": 2, "reference": -12.0}
-    trainer.self_rewarding = SimpleNamespace(laser=LASER, measured=measured)
+    trainer.parts = {"laser": SimpleNamespace(mode=LASER, files={"laser.json": json.dumps(measured)})}
     recorder.on_step_end(None, state, None)
     assert _readable(trainer) is LASER
     assert '"reference": -12.0' in (tmp_path / "laser.json").read_text()

@@ -8,11 +8,11 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise.commands.shared.display import vote_table
-from spanwise.commands.shared.laser import laser_of, write_laser
 from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeasured
+from spanwise.commands.shared.task import run_above
 from spanwise.errors import DataError, RecipeError
 from spanwise.measure import CALIBRATION, alarms
-from spanwise.recipe import load
+from spanwise.recipe import load, modes_of
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
 
@@ -103,9 +103,17 @@ def recipe(**laser):
     return load(None, {"laser": {"self_rewarding_warmup": 0, **laser}})
 
 
+def write(folder, measured):
+    (folder / "laser.json").write_text(json.dumps(measured))
+
+
+def laser_of(folder, recipe):
+    return next((mode.as_trained([folder, *run_above(folder)]) for mode in modes_of(recipe)), None)
+
+
 @pytest.mark.parametrize("place", ["", "model", "checkpoints/checkpoint-3"])
 def test_the_reference_is_that_of_the_run(place, tmp_path):
-    write_laser(tmp_path, MEASURED)
+    write(tmp_path, MEASURED)
     assert json.loads((tmp_path / "laser.json").read_text()) == MEASURED
     assert laser_of(tmp_path / place, recipe(token="<unk>")).reference == -18.98
     assert laser_of(tmp_path / place, recipe(token=2)).reference == -18.98
@@ -116,12 +124,12 @@ def test_the_reference_is_that_of_the_run(place, tmp_path):
 def test_no_reference_another_token_or_out_of_reach(tmp_path):
     with pytest.raises(DataError, match=r"there is no laser.json of a run .* Set laser.reference"):
         laser_of(tmp_path, recipe(token="<unk>"))
-    write_laser(tmp_path, MEASURED)
+    write(tmp_path, MEASURED)
     with pytest.raises(DataError, match=r"off the token '<pad>', .* trained with '<unk>' \(id 2\)"):
         laser_of(tmp_path, recipe(token="<pad>"))
-    write_laser(tmp_path, MEASURED | {"reference": -3.0})
+    write(tmp_path, MEASURED | {"reference": -3.0})
     with pytest.raises(RecipeError, match="no score can exceed"):
         laser_of(tmp_path, recipe(token="<unk>"))
-    write_laser(tmp_path, {"token": "<unk>", "id": 2})
+    write(tmp_path, {"token": "<unk>", "id": 2})
     with pytest.raises(DataError, match="it has no reference"):
         laser_of(tmp_path, recipe(token="<unk>"))

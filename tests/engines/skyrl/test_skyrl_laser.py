@@ -8,10 +8,10 @@ import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 
 from spanwise import Batch, advantages, credit, read
-from spanwise.engines.self_reward import end_logps
 from spanwise.engines.skyrl.config import check
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.errors import RecipeError
+from spanwise.modes.laser.logps import end_logps
 
 EOS, TOKEN = 1, len(small.WORDS) + 1  # a row of the embedding behind the tokenizer's last token
 LASER = {
@@ -209,5 +209,5 @@ def test_a_token_that_the_policy_writes_is_refused(signs):
 def test_a_recipe_without_a_laser_keeps_skyrls_loss(signs):
     made = small.trainer(small.config(signs, recipe=small.BROADCAST))
     assert isinstance(made, SpanRayPPOTrainer)
-    assert made.reserved is None
+    assert made.parts == {}
     assert made.cfg.trainer.algorithm.policy_loss_type == "regular"

@@ -9,10 +9,10 @@ import torch
 
 from helpers import NAN
 from oracles import slow_recursion
-from spanwise.critic import CriticConfig
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, DivergedError, RecipeError
 from spanwise.layout import Layout
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from trl_critic_small import (
     ONE,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from spanwise import DataError, Laser, RecipeError
-from spanwise.credit import mixed_advantage
-from spanwise.engines.trl.overheard import Overheard
+from spanwise.modes.laser import mixed_advantage
+from spanwise.modes.laser.overheard import Overheard
 from spanwise.objective import Objective
 from trl_small import (
     GROUP,
@@ -112,8 +112,8 @@ def test_the_gradient_of_the_whole_loss(tmp_path, loss_type, said):
         tmp_path, laser(), said=said, loss_type=loss_type, per_device_train_batch_size=2, gradient_accumulation_steps=4
     )
     assert largest_difference(step(run), whole_gradient(policy(), said, reference=reference_of(said))) < EXACT
-    assert run.self_rewarding.measured["completions"] == sum(one.pieces[-1] == "<eos>" for one in said)
-    assert run.self_rewarding.laser.reference == pytest.approx(reference_of(said), abs=1e-5)
+    assert run.parts["laser"].measured["completions"] == sum(one.pieces[-1] == "<eos>" for one in said)
+    assert run.parts["laser"].mode.reference == pytest.approx(reference_of(said), abs=1e-5)
 
 
 def test_with_the_score_mixed_into_the_advantages(tmp_path):
@@ -175,10 +175,10 @@ def test_one_more_position_changes_nothing_of_the_other_terms(tmp_path, tools):
 
 def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own_pass(tmp_path):
     run = run_with(tmp_path, laser(reference=-5.0), said=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    run.self_rewarding.measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
+    run.parts["laser"].measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
     passes = []
-    pass_ = run.self_rewarding.taken
-    run.self_rewarding.taken = lambda *args: passes.append(1) or pass_(*args)
+    pass_ = run.parts["laser"].taken
+    run.parts["laser"].taken = lambda *args: passes.append(1) or pass_(*args)
     run.train()
     assert len(passes) == 4  # the micro-batches of the training and nothing else
     want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(policy(), CUT)]
@@ -209,7 +209,7 @@ def sampling_run(folder, mine, **options):
 def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     run = sampling_run(tmp_path, laser(mix=MIX), per_device_train_batch_size=32)
     seen = {}
-    read, heard = run._read_ends, run.self_rewarding.heard
+    read, heard = run.parts["laser"]._read_ends, run.parts["laser"].heard
 
     def listen(ended_n):
         seen["heard"] = heard(ended_n)
@@ -221,7 +221,7 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
         seen["wanted"] = wanted_n
         return read(batch, output, wanted_n)
 
-    run.self_rewarding.heard, run._read_ends = listen, whole
+    run.parts["laser"].heard, run.parts["laser"]._read_ends = listen, whole
     run.train()
     both_n = ~seen["heard"].isnan()
     assert 0 < int(both_n.sum()) < int(seen["ended"].sum()) or "passed" not in seen
@@ -256,16 +256,16 @@ def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
     assert held["reference"] == pytest.approx(reference_of(SAID), abs=1e-5)
     again = run_with(tmp_path, laser(mix=MIX), max_steps=2, **options)
     again.train(resume_from_checkpoint=True)
-    assert again.self_rewarding.laser.reference == held["reference"]
+    assert again.parts["laser"].mode.reference == held["reference"]
 
 
 def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
     run = run_with(tmp_path, laser())
     with pytest.raises(DataError, match="holds no reference of laser"):
-        run.self_rewarding.restore(tmp_path)
+        run.parts["laser"].restore(tmp_path)
     (tmp_path / "laser.json").write_text(json.dumps({"id": 3, "reference": -4.0}))
     with pytest.raises(DataError, match=r"reserved token 3 and laser.token is 20; "):
-        run.self_rewarding.restore(tmp_path)
+        run.parts["laser"].restore(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -334,5 +334,5 @@ def test_an_evaluation_reads_no_score_and_changes_nothing(tmp_path):
     )
     found = run.evaluate()
     assert run.last_rollouts.self_reward_n is None
-    assert run.self_rewarding.measured is None
+    assert run.parts["laser"].measured is None
     assert math.isfinite(found["eval_loss"])

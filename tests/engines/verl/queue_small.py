@@ -24,7 +24,7 @@ def filled(manager, prompts):
     worker.reward_loop_worker_handles = [Handle(manager)]
     worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
     worker.config = manager.config
-    if scheme_in(manager.config).laser is not None:
+    if scheme_in(manager.config).modes:
         worker.model_config = omega_conf_to_dataclass(manager.config.actor_rollout_ref.model)
     keys = []
     for rollouts in prompts:

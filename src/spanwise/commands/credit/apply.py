@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
-from spanwise.commands.credit.per_token import scores_of, token_keys
+from spanwise.commands.credit.per_token import recorded, token_keys
 from spanwise.commands.credit.score import AT_A_TIME, Marked
 from spanwise.credit import Parts, parts
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
@@ -116,7 +116,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     mean_length_n = torch.zeros(len(table), dtype=torch.float64)
     apart: list[tuple[Tensor, Parts]] = []
     for rows in steps(table.step_n):
-        batch = Batch(group_n[rows], steps=_steps(table, rows), self_reward_n=scores_of(arm.scheme, table, rows))
+        batch = Batch(group_n[rows], steps=_steps(table, rows), **recorded(arm.scheme, table, rows))
         found = credit(reading.take(rows), batch, arm.scheme)
         if found.length_nk is not None:
             length_nk[rows] = found.length_nk
@@ -186,8 +186,8 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
     stop_n = torch.zeros(len(table), dtype=torch.float64)
     adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
-    mixes = arm.scheme.laser is not None and arm.scheme.laser.first_mix is not None
-    compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten")) or mixes
+    compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
+    compares = compares or any(mode.compares for mode in arm.scheme.modes)
     mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
         for part in _parts(table, rows, whole=compares):
@@ -248,7 +248,7 @@ def _padded(
         for need, keys in token_keys(arm.scheme).items()
     }
     known = {need: values.squeeze(2) if values.shape[2] == 1 else values for need, values in known.items()}
-    known["self_reward_n"] = scores_of(arm.scheme, table, rows)
+    known |= recorded(arm.scheme, table, rows)
     batch = Batch(group_n[rows], at(table.tokens.values, 0), at(table.trainable, False), **known)
     block_nt = at(marked.block, -1)
     return batch, Spans(marked.names, marked.start_nk[rows], marked.end_nk[rows], block_nt, marked.fault_n[rows]), places

@@ -13,7 +13,7 @@ from spanwise.commands.credit.per_token import PER_TOKEN, check_rows, check_toke
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import Recipe, calibration_of, scheme_of
+from spanwise.recipe import Recipe, calibration_of, modes_of, scheme_of
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
@@ -188,8 +188,8 @@ def _own(asked: _Asked) -> Arm:
     recipe = asked.recipe
     if asked.blocks.objectives is not None:  # the file's blocks, not the recipe's
         name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-        if recipe.laser is not None:
-            return Arm("recipe", replace(_named(name, asked), laser=recipe.laser), own=True)
+        if modes := modes_of(recipe):
+            return Arm("recipe", replace(_named(name, asked), modes=modes), own=True)
         return Arm(name, _named(name, asked), own=True)
     scheme = asked.scheme()
     return Arm(next((name for name, preset in _presets(asked) if preset == scheme), "recipe"), scheme, own=True)

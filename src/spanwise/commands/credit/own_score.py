@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.arms import Arm
-from spanwise.commands.shared.mixing import mixed_steps
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Scores
 
@@ -20,7 +19,7 @@ def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> d
 
     Args:
         table: the file.
-        arms: the verdict is that of the first with `laser`, else `correct`.
+        arms: the verdict is that of the first whose scheme has a score, else `correct`.
         scores: rewards of all objectives.
 
     Returns:
@@ -30,7 +29,7 @@ def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> d
     """
     if table.self_reward_n is None:
         return None
-    verdict = next((arm.scheme.laser.verdict for arm in arms if arm.scheme.laser is not None), "correct")
+    verdict = next((mode.judge for arm in arms for mode in arm.scheme.modes if mode.judge is not None), "correct")
     clipped_n = table.self_reward_n.clamp(0.0, 1.0)
     known_n = ~clipped_n.isnan()
     right_n = torch.full_like(clipped_n, torch.nan)
@@ -68,14 +67,6 @@ def score_note(found: dict[str, Any] | None) -> str:
 
 
 def warm_up_note(table: RolloutTable, arms: Sequence[Arm]) -> str:
-    """How many completions are of steps before the score is mixed in; empty if none are, or no method mixes it."""
-    laser = next((arm.scheme.laser for arm in arms if arm.scheme.laser is not None), None)
-    if laser is None or laser.first_mix is None or table.self_reward_n is None:
-        return ""
-    early = int((~mixed_steps(table.step_n, laser)).sum())
-    return (
-        f"laser mixes the score into the credit from step {laser.first_mix + 1} on; {early:,} of {len(table):,} completions are of "
-        f"steps before (self_rewarding_warmup)."
-        if early
-        else ""
-    )
+    """What the modes of the first method that has any say of the file's part in their credit; empty if nothing."""
+    modes = next((arm.scheme.modes for arm in arms if arm.scheme.modes), ())
+    return " ".join(filter(None, (mode.note(table) for mode in modes)))

@@ -16,7 +16,7 @@ from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of, rule_of
 from spanwise.commands.shared.segments import Segments
-from spanwise.laser import Laser
+from spanwise.modes.laser.config import Laser
 from spanwise.report import TokenView, credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.commands.shared.mixing import mixed_steps
 from spanwise.credit import Method
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable, schema
@@ -29,21 +28,14 @@ def token_keys(scheme: Scheme) -> dict[str, list[str]]:
     return {need: keys for need, keys in asked.items() if need in scheme.needs}
 
 
-def scores_of(scheme: Scheme, table: RolloutTable, rows: Sequence[int] | Tensor) -> Float[Tensor, " r"] | None:
-    """The self-rewarding scores that are mixed into the credit of some rows of one step; None where none are (`mixed_steps`)."""
-    laser = scheme.laser
-    if laser is None or laser.first_mix is None or table.self_reward_n is None or not len(rows):
-        return None
-    return table.self_reward_n[rows] if mixed_steps(table.step_n[rows], laser)[0] else None
+def recorded(scheme: Scheme, table: RolloutTable, rows: Sequence[int] | Tensor) -> dict[str, Any]:
+    """The fields of `Batch` that the scheme's modes read of some rows of one step."""
+    return {name: value for mode in scheme.modes for name, value in mode.recorded(table, rows).items()}
 
 
 def check_tokens(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a method whose values, log-probabilities or scores a file does not hold."""
-    if scheme.laser is not None and scheme.laser.first_mix is not None and table.self_reward_n is None:
-        raise RecipeError(
-            f"The recipe has laser, which mixes a score of its own into the credit of each completion, and '{table.path}' has no "
-            f"column '{schema.SELF_REWARD}' with it. Take the rollouts of a run with laser, or leave laser out."
-        )
+    """Refuse a method or a mode whose values, log-probabilities or scores a file does not hold."""
+    recorded(scheme, table, ())
     asked, held = token_keys(scheme), table.token_values
     missing = [need for need, keys in asked.items() if any(key not in held for key in keys)]
     if not missing:

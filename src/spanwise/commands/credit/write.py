@@ -99,8 +99,7 @@ def _paying(arm: Arm) -> dict[str, Any]:
         }
         for o in arm.scheme.objectives
     ]  # fmt: skip
-    laser = arm.scheme.laser
-    return {"method": arm.scheme.method, "objectives": listed, **({} if laser is None else {"laser": dict(vars(laser))})}
+    return {"method": arm.scheme.method, "objectives": listed, **{mode.name: mode.plain() for mode in arm.scheme.modes}}
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from spanwise.commands.shared.laser import laser_of
 from spanwise.commands.shared.samples import Samples, unmeasured
-from spanwise.commands.shared.task import model_and_task
-from spanwise.credit import self_reward
+from spanwise.commands.shared.task import model_and_task, run_above
 from spanwise.engines.sample import end_ids, prompt_ids, sample
-from spanwise.engines.self_reward import end_logps, reserved_id
-from spanwise.laser import Laser
 from spanwise.layout import Layout
+from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe, answer_tags
+from spanwise.recipe import Recipe, answer_tags, modes_of
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, is_refusal
@@ -38,7 +35,7 @@ def evaluate(
     seed: int = 1,
     tags: Mapping[str, str] | None = None,
     verifier: Mapping[str, Any] | None = None,
-    laser: Laser | None = None,
+    scored: Mode | None = None,
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
 
@@ -72,27 +69,23 @@ def evaluate(
         stated_confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
-        None if laser is None else _scores(model, tokenizer, laser, rows["prompt"][:], ids_nt, mask_nt, temperature),
+        None if scored is None else _scores(model, tokenizer, scored, rows["prompt"][:], ids_nt, mask_nt, temperature),
     )
 
 
 def _scores(
     model: Any,
     tokenizer: Any,
-    laser: Laser,
+    mode: Mode,
     prompts: list[Any],
     ids_nt: torch.Tensor,
     mask_nt: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """The self-rewarding score of what was sampled."""
-    ends = end_ids(model, tokenizer)
-    token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
+    """The score of each completion that was sampled."""
     starts = [ids for ids in prompt_ids(tokenizer, prompts) for _ in range(len(ids_nt) // len(prompts))]
-    where = {"token": token, "ends": ends, "pad": tokenizer.pad_token_id, "temperature": temperature}
-    logp_n = end_logps(model, starts, ids_nt, mask_nt, **where)
-    assert laser.reference is not None, "scores are read once the reference is known"
-    return self_reward(logp_n, beta=laser.beta, reference=laser.reference).double()
+    reader = part_class(mode, "model")(mode, model, tokenizer, end_ids(model, tokenizer))
+    return reader.scores(starts, ids_nt, mask_nt, temperature=temperature).double()
 
 
 def _correct(
@@ -110,11 +103,12 @@ def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on the task of a recipe."""
-    laser = laser_of(model_folder, recipe)
+    places = (model_folder, *run_above(model_folder))
+    scored = next((mode.as_trained(places) for mode in modes_of(recipe) if mode.judge is not None), None)
     torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     found = evaluate(
         model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
-        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier, laser=laser,
+        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier, scored=scored,
     )  # fmt: skip
-    return found, unmeasured(task.layout.keys, answer_tags(recipe), scored=laser is not None)
+    return found, unmeasured(task.layout.keys, answer_tags(recipe), scored=scored is not None)

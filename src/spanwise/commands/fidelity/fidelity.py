@@ -22,7 +22,6 @@ from spanwise.commands.shared.files import FIDELITY, without_nan
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.task import model_and_task
 from spanwise.disk import write_text
-from spanwise.engines.value_model import ABOUT
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.fidelity import Fidelity, Rerolls, SaeSegments, TokenFidelity, Trajectories, measure_fidelity, token_fidelity
 from spanwise.fidelity.critics import CRITIC_BATCH, CRITIC_STEPS, fitted_critics, own_critic, own_critic_folder, values
@@ -30,6 +29,7 @@ from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
 from spanwise.fidelity.page import difference_rows, fidelity_rows, token_rows
 from spanwise.fidelity.rerolls import MOST, Roller, collect_last_blocks, collect_tokens, states_confidence
 from spanwise.fidelity.tokens import TOKEN_KINDS
+from spanwise.modes.critic.value_model import ABOUT
 from spanwise.recipe import Recipe, answer_layout, calibration_of, scheme_of
 from spanwise.tasks import task_layout
 

@@ -22,9 +22,9 @@ from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
-from spanwise.laser import Laser
 from spanwise.measure import ArmComparison, Curve, compare_arms, mean_interval
-from spanwise.recipe import SCRIPT, answer_tags, load, own_layout
+from spanwise.modes.laser.config import Laser
+from spanwise.recipe import SCRIPT, answer_tags, is_scored, load, own_layout
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.readers.own import tokenizer_in
@@ -82,7 +82,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
         return dict.fromkeys(_HELD_OUT, "the training script asks no held-out prompts")
-    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe), scored=recipe.laser is not None)
+    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe), scored=is_scored(recipe))
 
 
 #: The figures of held-out prompts.

@@ -6,27 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
 
-from spanwise.credit import mixed_advantage
-from spanwise.laser import Laser
+from spanwise.modes.laser import Laser, mixed_advantage
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers
-
-
-def mixed_steps(step_n: Int[Tensor, " n"], laser: Laser) -> Bool[Tensor, " n"]:
-    """The completions of steps in which the score is mixed in.
-
-    A step is a generation batch, the first is 1, and those up to `Laser.first_mix` are a warm-up. Step 0 is that of a file without
-    steps: it is mixed.
-
-    >>> mixed_steps(torch.tensor([0, 1, 2, 3]), Laser("<unk>", self_rewarding_warmup=2))
-    tensor([ True, False, False,  True])
-    """
-    if laser.first_mix is None:
-        return torch.zeros_like(step_n).bool()
-    return (step_n == 0) | (step_n > laser.first_mix)
 
 
 def own_shares(table: pa.Table, laser: Laser) -> list[tuple[float, float]]:
@@ -49,7 +32,7 @@ def own_shares(table: pa.Table, laser: Laser) -> list[tuple[float, float]]:
     stepped = schema.STEP in table.column_names
     step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    score_n = numbers(table, schema.SELF_REWARD).masked_fill(~mixed_steps(step_n, laser), torch.nan)
+    score_n = numbers(table, schema.SELF_REWARD).masked_fill(~laser.mixes_at(step_n), torch.nan)
     rule: dict[str, Any] = {"mix": laser.mix, "threshold": laser.threshold, "scale": laser.scale}
     own_n = mixed_advantage(torch.zeros_like(score_n), score_n, group_n, **rule)  # tau z
     share_n = 1 - (mixed_advantage(torch.ones_like(score_n), score_n, group_n, **rule) - own_n)

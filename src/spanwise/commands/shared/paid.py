@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spanwise.credit import METHODS
-from spanwise.laser import Laser
+from spanwise.modes.laser.config import Laser
 from spanwise.report import Paid, Rule, rule_words
 from spanwise.rollouts.schema import RECORDED
 

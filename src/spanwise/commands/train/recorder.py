@@ -12,12 +12,12 @@ from transformers import TrainerCallback
 
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import Live
-from spanwise.commands.shared.laser import write_laser
 from spanwise.commands.shared.samples import Samples, unmeasured
+from spanwise.disk import write_text
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.laser import Laser
 from spanwise.measure import CAUSES, SHOWN_BY, alarms, ece
-from spanwise.recipe import Recipe, answer_tags
+from spanwise.mode import Mode
+from spanwise.recipe import Recipe, answer_tags, is_scored
 from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
@@ -54,7 +54,7 @@ class Recorder(TrainerCallback):
         self.step_seconds = self.spanwise_seconds = 0.0
         self.tokens = 0
         self._scores: Scores | None = None
-        self._laser_written = False
+        self._of_modes: set[str] = set()
         self._warned: set[str] = set()
         self._step_started = 0.0
 
@@ -73,7 +73,7 @@ class Recorder(TrainerCallback):
         if state.global_step % self.per_batch:
             return
         step = state.global_step // self.per_batch
-        self._write_laser()
+        self._write_modes()
         rollouts = self._trainer().last_rollouts
         if rollouts is None:
             return
@@ -152,7 +152,7 @@ class Recorder(TrainerCallback):
 
     def _warn(self, step: int, values: Mapping[str, Any]) -> None:
         """Say what is wrong with an evaluation, each thing once and with what usually causes it; the start may be what it is."""
-        absent = unmeasured(self.task.layout.keys, answer_tags(self.recipe), scored=self.recipe.laser is not None)
+        absent = unmeasured(self.task.layout.keys, answer_tags(self.recipe), scored=is_scored(self.recipe))
         there = {name: value for name, value in values.items() if name not in absent}
         for why in dict.fromkeys(alarms(there).values()):
             if why not in self._warned and step:
@@ -173,26 +173,27 @@ class Recorder(TrainerCallback):
             max_new_tokens=self.recipe.max_completion_length,
             tags=answer_tags(self.recipe),
             verifier=self.recipe.verifier,
-            laser=_readable(trainer),
+            scored=_readable(trainer),
         )
 
-    def _write_laser(self) -> None:
-        """Leave behind what the score is counted from, once the trainer has measured it."""
-        mine = self._trainer().self_rewarding
-        measured = None if mine is None else mine.measured
-        if measured is not None and not self._laser_written and self._trainer().accelerator.is_main_process:
-            write_laser(self.folder.path, measured)
-            self._laser_written = True
+    def _write_modes(self) -> None:
+        """Leave behind the files of modes, each once it is there."""
+        if not self._trainer().accelerator.is_main_process:
+            return
+        for part in self._trainer().parts.values():
+            for name, text in part.files.items():
+                if name not in self._of_modes:
+                    write_text(self.folder.path / name, text)
+                self._of_modes.add(name)
 
     def _trainer(self) -> SpanGRPOTrainer:
         assert self.trainer is not None, "the recorder belongs to a trainer"
         return self.trainer
 
 
-def _readable(trainer: SpanGRPOTrainer) -> Laser | None:
-    """How scores are read; None before the trainer knows what they are counted from."""
-    mine = trainer.self_rewarding
-    return None if mine is None or mine.laser.reference is None else mine.laser
+def _readable(trainer: SpanGRPOTrainer) -> Mode | None:
+    """How scores of completions are read; None before the trainer knows what they are counted from."""
+    return next((part.mode for part in trainer.parts.values() if part.mode.readable), None)
 
 
 def _kept(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from spanwise.commands.train.recorder import Recorder
 from spanwise.commands.train.refused import room_to_train
 from spanwise.credit import method
 from spanwise.disk import whole_folder
-from spanwise.engines.critic import megabytes
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.keeping import steps_per_batch
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.recipe import EMBEDDED, Recipe, answer_tags, check_begins, resolved, scheme_of
+from spanwise.modes.critic.critic import megabytes
+from spanwise.recipe import EMBEDDED, Recipe, answer_tags, check_begins, is_scored, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts.folder import RunFolder, check_free, is_first_rank, is_run, metrics_until, sole_writer
 from spanwise.scheme import Scheme
@@ -92,7 +92,7 @@ def train(
                 trainer.critic.save(folder.path / CRITIC, trainer.processing_class, state=False)
         if main:
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            absent = unmeasured(task.layout.keys, answer_tags(recipe), scored=recipe.laser is not None)
+            absent = unmeasured(task.layout.keys, answer_tags(recipe), scored=is_scored(recipe))
             _show(summary, console, title=f"{title}: {recipe.output}", absent=absent)
         if recipe.report and main:
             from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs

@@ -8,12 +8,12 @@ from typing import Any
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.critic import CriticConfig
 from spanwise.engines.idle import idle_fields
 from spanwise.engines.keep import check_folder
-from spanwise.engines.skyrl.laser import check_laser
 from spanwise.engines.windows import WINDOWS, is_tested
 from spanwise.errors import RecipeError
+from spanwise.mode import added_by, part_class
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
@@ -162,8 +162,10 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
         if wrong:
             raise RecipeError(sentence)
     scheme.check_forgets("SkyRL")
-    check_laser(cfg, scheme)
-    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", "self_reward_n"}
+    for part, mode in ((part_class(mode, "skyrl"), mode) for mode in scheme.modes):
+        if part is not None:
+            part.check(mode, cfg)
+    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
     # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`Rows.turns`).
     by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)

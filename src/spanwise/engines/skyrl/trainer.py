@@ -12,13 +12,13 @@ from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
 from spanwise.batch import Batch
-from spanwise.engines.appended import verdicts_of
 from spanwise.engines.returns import returns
-from spanwise.engines.skyrl import keeping, laser
+from spanwise.engines.skyrl import keeping
 from spanwise.engines.skyrl.config import check, critic_of
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
+from spanwise.mode import parts_of
 from spanwise.pipeline import Reading, advantages, credit, metrics, read
 from spanwise.remarks import Watch
 from spanwise.segment import Vocabulary
@@ -37,6 +37,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     Attributes:
         scheme: the rule of credit.
+        parts: what each of its modes does here, by its name (`spanwise.modes`).
         critic_config: the `critic` section of the recipe.
         advantage_dtype: of the advantages; SkyRL trains in float32.
         last_advantages: of the last batch, before they are multiplied for the loss reduction.
@@ -55,10 +56,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         written, _ = PretrainedConfig.get_config_dict(cfg.trainer.policy.model.path)  # read, never run
         size = {**written, **(written.get("text_config") or {})}.get("vocab_size")
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
-        self.reserved = laser.reserved_of(cfg, self.scheme, self.tokenizer, size=size)
-        if self.reserved is not None:  # the workers are made later, by this name
-            cfg.trainer.algorithm.policy_loss_type = laser.taught(cfg.trainer.algorithm.policy_loss_type)
-        self._ended: list[bool] = []
+        self.parts = parts_of(self.scheme.modes, "skyrl", cfg, self.tokenizer, size)
+        for part in self.parts.values():  # the workers are made later, by this name
+            cfg.trainer.algorithm.policy_loss_type = part.loss_type(cfg.trainer.algorithm.policy_loss_type)
         self.last_advantages: Tensor | None = None
         self.last_rows: Rows | None = None
         self._watch = Watch(self.scheme)
@@ -76,8 +76,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         before, prompts = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         self.last_rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
-        if self.reserved is not None:
-            trained, self._ended = laser.append(trained, self.reserved)
+        for part in self.parts.values():
+            trained = part.append(trained)
         return trained, uids
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
@@ -119,10 +119,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         assert reading.spans is not None, "what was read here has spans"
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward, and no token to run over
             batch = replace(batch, mask_nt=mask_nt[:real])
-        score_n = None
-        if self.reserved is not None:
-            score_n = laser.scores(data, self._ended, self.reserved)
-            batch = replace(batch, self_reward_n=self.reserved.mixed(score_n, self.global_step - 1))
+        for part in self.parts.values():
+            batch = replace(batch, **part.fields(data, self.global_step - 1))
         found = credit(reading, batch, self.scheme)
         adv_nt = advantages(found, reading.spans, self.scheme, dtype=self.advantage_dtype)
         adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
@@ -132,8 +130,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         shown = metrics(found, reading, self.scheme, group_n=batch.group_n)
         if self.scheme.value_names:
             shown |= self._teach(data, batch, reading)
-        if self.reserved is not None and score_n is not None:
-            shown |= self._teach_score(data, score_n, reading, self._factor(data, rows)[:real, 0])
+        for part in self.parts.values():
+            shown |= part.teach(data, reading, self.scheme, self._factor(data, rows)[:real, 0], self.global_step - 1)
         self.last_advantages = adv_nt[:real]
         if self._record is not None:
             keeping.keep(self, self._record, batch, reading, found, shown)
@@ -154,14 +152,6 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data["values"] = torch.where(mask_nt, pad(batch.value_nt, rest), 0.0)
         data["returns"] = torch.where(mask_nt, pad(return_nt, rest), 0.0)
         return shown
-
-    def _teach_score(self, data: Any, score_n: Tensor, reading: Reading, factor_n: Tensor) -> dict[str, float]:
-        """Lay out what the reserved tokens are taught, and say how good the scores were."""
-        assert self.reserved is not None, "there is a reserved token"
-        verdict_n = verdicts_of(reading, self.scheme, self.reserved.laser)
-        lesson = self.reserved.lesson(score_n, verdict_n, batch=self.global_step - 1, rows=len(score_n))
-        laser.teach(data, self._ended, lesson.weight_n * factor_n, lesson.target_n)
-        return lesson.shown
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.

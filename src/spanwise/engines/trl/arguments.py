@@ -10,9 +10,9 @@ from datasets import Dataset, IterableDataset
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.critic import CriticConfig
 from spanwise.engines.trl.checks import check_columns
 from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 

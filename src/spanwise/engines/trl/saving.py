@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,9 +13,9 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
-from spanwise.engines.critic import Critic
-from spanwise.engines.trl.laser import SelfRewarding
 from spanwise.errors import DataError
+from spanwise.modes.critic.critic import Critic
+from spanwise.modes.parts import TrlPart
 from spanwise.scheme import Scheme
 
 #: The folder of a checkpoint that holds its critic.
@@ -28,12 +28,12 @@ class Saving(GRPOTrainer):
     Attributes:
         scheme: the rule of credit, whose method may remember earlier batches.
         critic: the `Critic`, None without one.
-        self_rewarding: the reserved token and its reference, None without `Scheme.laser`.
+        parts: what each mode of the scheme does here, by its name.
     """
 
     scheme: Scheme
     critic: Critic | None
-    self_rewarding: SelfRewarding | None
+    parts: Mapping[str, TrlPart]
     # TRL's annotation allows a None that a trainer never has.
     args: Any
     processing_class: Any
@@ -83,8 +83,8 @@ class Saving(GRPOTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.critic is not None and self.args.should_save:
             self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
-        if self.self_rewarding is not None and self.args.should_save:
-            self.self_rewarding.save(Path(output_dir))
+        for part in self.parts.values() if self.args.should_save else ():
+            part.save(Path(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -92,8 +92,8 @@ class Saving(GRPOTrainer):
             return
         if self.critic is not None:
             self.critic.restore(Path(checkpoint) / CRITIC)
-        if self.self_rewarding is not None:
-            self.self_rewarding.restore(Path(checkpoint))
+        for part in self.parts.values():
+            part.restore(Path(checkpoint))
         if self._estimator is not None:
             restore_estimator(self._estimator, Path(checkpoint), self.scheme.method)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,6 @@ from spanwise.batch import Batch
 from spanwise.credit import restrict
 from spanwise.credit.assign import completed
 from spanwise.credit.trajectories.turns import Turns
-from spanwise.critic import CriticConfig
-from spanwise.engines.critic import Critic
 from spanwise.engines.keep import reward_means
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
@@ -30,11 +29,14 @@ from spanwise.engines.trl.keeping import Keeping
 from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
-from spanwise.engines.trl.scoring import Scoring
+from spanwise.engines.trl.saving import Saving
 from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
-from spanwise.engines.trl.values import cut_off, sequences
 from spanwise.engines.turns import has_turns, turn_rows
-from spanwise.engines.value_model import ValueModel
+from spanwise.mode import added_by, parts_of
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.critic import Critic
+from spanwise.modes.critic.value_model import ValueModel
+from spanwise.modes.sequences import cut_off, sequences
 from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
 from spanwise.remarks import Watch
 from spanwise.rollouts import Rollouts
@@ -45,13 +47,13 @@ from spanwise.types import Credit, Spans
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "self_reward_n")
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 #: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 WITH_CRITIC = ("value_nt", "bootstrap_n")
 
 
-class SpanGRPOTrainer(Scoring):
+class SpanGRPOTrainer(Saving):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
@@ -73,7 +75,7 @@ class SpanGRPOTrainer(Scoring):
         last_metrics: what was measured of the last training batch of all processes: credit, and the mean of each reward.
         zero_batches: how many training batches had no credit other than 0.
         critic: the `Critic`, None without one.
-        self_rewarding: the reserved token and its reference, None without `Scheme.laser`.
+        parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -104,7 +106,8 @@ class SpanGRPOTrainer(Scoring):
         checks.check_version(trl.__version__)
         scheme = arguments.check_scheme(scheme, options)
         arguments.check_critic(critic, scheme)
-        scheme.check(PROVIDES if critic is None else (*PROVIDES, *WITH_CRITIC), at_read=AT_READ)
+        provides = (*PROVIDES, *added_by(scheme.modes, "trl"))
+        scheme.check(provides if critic is None else (*provides, *WITH_CRITIC), at_read=AT_READ)
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
@@ -153,7 +156,7 @@ class SpanGRPOTrainer(Scoring):
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
         self.critic = None if critic is None else self._critic(critic)
-        self.self_rewarding = None if scheme.laser is None else self._self_rewarding(scheme.laser)
+        self.parts = parts_of(scheme.modes, "trl", self)
         self._critic_seconds = self._step_seconds = 0.0
         self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
@@ -171,6 +174,10 @@ class SpanGRPOTrainer(Scoring):
         return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
 
     # ------------------------------------------------------------------ rewards
+
+    def _gather(self, table_nc: Tensor) -> Tensor:
+        gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
+        return gathered.cpu()
 
     def _reward_function(self, name: str) -> Any:
         """The function TRL calls for an objective; the first one called reads for all, and what they return goes nowhere."""
@@ -190,7 +197,10 @@ class SpanGRPOTrainer(Scoring):
         return reward
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        generated = super()._generate(*args, **kwargs)
+        with ExitStack() as around:
+            for part in self.parts.values():
+                around.enter_context(part.generating())
+            generated = super()._generate(*args, **kwargs)
         self._tool_mask = generated[2]
         if not self._prompts_checked:
             for ids in generated[0]:
@@ -233,7 +243,8 @@ class SpanGRPOTrainer(Scoring):
         started = time.perf_counter()
         mask_nt = loss_mask(output).bool().cpu()
         everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
-        score_n, whole = self._with_scores(batch, everyone, whole, here, output)
+        for part in self.parts.values():
+            batch, whole = part.fill(batch, everyone, whole, here, output)
         with self._unmoved() if mode == "eval" else nullcontext():
             found = credit(everyone, whole, self.scheme)
         shown_n = self._by_completion(found, everyone, whole, len(mask_nt))
@@ -245,7 +256,7 @@ class SpanGRPOTrainer(Scoring):
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
         if int(output["num_items_in_batch"]) == 0:
             self._all_cut_off(len(mask_nt) * self.accelerator.num_processes)
-        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt, score_n)
+        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
         shown = metrics(found, everyone, self.scheme, group_n=whole.group_n)
         shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
         self._span_metrics.add(mode, shown)
@@ -319,9 +330,7 @@ class SpanGRPOTrainer(Scoring):
         wide: Any = self.accelerator.pad_across_processes(value_nt.to(self.accelerator.device), dim=1)
         return self._gather(wide)
 
-    def _keep(
-        self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, adv_nt: Tensor, score_n: Tensor | None
-    ) -> None:
+    def _keep(self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, adv_nt: Tensor) -> None:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = (0, adv_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
@@ -344,7 +353,7 @@ class SpanGRPOTrainer(Scoring):
             value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
-            self_reward_n=score_n,
+            self_reward_n=batch.self_reward_n,
             objectives=self.scheme.objectives,
         )
 
@@ -431,7 +440,11 @@ class SpanGRPOTrainer(Scoring):
             self._canary_due = False
         if beta != 0.0:
             loss = loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
-        return loss + self._verification(inputs) / accumulation
+        for part in self.parts.values():
+            more, shown = part.loss(inputs)
+            loss = loss + more / accumulation
+            self._span_metrics.add("train" if train else "eval", shown)
+        return loss
 
     def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
         """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""
@@ -462,7 +475,10 @@ class SpanGRPOTrainer(Scoring):
         return slope_bt if sampler_ratio is None else slope_bt * sampler_ratio
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        score = super()._get_per_token_logps_and_entropies
+        for part in self.parts.values():
+            score = partial(part.forward, score)
+        result = score(*args, **kwargs)
         self._logps = result[0]
         return result
 

@@ -38,7 +38,7 @@ class Rows:
         step: where each row stands among the outputs of its rollout.
         padding: rows that V1 trainers fill up with.
         tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`); whatever where the mask is 0.
-        reserved: the column of each row's reserved token, -1 where it has none.
+        places: mode -> the column of what it appended to each row, -1 where that is nothing.
     """
 
     packed: Sequence[Any]
@@ -46,7 +46,7 @@ class Rows:
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
     tokens: Mapping[str, Float[Tensor, "n t"]] = field(default_factory=dict)
-    reserved: Sequence[int] = field(default=())
+    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @cached_property
     def real(self) -> list[int]:
@@ -180,7 +180,7 @@ def credited(
     scheme: Scheme,
     *,
     value_lam: float = 1.0,
-    self_reward_n: Float[Tensor, " n"] | None = None,
+    more: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
@@ -191,12 +191,12 @@ def credited(
         mask_nt: verl's response mask: trained tokens, perhaps fewer than were sampled (rejection).
         scheme: the rule.
         value_lam: the critic's own lambda, see `value_target`.
-        self_reward_n: of the rows, see `Batch`.
+        more: fields of `Batch` that modes add, by row.
         dtype: of the advantages.
 
     Raises:
-        RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own; a laser, and a rollout
-            of several turns or outputs.
+        RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own; a mode that scores
+            completions, and a rollout of several turns or outputs.
     """
     mask_nt = mask_nt.bool()
     real = rows.real
@@ -215,13 +215,9 @@ def credited(
         name: held_nt[real] if turns is None else turns.take(held_nt[real]) for name, held_nt in rows.tokens.items()
     }
     steps = _steps(own, carried, scheme)
-    if scheme.laser is not None and steps is not None:
-        raise RecipeError(
-            "laser scores a completion at its end, and rollouts have several turns or outputs here, which have ends of their own. "
-            "Leave laser out."
-        )
-    if self_reward_n is not None:
-        tokens["self_reward_n"] = self_reward_n[real]
+    for mode in scheme.modes if steps is not None else ():
+        mode.check_turns()
+    tokens |= {name: value_n[real] for name, value_n in (more or {}).items()}
     batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=steps, **tokens)
     found = credit(reading, batch, scheme)
     adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)

@@ -14,14 +14,13 @@ from torch import Tensor
 from spanwise.credit import group_index, method
 from spanwise.credit.spread import to_tokens
 from spanwise.credit.trajectories.stepwise import outcome_methods, step_rewards
-from spanwise.engines.appended import parted
 from spanwise.errors import RecipeError
 from spanwise.losses import aspo
+from spanwise.mode import Mode, part_class
+from spanwise.modes import MODES
 
 #: How the prompt ids of V1's padding rows begin.
 PADDING = "pad"
-#: How a loss of verl is called that also teaches a reserved token.
-WITH_LASER = "spanwise_laser_"
 #: What a trainer of ours lays out for the estimator `spanwise`, which verl calls with rewards and a mask alone: a function from
 #: group ids and mask to advantages and returns.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
@@ -35,9 +34,17 @@ def attach(core_algos: Any) -> None:
             core_algos.register_adv_est(name)(function)
     if "spanwise_aspo" not in core_algos.POLICY_LOSS_REGISTRY:
         core_algos.register_policy_loss("spanwise_aspo")(partial(_aspo, core_algos.agg_loss))
-    for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()):
-        if not name.startswith(WITH_LASER) and WITH_LASER + name not in core_algos.POLICY_LOSS_REGISTRY:
-            core_algos.register_policy_loss(WITH_LASER + name)(partial(_with_laser, core_algos.agg_loss, loss))
+    for mode in MODES.values():
+        policy_loss: Any = getattr(part_class(mode, "verl"), "policy_loss", None)
+        for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if policy_loss else ():
+            with_mode = loss_of(mode, name)
+            if not name.startswith(loss_of(mode, "")) and with_mode not in core_algos.POLICY_LOSS_REGISTRY:
+                core_algos.register_policy_loss(with_mode)(partial(policy_loss, core_algos.agg_loss, loss))
+
+
+def loss_of(mode: Mode | type[Mode], name: str) -> str:
+    """How a policy loss of verl is called that has what a mode adds to it."""
+    return f"spanwise_{mode.name}_{name}"
 
 
 def outcome_advantages(
@@ -143,32 +150,3 @@ def _aspo(
     loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
     drift_nt = torch.where(mask_nt, old_log_prob - log_prob.detach(), 0.0)
     return loss, {"actor/ppo_kl": float(drift_nt.sum() / mask_nt.sum().clamp(min=1))}
-
-
-def _with_laser(
-    agg_loss: Callable[..., Tensor],
-    loss: Callable[..., tuple[Tensor, dict[str, Any]]],
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """A policy loss of verl, plus the mean over the mini-batch's rows of what teaches a reserved token (`engines.appended`)."""
-    found = parted(log_prob, old_log_prob, advantages, response_mask)
-    policy, shown = loss(
-        old_log_prob=found.old_nt,
-        log_prob=log_prob,
-        advantages=found.adv_nt,
-        response_mask=response_mask,
-        loss_agg_mode=loss_agg_mode,
-        config=config,
-        rollout_is_weights=rollout_is_weights,
-    )
-    every_nt = torch.ones_like(found.error_nt)
-    taught = agg_loss(
-        loss_mat=found.error_nt, loss_mask=every_nt, loss_agg_mode="seq-mean-token-sum", **config.global_batch_info
-    )
-    return policy + taught, shown

@@ -1,20 +1,19 @@
-"""Beside verl's agent loop: the reward workers are told which tokens the model sampled, and a reserved one is appended."""
+"""Beside verl's agent loop: the reward workers are told which tokens the model sampled, and what modes need is appended."""
 
 from __future__ import annotations
 
 from functools import wraps
 from typing import Any
 
-from spanwise.engines.appended import Appended
-from spanwise.engines.verl.reserved import append, reserved_of
 from spanwise.engines.verl.settings import scheme_in
+from spanwise.mode import parts_of
 
 #: Name under which an agent loop's outputs carry their response mask to the reward worker.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let every output carry its mask while it is scored, and no longer; then a reserved token, if it is trained with one."""
+    """Let every output carry its mask while it is scored, and no longer; then what its modes append."""
     worker = agent_loop.AgentLoopWorker
     score, teach = worker._compute_score, worker._compute_teacher_logprobs
     if getattr(score, "by_spanwise", False):
@@ -33,20 +32,19 @@ def attach(agent_loop: Any) -> None:
     @wraps(teach)
     async def with_token(self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
         found = await teach(self, output, *args, validate=validate, **kwargs)
-        reserved = None if validate else _reserved(self)
-        if reserved is not None:  # what comes next is to store the output
-            append(output, reserved)
+        for part in [] if validate else _parts(self).values():  # what comes next is to store the output
+            part.append(output)
         return found
 
     with_masks.by_spanwise = True  # type: ignore[attr-defined]
     worker._compute_score, worker._compute_teacher_logprobs = with_masks, with_token
 
 
-def _reserved(worker: Any) -> Appended | None:
-    """The reserved token of the recipe that a worker's rollouts are trained with, if it has one."""
+def _parts(worker: Any) -> dict[str, Any]:
+    """What the modes of the recipe that a worker's rollouts are trained with do here."""
     if worker.config.algorithm.adv_estimator != "spanwise":
-        return None
+        return {}
     if not hasattr(worker, KEY):
-        laser = scheme_in(worker.config).laser
-        setattr(worker, KEY, None if laser is None else reserved_of(laser, worker.config, worker.model_config))
+        modes = scheme_in(worker.config).modes
+        setattr(worker, KEY, parts_of(modes, "verl", worker.config, lambda: worker.model_config))
     return getattr(worker, KEY)

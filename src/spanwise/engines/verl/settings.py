@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,15 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.critic import CriticConfig
-from spanwise.engines.appended import Appended, check_reference
 from spanwise.engines.idle import idle_fields
 from spanwise.engines.verl.carry import Credited, Rows, credited
-from spanwise.engines.verl.estimators import CARRIED, WITH_LASER
+from spanwise.engines.verl.estimators import CARRIED, loss_of
 from spanwise.engines.verl.keeping import Keeper
-from spanwise.engines.verl.reserved import placed, reserved_of, scores, verdicts
 from spanwise.engines.verl.weights import check_mode, loss_factor
 from spanwise.errors import RecipeError
-from spanwise.laser import Laser
+from spanwise.mode import added_by, parts_of
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.parts import VerlPart
 from spanwise.pipeline import Reading
 from spanwise.recipe import load, scheme_at
 from spanwise.remarks import Watch
@@ -50,10 +49,9 @@ class Settings:
         mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
         mini_batch: rows per optimiser step.
         value_lam: lambda of what verl's critic is fitted to.
-        reserved: the reserved token of the recipe's laser; None: it has none.
+        parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
         keeper: writes the run folder; None: none is asked for.
         watch: what was said of the batches already.
-        targets: what the reserved tokens of the last batch are taught, by row; None: there is no laser.
         found: what was credited last.
     """
 
@@ -62,10 +60,9 @@ class Settings:
     horizon: int | float | None
     mini_batch: int
     value_lam: float = 1.0
-    reserved: Appended | None = None
+    parts: Mapping[str, VerlPart] = field(default_factory=dict)
     keeper: Keeper | None = None
     watch: Watch = field(init=False)
-    targets: Tensor | None = field(init=False, default=None)
     found: Credited | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -73,8 +70,8 @@ class Settings:
 
     @property
     def tokens(self) -> dict[str, str]:
-        """Those of `TOKENS` that the method needs, or a laser."""
-        needed = {*self.scheme.needs, *([] if self.reserved is None else ["logp_nt"])}
+        """Those of `TOKENS` that the method needs, or a mode."""
+        needed = self.scheme.needs.union(*(part.tokens for part in self.parts.values()))
         return {name: field for name, field in TOKENS.items() if name in needed}
 
     @contextmanager
@@ -88,20 +85,17 @@ class Settings:
         shown: dict[str, float] = {}
 
         def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-            score_n = None if self.reserved is None else scores(rows, self.reserved)
-            mixed_n = None if self.reserved is None or score_n is None else self.reserved.mixed(score_n, number)
-            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam, self_reward_n=mixed_n)
+            more = {name: value for part in self.parts.values() for name, value in part.fields(rows, number).items()}
+            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam, more=more)
             self.found = found
             shown.update(found.metrics)
             for sentence in (*self.watch.of_reading(found.reading)[0], *self.watch.of_batch(found.metrics)):
                 say(sentence)
             adv_nt = found.adv_nt * self._factor(rows, found.reading, mask_nt)
             return_nt = adv_nt if found.return_nt is None else found.return_nt
-            if self.reserved is not None and score_n is not None:
-                verdict_n = verdicts(rows, found.reading, self.scheme)
-                lesson = self.reserved.lesson(score_n, verdict_n, batch=number, rows=len(mask_nt))
-                shown.update(lesson.shown)
-                adv_nt, self.targets = placed(adv_nt, rows, lesson.weight_n), lesson.target_n
+            for part in self.parts.values():
+                adv_nt, of_mode = part.teach(adv_nt, rows, found.reading, self.scheme, number)
+                shown.update(of_mode)
             return adv_nt, return_nt
 
         token = CARRIED.set(credited_here)
@@ -138,23 +132,23 @@ def prepare(config: Any) -> Settings:
     value_lam = _value_lambda(critic, config)
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
     if _trainer_mode(config) == "sync":
-        provides.add("self_reward_n")
+        provides |= added_by(scheme.modes, "verl")
     scheme.check_forgets("verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     _check(config)
     actor = config.actor_rollout_ref.actor
-    reserved = None if scheme.laser is None else _reserved(config, scheme.laser)
+    parts = parts_of(scheme.modes, "verl", config, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     with open_dict(config):
         config.algorithm.spanwise.recipe = str(path)
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
-        if reserved is not None:
-            actor.policy_loss.loss_mode = WITH_LASER + actor.policy_loss.get("loss_mode", "vanilla")
+        for mode in (part.mode for part in parts.values() if part.policy_loss is not None):
+            actor.policy_loss.loss_mode = loss_of(mode, actor.policy_loss.get("loss_mode", "vanilla"))
     _remark(config, scheme)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     horizon = actor.get("loss_scale_factor")
-    return Settings(scheme, actor.loss_agg_mode, horizon, rows, value_lam, reserved, Keeper.of(config, scheme))
+    return Settings(scheme, actor.loss_agg_mode, horizon, rows, value_lam, parts, Keeper.of(config, scheme))
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -167,26 +161,6 @@ def scheme_in(config: Any) -> Scheme:
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
     return scheme_at(path, longest=config.data.max_response_length)
-
-
-def _reserved(config: Any, laser: Laser) -> Appended:
-    """The reserved token, where every pass of verl gives its log-probability.
-
-    Raises:
-        RecipeError: one would not; see `Appended.of`.
-    """
-    faults = {
-        "algorithm.rollout_correction.bypass_mode=True takes the log-probabilities of the rollout, and laser's token was not "
-        "sampled there; leave one of them out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
-        "distillation asks its teacher about what was sampled alone, and laser's token is one more; leave one of them out.": (
-            config.get("distillation") or {}
-        ).get("enabled"),
-    }
-    for sentence, wrong in faults.items():
-        if wrong:
-            raise RecipeError(sentence)
-    check_reference(laser)  # before the model's files are looked at
-    return reserved_of(laser, config, omega_conf_to_dataclass(config.actor_rollout_ref.model))
 
 
 def _check_critic(enabled: bool | None, own: CriticConfig, scheme: Scheme) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
+from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.keeping import UPDATE, Sampled
-from spanwise.engines.verl.reserved import columns_of, write_targets
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
@@ -50,13 +51,12 @@ def credited_trainer(stock: Any, mode: str) -> Any:
                 return super().fit(*args, **kwargs)
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            token = None if self.spanwise.reserved is None else self.spanwise.reserved.token
-            rows = rows_of(batch, self.spanwise.tokens, token)
+            rows = rows_of(batch, self.spanwise.tokens, self.spanwise.parts)
             with self.spanwise.carrying(rows, number=getattr(self, "global_steps", 1) - 1) as shown:
                 batch = super()._compute_advantage(batch, metrics)
             metrics.update(shown)
-            if self.spanwise.targets is not None:
-                write_targets(batch, rows, self.spanwise.targets)
+            if self.spanwise.parts:
+                rewrite(batch, rows, self.spanwise.parts)
             keeper, found = self.spanwise.keeper, self.spanwise.found
             if keeper is not None and found is not None:
                 keeper.keep(self, rows, found, shown, lambda: sampled_of(batch))
@@ -72,15 +72,15 @@ def credited_trainer(stock: Any, mode: str) -> Any:
     return SpanTrainer
 
 
-def rows_of(batch: Any, tokens: Mapping[str, str], reserved: int | None = None) -> Rows:
+def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, Any] | None = None) -> Rows:
     """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token.
 
     Args:
         batch: the keys of the rows.
         tokens: field of `Batch` -> what verl calls it.
-        reserved: a token that may stand behind what was sampled.
+        parts: what modes do here (`VerlPart`), which may have put something behind what was sampled.
     """
-    fields = ["extra_fields", *tokens.values(), *([] if reserved is None else ["responses", "response_mask"])]
+    fields = ["extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else [])]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
@@ -90,8 +90,18 @@ def rows_of(batch: Any, tokens: Mapping[str, str], reserved: int | None = None) 
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
-        reserved=() if reserved is None else columns_of(data["responses"], data["response_mask"], reserved),
+        places={name: part.places(data["responses"], data["response_mask"]) for name, part in (parts or {}).items()},
     )
+
+
+def rewrite(batch: Any, rows: Rows, parts: Mapping[str, Any]) -> None:
+    """Put what the losses of modes read into the old log-probabilities, in the TransferQueue."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["old_log_probs"])
+    own = list(data["old_log_probs"].unbind())
+    for name, part in parts.items():
+        own = part.rewrite(own, rows.places[name])
+    written = TensorDict({"old_log_probs": torch.nested.as_nested_tensor(own, layout=torch.jagged)}, batch_size=len(own))
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=written)
 
 
 def sampled_of(batch: Any) -> Sampled:

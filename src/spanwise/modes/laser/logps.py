@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError
-from spanwise.laser import Laser
+from spanwise.modes.laser.config import Laser
+from spanwise.modes.laser.mixing import self_reward
 
 #: A policy that never had this score starts at 0, one that was trained with it between 0 and 1; further off is another reference.
 _FAR, _NEAR = 0.5, 0.1
@@ -20,15 +21,6 @@ _FAR, _NEAR = 0.5, 0.1
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
     """The id of the reserved token, which the policy must never write.
-
-    Args:
-        laser: names it.
-        tokenizer: of the policy.
-        size: rows of its embedding; a row behind the tokenizer's last token is free to use.
-        ends: the ids that end a completion.
-
-    Raises:
-        RecipeError: the vocabulary lacks it, or it is one that is written: ordinary text, an end or the padding.
 
     Example:
         >>> from spanwise.tasks.tiny import build_tokenizer
@@ -75,17 +67,6 @@ def end_logp(
 
     Equation
         T log softmax(logits / T)[token], T the temperature: at any T about the logit, counted from the others'
-
-    Args:
-        model: a causal language model.
-        rows: prompt and completion with its end, ids of any lengths.
-        token: whose log-probability.
-        pad: id to pad with on the left; what stands there is masked.
-        temperature: of sampling.
-        batch_size: rows per pass.
-
-    Returns:
-        (N,) float32, without dropout; the training mode is restored.
     """
     found, training = [], model.training
     try:
@@ -121,14 +102,7 @@ def end_logps(
     pad: int,
     temperature: float = 1.0,
 ) -> Float[Tensor, " n"]:
-    """The log-probability of one token after each completion, NaN for those that did not end.
-
-    Args:
-        model, token, pad, temperature: see `end_logp`.
-        prompts: ids before each completion.
-        ids_nt, there_nt: completions and the tokens that are theirs, tool output included.
-        ends: ids that end a completion.
-    """
+    """The log-probability of one token after each completion, NaN for those that did not end."""
     ended_n = ended(ids_nt, there_nt, ends)
     rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
     logp_n = torch.full((len(ids_nt),), torch.nan)
@@ -136,22 +110,44 @@ def end_logps(
     return logp_n
 
 
+class ScoreReader:
+    """Reads the self-rewarding score of completions off a model."""
+
+    def __init__(self, laser: Laser, model: Any, tokenizer: Any, ends: Collection[int]) -> None:
+        self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
+        self.token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
+
+    def logps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_nt: Int[Tensor, "n t"],
+        there_nt: Bool[Tensor, "n t"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, " n"]:
+        """The log-probability of the token after each completion (`end_logps`)."""
+        pad = int(self.tokenizer.pad_token_id)
+        how: dict[str, Any] = {"token": self.token, "ends": self.ends, "pad": pad, "temperature": temperature}
+        return end_logps(self.model, prompts, ids_nt, there_nt, **how)
+
+    def scores(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_nt: Int[Tensor, "n t"],
+        there_nt: Bool[Tensor, "n t"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, " n"]:
+        """The score of each completion, NaN for those that did not end."""
+        assert self.laser.reference is not None, "scores are read once the reference is known"
+        logp_n = self.logps(prompts, ids_nt, there_nt, temperature=temperature)
+        return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
+
+
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
     """The reference of the starting policy: the mean of what it says of the reserved token; a given one is held against that.
-
-    Args:
-        laser, token: names the token, and its id.
-        logp_n: of completions of the starting policy, NaN where one did not end.
-        temperature: that they were sampled at.
-
-    Returns:
-        The laser with its reference, what `laser.json` of a run holds, and a warning if there is something to say.
-
-    Raises:
-        DataError: none of the completions ended.
-        RecipeError: the reference is of another model, or too near to 0 for a score to reach 1.
 
     Example:
         >>> found, about, warning = measured(Laser("<unk>"), 2, torch.tensor([-18., -20., float("nan")]), temperature=1.0)

@@ -12,43 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 from transformers.utils.hub import has_file
 
-from spanwise.critic import CriticConfig
 from spanwise.errors import DataError, RecipeError
 from spanwise.losses import categorical_value, categorical_value_loss, value_loss
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.sequences import Sequences
 
 #: What a saved critic says of itself, beside its weights.
 ABOUT = "critic.json"
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Prompts and completions side by side, as a value model reads them.
-
-    Attributes:
-        ids_nl: prompt, padded on the left, and completion, padded on the right.
-        attention_nl: 1 at what is no padding; tool output is read like any other text.
-        width: how many of the last columns are the completion's.
-    """
-
-    ids_nl: Int[Tensor, "n l"]
-    attention_nl: Int[Tensor, "n l"]
-    width: int
-
-    def take(self, rows: Any) -> Sequences:
-        """Some of the rows."""
-        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
-
-    @property
-    def end_n(self) -> Int[Tensor, " n"]:
-        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
-        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
-        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -67,11 +42,7 @@ class Saved:
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """What stands in a folder; None: nothing, as with any other token classifier.
-
-        Raises:
-            DataError: the file cannot be understood.
-        """
+        """What stands in a folder; None: nothing, as with any other token classifier."""
         file = Path(place) / ABOUT
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
@@ -84,13 +55,7 @@ class Saved:
 
 
 class ValueModel(nn.Module):
-    """What the rest of a completion is worth, before each of its tokens: one value per stream.
-
-    Args:
-        model: a token classifier of `transformers` whose labels are the streams, or the bins of one stream after another.
-        names: of the streams, `Scheme.value_names`.
-        config: says which head it has.
-    """
+    """What the rest of a completion is worth, before each of its tokens: one value per stream."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -100,11 +65,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device.
-
-        Raises:
-            RecipeError: `transformers` has no token classifier of the policy's architecture.
-        """
+        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
         own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         settings = deepcopy(own.config)
         settings.num_labels = _labels(names, config)
@@ -122,17 +83,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros.
-
-        Args:
-            place: folder or hub name.
-            names, config: what is asked of it.
-            tokenizer: the policy's; None: not compared.
-
-        Raises:
-            DataError: it cannot be read, or was fitted to another tokenizer's ids; RecipeError: it has other values or another
-                head than asked for.
-        """
+        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
         saved = Saved.of(place)
         if saved is not None:
             _check_saved(place, saved, names, config)

@@ -1,24 +1,46 @@
-"""From TRL's generation batch to what a critic reads."""
+"""Prompts and completions side by side, as a model reads them; from TRL's generation batch, too."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.value_model import Sequences
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts and completions side by side, as a model reads them.
+
+    Attributes:
+        ids_nl: prompt, padded on the left, and completion, padded on the right.
+        attention_nl: 1 at what is no padding; tool output is read like any other text.
+        width: how many of the last columns are the completion's.
+    """
+
+    ids_nl: Int[Tensor, "n l"]
+    attention_nl: Int[Tensor, "n l"]
+    width: int
+
+    def take(self, rows: Any) -> Sequences:
+        """Some of the rows."""
+        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
+
+    @property
+    def end_n(self) -> Int[Tensor, " n"]:
+        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
+        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
+        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
+        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Prompts and completions as the model saw them.
-
-    Args:
-        output: of TRL's `_generate_and_score_completions`.
-        batch: the completions as they were read; TRL may have padded them further, or masked those that were cut off.
 
     Example:
         >>> batch = Batch.jagged([[5, 6], [7]], [0, 0], columns={"completion_ids": [[5, 6], [7]]})

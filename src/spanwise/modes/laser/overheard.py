@@ -17,11 +17,6 @@ class Overheard:
     A row that ends while others go on is fed once more, with its end as the last token; the logits of that step are what is asked
     for. Rows that end in the very last step are not fed again and stay NaN.
 
-    Args:
-        token: whose log-probability.
-        ends: the ids that end a row.
-        temperature: see `engines.self_reward.end_logp`.
-
     Attributes:
         logp_n: of the rows of the last call of `generate`; None before it.
         calls: of `generate`, so far.

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from spanwise.credit import self_reward
 from spanwise.credit.assign import completed
-from spanwise.engines.self_reward import reserved_id
 from spanwise.errors import RecipeError
-from spanwise.laser import Laser
-from spanwise.losses import class_weights, verification_loss
+from spanwise.modes.laser.config import Laser
+from spanwise.modes.laser.logps import reserved_id
+from spanwise.modes.laser.mixing import self_reward
+from spanwise.modes.laser.verification import class_weights, verification_loss
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
@@ -51,11 +51,7 @@ class Appended:
 
     @staticmethod
     def of(laser: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> Appended:
-        """For a policy with this tokenizer, size of its embedding and generation configuration (None: it has none).
-
-        Raises:
-            RecipeError: see `check_reference` and `reserved_id`.
-        """
+        """For a policy with this tokenizer, size of its embedding and generation configuration (None: it has none)."""
         check_reference(laser)
         said = getattr(generation, "eos_token_id", None)
         ends = {tokenizer.eos_token_id, *(said if isinstance(said, list) else [said])} - {None}
@@ -74,11 +70,6 @@ class Appended:
         """The self-rewarding score by the trainer's log-probability, NaN for NaN."""
         return self_reward(self.temperature * logp_n.float(), beta=self.laser.beta, reference=check_reference(self.laser))
 
-    def mixed(self, score_n: Float[Tensor, " n"], batch: int) -> Float[Tensor, " n"] | None:
-        """The scores for `Batch.self_reward_n`; None where the credit of this generation batch, from 0, is not mixed yet."""
-        first = self.laser.first_mix
-        return score_n if first is not None and batch >= first else None
-
     def lesson(self, score_n: Float[Tensor, " n"], verdict_n: Float[Tensor, " n"], *, batch: int, rows: int) -> Lesson:
         r"""The verification loss as a squared error of log-probabilities.
 
@@ -87,17 +78,6 @@ class Appended:
             weight = alpha w (beta T)^2 rows / (N_c + N_i),   target = (reference + r_v / beta) / T
 
         Where a batch makes several optimiser steps, w and N_c + N_i are those of the batch, as in the mean over the steps.
-
-        Args:
-            score_n, verdict_n: r_s and r_v, NaN where they are absent.
-            batch: number of the generation batch, from 0; before the loss begins all weights are 0.
-            rows: what the trainer divides by in this batch.
-
-        Returns:
-            With `laser/loss`, l under the policy that the batch was scored by, and `laser/accuracy`, how often r_s > .5 is r_v.
-
-        Raises:
-            RewardError: a verdict that is neither 0 nor 1.
 
         Example:
             >>> reserved = Appended(Laser("<unk>", reference=-23.0), 2, frozenset([1]))
@@ -151,11 +131,6 @@ def parted(
     logp_nt: Float[Tensor, "n t"], old_nt: Float[Tensor, "n t"], adv_nt: Float[Tensor, "n t"], mask_nt: Shaped[Tensor, "n t"]
 ) -> Parted:
     """Take a lesson out of a batch. What is left is a batch in which a reserved token is one more token that nothing reads.
-
-    Args:
-        logp_nt: of the current policy, with its gradient.
-        old_nt, adv_nt: as they were sent, with a lesson.
-        mask_nt: the tokens in the loss.
 
     Example:
         >>> logp_nt, mask_nt = torch.tensor([[-1., -20.]]), torch.tensor([[1, 0]])

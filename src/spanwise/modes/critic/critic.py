@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import get_constant_schedule_with_warmup
 
 from spanwise.credit import Streams, bootstrap_values, value_target
-from spanwise.critic import CriticConfig
-from spanwise.engines.value_model import ABOUT, Sequences, ValueModel
 from spanwise.errors import DataError, DivergedError, RecipeError
 from spanwise.losses import CriticError, critic_error
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.value_model import ABOUT, Sequences, ValueModel
 
 #: What a checkpoint keeps of a critic's optimizer.
 STATE = "optimizer.pt"
@@ -49,14 +49,6 @@ class Critic:
 
     The values of a completion are those of the pass that first fits the critic to it: they never saw its reward, and cost nothing
     more. Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
-
-    Args:
-        model: moved to the accelerator's device.
-        config: how it is fitted.
-        accelerator: the trainer's: processes, device, mixed precision.
-        micro_batch: completions per forward pass where the configuration does not say.
-        gamma: discount of the method.
-        seed: of the order of mini-batches.
 
     Attributes:
         updates: optimizer steps so far.
@@ -88,17 +80,7 @@ class Critic:
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Say the values of a batch, then fit the critic to it.
-
-        Args:
-            rows: the completions of this process.
-            streams: their rewards and trainable tokens, as wide as the completions.
-            truncated_n: which completions ran out of tokens.
-            fit: False: values only.
-
-        Raises:
-            DivergedError: a value, a loss or a gradient is not finite; no weight was changed.
-        """
+        """Say the values of a batch, then fit the critic to it."""
         started = time.perf_counter()
         with self._awake():
             own_n = torch.arange(len(truncated_n))
@@ -247,11 +229,7 @@ class Critic:
             torch.save({**held, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote.
-
-        Raises:
-            DataError: the folder lacks a critic or its optimizer.
-        """
+        """Go on from what `save` wrote."""
         place = Path(folder)
         if not (place / STATE).is_file() or not (place / ABOUT).is_file():
             raise DataError(

@@ -1,0 +1,140 @@
+"""`Mode`: what one feature beside the methods does to credit and to a loss, so that the road knows it by no name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from spanwise.errors import RecipeError, unknown
+from spanwise.types import Credit
+
+
+class Mode:
+    """A feature beside the methods. All of it lies in one room: its settings, its credit, its part in each engine.
+
+    A mode is called at three places, and each call may be left out:
+
+        before the policy's pass   the part of an engine: what the pass must see, and the fields of `Batch` that come of it
+        into the credit            `credit`, once per batch of whole groups, after the method
+        into the loss              the part of an engine: what is added to a loss
+
+    Subclasses are frozen dataclasses: their fields are what the mode's section of a recipe holds (`spanwise.modes.MODES`).
+
+    Attributes:
+        name: of the section in a recipe.
+        adds: the fields of `Batch` that the parts of engines fill in, once they are known.
+        parts: engine -> "module:Class", made with the mode and what the engine gives (`parts_of`). An engine that is not named does
+            nothing before the pass and adds nothing to the loss.
+    """
+
+    name: ClassVar[str]
+    adds: ClassVar[frozenset[str]] = frozenset()
+    parts: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Mode:
+        """The mode that its section of a recipe says.
+
+        Raises:
+            RecipeError: an unknown field, with a suggestion; or what the mode refuses.
+        """
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for name in written:
+            if name not in known:
+                raise RecipeError(unknown(f"field of {cls.name}", str(name), known))
+        return cls(**dict(written))
+
+    @property
+    def compares(self) -> bool:
+        """Whether its credit compares completions, so that whole groups have to be there."""
+        return type(self).credit is not Mode.credit
+
+    def check_scheme(self, scheme: Any) -> None:
+        """Refuse a `Scheme` that the mode does not suit, with a `RecipeError`."""
+
+    def check_provided(self, provided: Collection[str]) -> None:
+        """Refuse batches without a field that the mode cannot do without, with a `RecipeError`."""
+
+    def check_turns(self) -> None:
+        """Refuse rollouts of several turns or outputs, if the mode is about whole completions, with a `RecipeError`."""
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse a run of so many generation batches in which the mode would do nothing, with a `RecipeError`."""
+
+    def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
+        """The fields of `Batch` that some completions of a `RolloutTable` hold for the credit; none where they do not count yet."""
+        return {}
+
+    @property
+    def readable(self) -> bool:
+        """Whether its part "model" can read scores of completions: all that they are counted from is known."""
+        return False
+
+    def as_trained(self, places: Sequence[Path]) -> Mode:
+        """The mode with what a run has measured for it, so that its score can be read (`readable`).
+
+        Args:
+            places: folders in which the run may have left its files, the nearest first.
+
+        Raises:
+            DataError: nothing says what is lacking, or it is of something else.
+        """
+        return self
+
+    @property
+    def judge(self) -> str | None:
+        """The objective that its score of a completion is about; None: it gives completions no score."""
+        return None
+
+    def note(self, table: Any) -> str:
+        """What is to be said of the completions of a `RolloutTable` for which it does not count yet; empty: nothing."""
+        return ""
+
+    def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
+        """The credit of a method with what the mode changes in it; arguments as in `pipeline.credit`."""
+        return credit
+
+    def plain(self) -> dict[str, Any]:
+        """The mode's section of a recipe."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+def check_modes(modes: Any) -> None:
+    """Refuse what is no list of modes, and two of one name.
+
+    Raises:
+        RecipeError: it is not.
+    """
+    wrong = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
+    if wrong is not None or isinstance(modes, str):
+        raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong!r}.")
+    names = [mode.name for mode in modes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RecipeError(f"There are two modes '{twice}'; give one.")
+
+
+def part_class(mode: Mode | type[Mode], engine: str) -> Any:
+    """The class of what a mode does in an engine, of `spanwise.modes.parts`; None: nothing but `Mode.credit`.
+
+    Its module is imported here and nowhere else, so that a mode without engines needs none of them.
+    """
+    if engine not in mode.parts:
+        return None
+    module, _, name = mode.parts[engine].partition(":")
+    return getattr(import_module(module), name)
+
+
+def parts_of(modes: Sequence[Mode], engine: str, *given: Any) -> dict[str, Any]:
+    """The parts in an engine of all modes that have one, by the name of the mode, made with what that engine gives."""
+    return {mode.name: part_class(mode, engine)(mode, *given) for mode in modes if engine in mode.parts}
+
+
+def added_by(modes: Sequence[Mode], engine: str) -> frozenset[str]:
+    """The fields of `Batch` that modes fill in where an engine has their parts."""
+    return frozenset(name for mode in modes if engine in mode.parts for name in mode.adds)

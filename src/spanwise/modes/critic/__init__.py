@@ -1,0 +1,1 @@
+"""The value model that methods such as `gae` and `sae` need."""

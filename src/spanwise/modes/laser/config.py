@@ -1,0 +1,307 @@
+"""`Laser`: a confidence without words, the probability of one reserved token after the end of an answer (LaSeR)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from spanwise.batch import Batch
+from spanwise.errors import DataError, RecipeError, check_number, unknown
+from spanwise.mode import Mode
+from spanwise.modes.laser.mixing import mixed_credit
+from spanwise.pipeline import Reading
+from spanwise.scheme import Scheme
+from spanwise.types import Credit
+
+#: What a run, and each of its checkpoints, keeps of the reference that training measured.
+FILE = "laser.json"
+_SCALES = ("std", "none")
+
+
+@dataclass(frozen=True)
+class Laser(Mode):
+    """How a self-rewarding score is read, trained and mixed into the credit of a verdict, beside any method.
+
+    Equation
+        r_s = beta (log pi(token | prompt, completion, end) - reference)
+        loss = ... + alpha * mean of w (r_s - r_v)^2, w balances right and wrong (`verification_loss`)
+        A = (1 - mix) A_v + mix z(clip(r_s, 0, 1)) in the blocks that the verdict pays (`mixed_credit`)
+
+    The score of a completion that did not end is absent: it has no loss and is not mixed in.
+
+    Attributes:
+        token: the reserved token, as the tokenizer writes it or as an id. It must be one that the policy never writes.
+        verdict: the objective whose reward r_v is 1 for right and 0 for wrong.
+        beta: how many nats a score is worth.
+        reference: the mean of log pi(token | ...) under the starting policy; None: the mean over the first generation batch.
+        alpha: the weight of the loss.
+        mix: the share of the score in the credit, tau in the paper; 0: none.
+        threshold: a group whose scores have a smaller standard deviation is not mixed.
+        scale: what the scores of a group are divided by: "std", as in the paper, whose A_v is divided so too; "none" suits methods
+            that do not divide (`bae`, `dr_grpo`, `rloo`), the score is then one more reward.
+        balanced: right and wrong answers weigh the same in the loss, as in the paper: the score is then the probability of being
+            right if half of the answers were. False: it is the probability itself (`class_weights`).
+        reasoning_warmup: generation batches without the loss.
+        self_rewarding_warmup: further generation batches without the mixing.
+
+    Raises:
+        RecipeError: a value that cannot work, or one that would change nothing.
+
+    Source: LaSeR, arXiv 2510.14943; the defaults are those of its code, the warm-ups those of a model that reasons already.
+
+    Example:
+        >>> Laser("<|vision_start|>", reference=-23.0).first_mix
+        200
+        >>> Laser("<unk>", reference=-4.2)
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: laser: with beta 0.1 and the reference -4.2 no score can exceed 0.42, ... beta to 0.24 or more.
+    """
+
+    name: ClassVar[str] = "laser"
+    adds: ClassVar[frozenset[str]] = frozenset({"self_reward_n"})
+    parts: ClassVar[Mapping[str, str]] = {
+        "trl": "spanwise.modes.laser.trl:SelfRewarding",
+        "verl": "spanwise.modes.laser.verl:TokenInVerl",
+        "model": "spanwise.modes.laser.logps:ScoreReader",
+        "skyrl": "spanwise.modes.laser.skyrl:TokenInSkyrl",
+    }
+
+    token: str | int
+    verdict: str = "correct"
+    beta: float = 0.1
+    reference: float | None = None
+    alpha: float = 0.1
+    mix: float = 0.1
+    threshold: float = 0.1
+    scale: str = "std"
+    balanced: bool = True
+    reasoning_warmup: int = 0
+    self_rewarding_warmup: int = 200
+
+    def __post_init__(self) -> None:
+        if isinstance(self.token, bool) or not isinstance(self.token, str | int) or self.token == "":
+            raise RecipeError(f"laser.token is {self.token!r}; name one token of the vocabulary, or its id.")
+        check_number("laser.beta", self.beta, above=0.0)
+        check_number("laser.alpha", self.alpha, above=0.0)
+        check_number("laser.mix", self.mix, least=0.0)
+        check_number("laser.threshold", self.threshold, least=0.0)
+        if self.mix > 1:
+            raise RecipeError(f"laser.mix is {self.mix}; it is a share, between 0 and 1.")
+        if self.scale not in _SCALES:
+            raise RecipeError(unknown("laser.scale", self.scale, _SCALES))
+        if not isinstance(self.balanced, bool):
+            raise RecipeError(f"laser.balanced is {self.balanced!r}; write true or false.")
+        for name in ("reasoning_warmup", "self_rewarding_warmup"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise RecipeError(f"laser.{name} is {value!r}; it must be a whole number of generation batches.")
+        if self.reference is not None:
+            check_number("laser.reference", self.reference)
+            self.check_reach(self.reference)
+
+    def check_reach(self, reference: float) -> None:
+        """Refuse a reference from which no answer could be called right: a log-probability is never above 0.
+
+        Raises:
+            RecipeError: the highest score there can be is below 1.
+        """
+        if -self.beta * reference < 1:
+            needed = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
+            mend = f"set beta to {needed:.2f} or more" if reference < 0 else "a log-probability is below 0"
+            raise RecipeError(
+                f"laser: with beta {self.beta:g} and the reference {reference:.3g} no score can exceed "
+                f"{-self.beta * reference:.2g}, so no answer could be called right; {mend}."
+            )
+
+    @property
+    def first_loss(self) -> int:
+        """The generation batch, from 0, that is the first with the loss."""
+        return self.reasoning_warmup
+
+    @property
+    def first_mix(self) -> int | None:
+        """The generation batch, from 0, that is the first whose credit is mixed; None if none ever is."""
+        return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
+
+    @property
+    def compares(self) -> bool:
+        """Whether scores are compared in their groups at all."""
+        return self.first_mix is not None
+
+    def mixes(self, number: int) -> bool:
+        """Whether the score is mixed into the credit of a generation batch, numbered from 0."""
+        return self.first_mix is not None and number >= self.first_mix
+
+    # ------------------------------------------------------------------ what a mode is asked
+
+    def check_scheme(self, scheme: Scheme) -> None:
+        """Refuse a score that has no verdict to learn, or rows that are no completions."""
+        if self.verdict not in scheme.names:
+            raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
+        if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
+            raise RecipeError(
+                f"laser scores a completion at its end, and method '{scheme.method}' credits turns here, which have ends of their "
+                f"own. Leave laser out, or use a method that credits whole rollouts, such as 'bae'."
+            )
+
+    def check_provided(self, provided: Collection[str]) -> None:
+        """Refuse batches whose completions have no score."""
+        if "self_reward_n" not in provided:
+            raise RecipeError(
+                f"laser reads the log-probability of '{self.token}' after the end of each completion, and nothing here "
+                f"gives it (self_reward_n). Leave laser out, or train with TRL."
+            )
+
+    def check_turns(self) -> None:
+        """Refuse rows that are parts of completions."""
+        raise RecipeError(
+            "laser scores a completion at its end, and rollouts have several turns or outputs here, which have ends of their own. "
+            "Leave laser out."
+        )
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse warm-ups after which a run leaves nothing to train."""
+        for begins, what, mend in (
+            (self.first_loss, "loss", "set reasoning_warmup down"),
+            (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
+        ):
+            if begins is not None and begins >= steps:
+                raise RecipeError(
+                    f"laser: the {what} begins after {begins} generation batches and the run has {steps}, so it does nothing; "
+                    f"{mend}."
+                )
+
+    def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """The completions of steps in which the score is mixed in.
+
+        A step is a generation batch, the first is 1 (see `mixes`). Step 0 is that of a file without steps: it is mixed.
+
+        >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
+        tensor([ True, False, False,  True])
+        """
+        if self.first_mix is None:
+            return torch.zeros_like(step_n).bool()
+        return (step_n == 0) | (step_n > self.first_mix)
+
+    def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
+        """The scores that a rollout file holds of some rows of one step, if they are mixed in there.
+
+        Raises:
+            RecipeError: they are mixed in, and the file has none.
+        """
+        if self.first_mix is None:
+            return {}
+        if table.self_reward_n is None:
+            raise RecipeError(
+                f"The recipe has laser, which mixes a score of its own into the credit of each completion, and '{table.path}' has "
+                f"no column 'self_reward' with it. Take the rollouts of a run with laser, or leave laser out."
+            )
+        mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
+        return {"self_reward_n": table.self_reward_n[rows]} if mixed else {}
+
+    @property
+    def readable(self) -> bool:
+        """Whether the reference is known."""
+        return self.reference is not None
+
+    def as_trained(self, places: Sequence[Path]) -> Laser:
+        """The same with the reference that a run has measured, where the recipe names none.
+
+        Raises:
+            DataError: neither recipe nor run says the reference, or the run has measured that of another token.
+            RecipeError: a reference from which no answer could be called right.
+        """
+        file = next((file for place in places if (file := place / FILE).is_file()), None)
+        if file is None:
+            if self.reference is None:
+                raise DataError(
+                    f"No score can be read of the model in '{places[0]}': its recipe has laser without a reference, and there is "
+                    f"no {FILE} of a run that has measured one. Set laser.reference in the recipe, or leave laser out."
+                )
+            return self
+        measured = _read_json(file)
+        missing = [name for name in ("token", "id", "reference") if name not in measured]
+        if missing or not isinstance(measured["reference"], int | float):
+            raise DataError(
+                f"'{file}' is not what a run measures: it has no {' and no '.join(missing) or 'number as reference'}."
+            )
+        if self.token not in (measured["token"], measured["id"]):
+            raise DataError(
+                f"The recipe reads the score off the token '{self.token}', and '{file}' says that the run was trained with "
+                f"'{measured['token']}' (id {measured['id']}); use the token that was trained."
+            )
+        return self if self.reference is not None else replace(self, reference=float(measured["reference"]))
+
+    @property
+    def judge(self) -> str:
+        """The verdict."""
+        return self.verdict
+
+    def note(self, table: Any) -> str:
+        """How many completions of a rollout file are of steps before the score is mixed in."""
+        if self.first_mix is None or table.self_reward_n is None:
+            return ""
+        early = int((~self.mixes_at(table.step_n)).sum())
+        return (
+            f"laser mixes the score into the credit from step {self.first_mix + 1} on; {early:,} of {len(table):,} completions are "
+            f"of steps before (self_rewarding_warmup)."
+            if early
+            else ""
+        )
+
+    def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
+        """The score mixed into the blocks that the verdict pays (`mixed_credit`); without scores there is nothing to mix yet."""
+        if batch.self_reward_n is None:
+            return credit
+        if batch.steps is not None:
+            self.check_turns()
+        paid = next(objective.pays for objective in scheme.objectives if objective.name == self.verdict)
+        pays_k = torch.tensor([name in paid for name in scheme.layout.names], device=reading.length_nk.device)
+        return mixed_credit(
+            credit,
+            batch.self_reward_n,
+            batch.group_n,
+            objectives=scheme.objectives,
+            verdict=self.verdict,
+            paid_nk=reading.present_nk & pays_k,
+            block_nt=None if reading.spans is None else reading.spans.block_nt,
+            by_objective=scheme.entry.kind == "block",
+            mix=self.mix,
+            threshold=self.threshold,
+            scale=self.scale,
+        )
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Laser:
+        """The configuration that a recipe's `laser:` section says.
+
+        Raises:
+            RecipeError: an unknown field, with a suggestion, or no token; see `Laser`.
+
+        Example:
+            >>> Laser.of({"token": "<unk>", "tau": 0.2})
+            Traceback (most recent call last):
+            spanwise.errors.RecipeError: There is no field of laser 'tau'... mix...
+        """
+        if "token" not in written and not set(written) - {field.name for field in fields(cls)}:
+            raise RecipeError("laser has no token; name one that the policy never writes, such as token: <|vision_start|>.")
+        laser = super().of(written)
+        assert isinstance(laser, Laser), "a mode makes itself"
+        return laser
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error.strerror or error}.") from error
+    except (ValueError, TypeError) as error:
+        raise DataError(f"'{file}' is not a JSON object: {error}.") from error

@@ -1,0 +1,62 @@
+"""A mode is one room: a folder of a stranger's runs in files and in TRL, and nothing here knows its name."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+import spanwise
+from modes.toy.mode import Brevity
+from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit, read
+from trl_small import GROUP, SAID, THIRD_PARTY, largest_difference, log_probs, policy, questions, scheme, step, trainer
+
+pytestmark = THIRD_PARTY
+TOY = Path(__file__).parent / "toy"
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
+
+
+def test_it_is_one_folder_of_at_most_a_hundred_lines_that_nothing_here_names():
+    assert sum(len(file.read_text().splitlines()) for file in TOY.glob("*.py")) <= 100
+    room = Path(spanwise.__file__).parent
+    assert not [file for file in room.rglob("*.py") if "brevity" in file.read_text().lower()]
+
+
+def test_in_files_it_changes_the_credit_of_any_method():
+    layout = Layout({"all": ["answer"]})
+    batch = Batch.jagged([[0, 1, 3], [4, 4, 0, 2, 3], [0, 1, 3], [4, 0, 1, 3]], [0, 0, 1, 1], columns={"answer": ["4"] * 4})
+    for method in ("rloo", "grpo"):
+        plain, mine = (Scheme.preset(method, layout, per="completion", modes=modes) for modes in ((), (Brevity(0.5),)))
+        reading = read(batch, plain, VOCABULARY)
+        change_n = (credit(reading, batch, mine).block_nk - credit(reading, batch, plain).block_nk)[:, 0]
+        torch.testing.assert_close(change_n, torch.tensor([0.5, -0.5, 0.25, -0.25]).double())
+    assert mine.plain()["brevity"] == {"bonus": 0.5, "pull": 0.0}
+    assert Scheme.preset(method, layout, per="completion", brevity=Brevity(0.5)) == mine
+
+
+def test_what_it_refuses_is_refused():
+    with pytest.raises(RecipeError, match="brevity pays blocks"):
+        Scheme.preset("gae", Layout({"all": ["answer"]}), modes=[Brevity()])
+    with pytest.raises(RecipeError, match="field of brevity 'bonnus'"):
+        Brevity.of({"bonnus": 1})
+
+
+def test_in_trl_the_gradient_is_that_of_its_credit_and_its_loss(tmp_path):
+    bonus, pull = 0.05, 0.3
+    rule = scheme(credit={"modes": [Brevity(bonus, pull)]})
+    run = trainer(tmp_path / "mine", extra={"scheme": rule}, save_strategy="steps", save_steps=1)
+    found, before = step(run), step(trainer(tmp_path / "plain"))
+    model = policy()
+    total, last = 0.0, []
+    for i, (one, row) in enumerate(zip(SAID, log_probs(model, SAID, questions(SAID, GROUP)), strict=True)):
+        peers = SAID[i // GROUP * GROUP :][:GROUP]
+        more = bonus * (statistics.mean(len(peer.pieces) for peer in peers) - len(one.pieces))
+        for t, block in enumerate(one.blocks):
+            total = total - more * (row[t] - row[t].detach()).exp() / one.blocks.count(block) / len(SAID)
+        last.append(row[len(one.pieces) - 1])
+    (total - pull * sum(last) / len(SAID)).backward()
+    gradient = {name: weight.grad for name, weight in model.named_parameters()}
+    assert largest_difference({name: found[name] - before[name] for name in found}, gradient) < 2e-6
+    shown = next(line["brevity/last"] for line in run.state.log_history if "brevity/last" in line)
+    assert shown == pytest.approx(statistics.mean(float(value.detach()) for value in last), abs=1e-5)
+    assert (tmp_path / "mine" / "checkpoint-1" / "brevity.txt").read_text() == "0.05\n"
