@@ -23,6 +23,7 @@ from spanwise.credit import (
     group_index,
     keep_for_rollouts,
     mixed_credit,
+    refined,
     restrict,
     spread,
     spread_tokens,
@@ -216,6 +217,10 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise RecipeError(
             "laser scores whole completions, and these rows are turns; leave laser out, or give whole completions."
         )
+    if batch.steps is not None and scheme.refine is not None:
+        raise RecipeError(
+            "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole completions."
+        )
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
@@ -223,6 +228,9 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
     if scheme.laser is not None and batch.self_reward_n is not None:
         found = _mixed(found, reading, batch, scheme.laser, scheme)
+    if scheme.refine is not None:
+        whom = {"objectives": scheme.objectives, "inputs": inputs}
+        found = refined(found, scheme.refine, reading.scores, batch.group_n, **whom)
     return replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
 
 
@@ -328,6 +336,8 @@ def advantages(
         adv_nt = spread(found, spans, per=per, dtype=dtype)
     else:
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
+    if found.refined_nt is not None:
+        adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
     _check_finite(adv_nt, found)
     return adv_nt
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from spanwise.credit import METHODS, method
+from spanwise.credit import METHODS, Refinement, method
 from spanwise.critic import CriticConfig
 from spanwise.errors import RecipeError, unknown
 from spanwise.laser import Laser
@@ -116,6 +116,12 @@ class Recipe(BaseModel):
         description="a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ...",
     )
 
+    refine: str | dict[str, Any] | None = Field(
+        None,
+        description="what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method, "
+        "options, correct",
+    )
+
     # How long and how fast.
     steps: int = Field(120, ge=1, description="generation batches")
     prompts: int = Field(16, ge=1, description="prompts per step")
@@ -176,6 +182,13 @@ class Recipe(BaseModel):
     def _known_laser(cls, written: dict[str, Any] | None) -> dict[str, Any] | None:
         if written is not None:
             Laser.of(written)
+        return written
+
+    @field_validator("refine")
+    @classmethod
+    def _known_refinement(cls, written: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if written is not None:
+            Refinement.of(written)
         return written
 
     @field_validator("verifier")
@@ -389,6 +402,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         recorded=recorded,
         values=recipe.values,
         laser=None if recipe.laser is None else Laser.of(recipe.laser),
+        refine=None if recipe.refine is None else Refinement.of(recipe.refine),
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme

@@ -24,6 +24,7 @@ CREDIT = frozenset(
         "verifier",
         "critic",
         "laser",
+        "refine",
     )
 )
 

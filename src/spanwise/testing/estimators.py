@@ -26,6 +26,7 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "block": (*_ALWAYS, *_REWARDED),
     "token": (*_ALWAYS, *_MASKED),
     "step": (*_ALWAYS, "constant"),
+    "refinement": (*_ALWAYS, *_MASKED),
 }
 
 

@@ -20,8 +20,8 @@ def _result(suite: Suite) -> Callable[[Batch], None]:
     def check(batch: Batch) -> None:
         result = suite.run(batch)
         rows = batch.inputs()[suite.spec[0].name]
-        shape = rows.shape if suite.method.kind in ("block", "token") else rows.shape[:1]
-        if suite.method.kind == "token":
+        shape = rows.shape if suite.method.kind == "block" else rows.shape[:1]
+        if suite.method.kind in ("token", "refinement"):
             shape = batch.place_nt.shape
         if result.shape != shape:
             suite.fail("result", batch, f"the shape {tuple(shape)}", result)
@@ -54,7 +54,7 @@ def _precision(suite: Suite) -> Callable[[Batch], None]:
             for name, value in inputs.items()
         }
         result = suite.call(single, suite.method.estimator)
-        by_token = suite.method.kind == "token"
+        by_token = suite.method.kind in ("token", "refinement")
         if result.dtype != (torch.float32 if by_token else torch.float64):
             expected = "float32, as the rewards" if by_token else "float64 whatever the rewards are"
             suite.fail("precision", batch, f"{expected}, not {result.dtype}", result)

@@ -44,6 +44,10 @@ def check_tokens(scheme: Scheme, table: RolloutTable) -> None:
             f"The recipe has laser, which mixes a score of its own into the credit of each completion, and '{table.path}' has no "
             f"column '{schema.SELF_REWARD}' with it. Take the rollouts of a run with laser, or leave laser out."
         )
+    if scheme.refine is not None and table.rollout_n is not None:
+        raise RecipeError(
+            f"refine changes the tokens of whole completions, and rollouts of '{table.path}' are several rows. Leave it out."
+        )
     asked, held = token_keys(scheme), table.token_values
     missing = [need for need, keys in asked.items() if any(key not in held for key in keys)]
     if not missing:
