@@ -13,9 +13,9 @@ from typing import Any
 from docstrings import entries, prose, sections
 from reference_api import api, link
 from spanwise.cli import app
+from spanwise.measure import logged
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.laser.config import Laser
-from spanwise.measure import logged
 from spanwise.objective import Objective
 from spanwise.recipe import HUB, Recipe
 from spanwise.rollouts import schema
