@@ -34,8 +34,8 @@ from spanwise.commands.shared.task import load_model
 from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.turns import conversations
-from spanwise.engines.turns import turn_rows
 from spanwise.measure import compare_arms
+from spanwise.step import turn_rows
 from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, right, solved
 
 TURN_TOKENS = 6

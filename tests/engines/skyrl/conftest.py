@@ -28,6 +28,8 @@ if not collect_ignore_glob:
 def pytest_collection_modifyitems(items):
     for item in items:
         if "engines/skyrl" in str(item.path):
-            for rule in ("ignore:'set_vital' is deprecated:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning",
+            # small batches of scripted completions often teach nothing, as every engine says
+            for rule in ("ignore:Every advantage of the batch:UserWarning",
+                         "ignore:'set_vital' is deprecated:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning",
                          "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"):  # fmt: skip
                 item.add_marker(pytest.mark.filterwarnings(rule))

@@ -54,3 +54,10 @@ def loop():
             asyncio.get_event_loop()
         except RuntimeError:
             asyncio.set_event_loop(asyncio.new_event_loop())
+
+
+def pytest_collection_modifyitems(items):
+    """Small batches of scripted completions often teach nothing, as every engine says."""
+    for item in items:
+        if "engines/verl" in str(item.path):
+            item.add_marker(pytest.mark.filterwarnings("ignore:Every advantage of the batch:UserWarning"))

@@ -19,6 +19,7 @@ from spanwise import (
 )
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
 from spanwise.pipeline import Reading
+from spanwise.step import Step
 from tokenizers_small import byte_level
 
 TOKENIZER = byte_level()
@@ -76,7 +77,7 @@ def test_advantages_are_those_of_the_pipeline():
     whole = Batch.jagged(ids, [0] * 5, columns={"answer": ["4"] * 5})
     reading = read(whole, SCHEME, VOCABULARY)
     expected_nt = advantages(credit(reading, whole, SCHEME), reading.spans, SCHEME)
-    found = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, SCHEME)
+    found = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, Step(SCHEME))
     assert torch.equal(found.adv_nt, expected_nt)
     assert found.return_nt is None  # no critic
     assert found.metrics["credit/malformed"] == pytest.approx(2 / 5)
@@ -87,11 +88,11 @@ def test_padding_joins_nothing():
     mask_nt = torch.zeros(6, 40, dtype=torch.long)
     for n, text in enumerate(TEXTS):
         mask_nt[n, : read_one(text)[1]] = 1
-    found = credited(rows, [*"aaaaa", "pad0"], mask_nt, SCHEME)
-    alone_nt = credited(Rows(rows.packed[:5]), list("aaaaa"), mask_nt[:5], SCHEME).adv_nt
+    found = credited(rows, [*"aaaaa", "pad0"], mask_nt, Step(SCHEME))
+    alone_nt = credited(Rows(rows.packed[:5]), list("aaaaa"), mask_nt[:5], Step(SCHEME)).adv_nt
     assert torch.equal(found.adv_nt[:5], alone_nt)
     assert float(found.adv_nt[5].abs().sum()) == 0
-    assert len(found.reading) == 5
+    assert len(found.result.own.reading) == 5
 
 
 def test_outputs_of_a_rollout_are_its_steps():
@@ -102,7 +103,7 @@ def test_outputs_of_a_rollout_are_its_steps():
     text = pack(both, [len(ids[0]), len(ids[1])], masked=True)
     rows = Rows([text, packed(TEXTS[1]), text], session=["x", "y", "x"], step=[1, 0, 0])
     whole = Batch.jagged([ids[1], ids[2], ids[0]], [0, 0, 0], columns={"answer": ["4"] * 3})
-    found_nt = credited(rows, ["u"] * 3, whole.mask_nt, SCHEME).adv_nt
+    found_nt = credited(rows, ["u"] * 3, whole.mask_nt, Step(SCHEME)).adv_nt
     batch = Batch(
         whole.group_n,
         whole.ids_nt,
@@ -119,10 +120,10 @@ def test_rejected_tokens_get_nothing_and_change_no_share():
     ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
     mask_nt = Batch.jagged(ids, [0] * 5).mask_nt
     rows = Rows([packed(text) for text in TEXTS])
-    full_nt = credited(rows, ["u"] * 5, mask_nt, SCHEME).adv_nt
+    full_nt = credited(rows, ["u"] * 5, mask_nt, Step(SCHEME)).adv_nt
     fewer_nt = mask_nt.clone()
     fewer_nt[0, 0] = fewer_nt[1] = False
-    found_nt = credited(rows, ["u"] * 5, fewer_nt, SCHEME).adv_nt
+    found_nt = credited(rows, ["u"] * 5, fewer_nt, Step(SCHEME)).adv_nt
     assert torch.equal(found_nt, torch.where(fewer_nt, full_nt, 0.0))
 
 
@@ -150,14 +151,14 @@ def critic_rows(*texts):
 def test_what_a_critic_is_fitted_to():
     """A value of 1/4 and a reward of -1 at the end: -1, or by a lambda of 1/2 a 1/4 and halves of the last surprise of -5/4."""
     rows, mask_nt = critic_rows(SURE_AND_WRONG, "<answer>5</answer>")
-    found = credited(rows, ["u"] * 2, mask_nt, PPO)
+    found = credited(rows, ["u"] * 2, mask_nt, Step(PPO))
     length = int(mask_nt[0].sum())
     assert found.return_nt[0].tolist() == [-1.0] * length
     assert found.adv_nt[0].tolist() == pytest.approx([-1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
     shown = found.metrics  # off by 5/4 at every token of the only completion that has a reward
     assert (shown["critic/error_mean"], shown["critic/error_within"]) == pytest.approx((25 / 16, 0.0), abs=1e-12)
     assert (shown["critic/value_mean"], shown["critic/target_mean"]) == pytest.approx((0.25, -1.0))
-    half_nt = credited(rows, ["u"] * 2, mask_nt, PPO, value_lam=0.5).return_nt
+    half_nt = credited(rows, ["u"] * 2, mask_nt, Step(PPO), value_lam=0.5).return_nt
     assert half_nt[0].tolist() == pytest.approx([0.25 - 1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
     # The second states no confidence and nothing stands for it: its values stay, and nothing is trained.
     assert half_nt[1].tolist() == [0.25 * float(flag) for flag in mask_nt[1]]
@@ -169,7 +170,7 @@ def test_a_rejected_token_is_still_run_over():
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
     fewer_nt = mask_nt.clone()
     fewer_nt[0, 1] = fewer_nt[1] = False
-    full, found = credited(rows, ["u"] * 2, mask_nt, PPO), credited(rows, ["u"] * 2, fewer_nt, PPO)
+    full, found = credited(rows, ["u"] * 2, mask_nt, Step(PPO)), credited(rows, ["u"] * 2, fewer_nt, Step(PPO))
     assert torch.equal(found.adv_nt, torch.where(fewer_nt, full.adv_nt, 0.0))
     assert torch.equal(found.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
 
@@ -179,8 +180,10 @@ def test_padding_is_no_completion_of_a_critic():
     mask_nt[2] = False
     padded = Rows(rows.packed, padding=[False, False, True], tokens={"value_nt": rows.tokens["value_nt"]})
     padded.tokens["value_nt"][2] = torch.nan
-    found = credited(padded, ["u", "u", "pad0"], mask_nt, PPO)
-    alone = credited(Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]}), ["u"] * 2, mask_nt[:2], PPO)
+    found = credited(padded, ["u", "u", "pad0"], mask_nt, Step(PPO))
+    alone = credited(
+        Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]}), ["u"] * 2, mask_nt[:2], Step(PPO)
+    )
     assert torch.equal(found.return_nt[:2], alone.return_nt)
     assert torch.equal(found.adv_nt[:2], alone.adv_nt)
     assert not found.return_nt[2].any()
@@ -190,7 +193,7 @@ def test_a_critic_that_has_diverged_stops_the_run():
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
     rows.tokens["value_nt"][1, 2] = torch.nan
     with pytest.raises(RewardError, match="value"):
-        credited(rows, ["u"] * 2, mask_nt, PPO)
+        credited(rows, ["u"] * 2, mask_nt, Step(PPO))
 
 
 def test_a_rollout_of_several_outputs_is_no_sequence():
@@ -199,7 +202,7 @@ def test_a_rollout_of_several_outputs_is_no_sequence():
     text = pack(read(both, PPO, VOCABULARY), [len(row) for row in ids], masked=True)
     rows = Rows([text, text], session=["x", "x"], step=[0, 1], tokens={"value_nt": torch.zeros(both.mask_nt.shape)})
     with pytest.raises(RecipeError, match="gae"):
-        credited(rows, ["u"] * 2, both.mask_nt, PPO)
+        credited(rows, ["u"] * 2, both.mask_nt, Step(PPO))
 
 
 def test_a_token_that_was_not_read_as_the_models():
@@ -208,7 +211,7 @@ def test_a_token_that_was_not_read_as_the_models():
     with pytest.raises(
         AlignmentError, match=f"Row 0: verl trains {len(ids)} tokens and the reward worker took {len(ids) - 1}"
     ):
-        credited(rows, ["u"], torch.ones(1, len(ids)), SCHEME)
+        credited(rows, ["u"], torch.ones(1, len(ids)), Step(SCHEME))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def carried(folder, name, rollouts):
     beside = Rows(packed, session, step)
     found = {}
     for dtype in (torch.float32, torch.float64):
-        adv_nt = credited(beside, [row["group"] for row in rows], mask_nt, manager.scheme, dtype=dtype)[0]
+        adv_nt = credited(beside, [row["group"] for row in rows], mask_nt, manager.step, dtype=dtype)[0]
         found[dtype] = [values[: len(row["ids"])] for values, row in zip(adv_nt.tolist(), rows, strict=True)]
         assert adv_nt.dtype == dtype
     return rows, found, manager.scheme

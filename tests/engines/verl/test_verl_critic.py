@@ -18,6 +18,7 @@ from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.carry import credited as carried
 from spanwise.engines.verl.settings import prepare
 from spanwise.pipeline import streams
+from spanwise.step import Step
 
 GAMMA, LAM, VALUE_LAM, THRESHOLD = 0.97, 0.8, 0.9, 0.2
 PAIR = """
@@ -211,7 +212,7 @@ options: {{lam: {LAM}}}
         packed.append(outputs[0].extra_fields["reward_extra_info"][KEY])
     wider = {field: torch.nn.functional.pad(given, (0, 3), value=math.nan) for field, given in token.items()}
     mask_nt = torch.nn.functional.pad(whole.mask_nt, (0, 3))
-    found = carried(Rows(packed, tokens=wider), groups, mask_nt, rule, dtype=torch.float64)
+    found = carried(Rows(packed, tokens=wider), groups, mask_nt, Step(rule), dtype=torch.float64)
     torch.testing.assert_close(found.adv_nt[:, :-3], expected_nt, atol=1e-12, rtol=0)
     torch.testing.assert_close(found.return_nt[:, :-3], value_target(**part), atol=1e-12, rtol=0)
     assert not found.adv_nt[:, -3:].any()

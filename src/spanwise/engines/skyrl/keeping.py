@@ -1,13 +1,10 @@
 """A SkyRL run leaves the folder behind that `spanwise train` does: `trainer.algorithm.spanwise.folder`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from spanwise.batch import Batch
 from spanwise.engines.keep import RunRecord, own_recipe
-from spanwise.pipeline import Reading, advantages
-from spanwise.rollouts import Rollouts
-from spanwise.types import Credit
+from spanwise.step import StepResult
 
 #: What a report reads of an update -> what SkyRL calls it.
 UPDATE = {
@@ -28,43 +25,20 @@ def record_of(cfg: Any) -> RunRecord | None:
     return RunRecord(own.folder, keep_rollouts=own.keep_rollouts, report=own.report, output=option)
 
 
-def keep(trainer: Any, record: RunRecord, batch: Batch, reading: Reading, found: Credit, shown: Mapping[str, float]) -> None:
+def keep(trainer: Any, record: RunRecord, result: StepResult) -> None:
     """Keep a batch: a row is what was read as one, a completion or a turn of a rollout.
 
     Args:
         trainer: SkyRL's, for its step and what its configuration says.
         record: the writer.
-        batch, reading, found, shown: what was credited, how, and the metrics of it.
+        result: what was credited, and the metrics of it.
     """
-    step = trainer.global_step
+    step, own = trainer.global_step, result.own
     record.begin_with(lambda: recipe_of(trainer), step=step - 1, tokenizer=trainer.tokenizer)
-    record.add_batch(step, reading, shown, trainer.scheme)
-    if not record.wants(step):
-        return
-    assert reading.spans is not None, "what was read here has spans"
-    assert batch.ids_nt is not None, "the batch of a trainer has token ids"
-    assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-    made = Rollouts(
-        mode="train",
-        step=step,
-        method=trainer.scheme.method,
-        group_n=batch.group_n,
-        prompts=prompts_of(trainer, batch),
-        completions=[],
-        columns={},
-        ids_nt=batch.ids_nt,
-        mask_nt=batch.mask_nt,
-        text=reading.text or [],
-        spans=reading.spans,
-        scores=reading.scores,
-        credit=found,
-        advantages_nt=advantages(found, reading.spans, trainer.scheme),
-        value_nt=batch.value_nt,
-        value_names=trainer.scheme.value_names,
-        self_reward_n=batch.self_reward_n,
-        objectives=trainer.scheme.objectives,
-    )
-    record.write_batch(made, batch.steps)
+    record.add_batch(step, own.reading, result.metrics, trainer.scheme)
+    if record.wants(step):
+        made = trainer.step.rollouts(result, number=step, prompts=prompts_of(trainer, own.batch))
+        record.write_batch(made, own.batch.steps)
 
 
 def prompts_of(trainer: Any, batch: Batch) -> list[str]:

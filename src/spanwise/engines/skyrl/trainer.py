@@ -19,9 +19,9 @@ from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
 from spanwise.engines.skyrl.rows import Rows
 from spanwise.mode import parts_of
-from spanwise.pipeline import Reading, advantages, credit, metrics, read
-from spanwise.remarks import Watch
+from spanwise.pipeline import Reading, read
 from spanwise.segment import Vocabulary
+from spanwise.step import ReadBatch, Step
 
 
 class SpanRayPPOTrainer(RayPPOTrainer):
@@ -61,7 +61,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             cfg.trainer.algorithm.policy_loss_type = part.loss_type(cfg.trainer.algorithm.policy_loss_type)
         self.last_advantages: Tensor | None = None
         self.last_rows: Rows | None = None
-        self._watch = Watch(self.scheme)
+        self.step = Step(self.scheme)
         self._record = keeping.record_of(cfg)
 
     async def train(self) -> None:
@@ -112,32 +112,31 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
         if by_turn:
             anchored = "anchor_s" in self.scheme.entry.inputs
-            batch, way = rows.turns(self._columns, width=mask_nt.shape[1], anchored=anchored)
+            batch, turns = rows.turns(self._columns, width=mask_nt.shape[1], anchored=anchored)
         else:
-            batch, way = rows.whole(self._columns, data), None
+            batch, turns = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
-        assert reading.spans is not None, "what was read here has spans"
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward, and no token to run over
             batch = replace(batch, mask_nt=mask_nt[:real])
         for part in self.parts.values():
             batch = replace(batch, **part.fields(data, self.global_step - 1))
-        found = credit(reading, batch, self.scheme)
-        adv_nt = advantages(found, reading.spans, self.scheme, dtype=self.advantage_dtype)
-        adv_nt = adv_nt if way is None else way.put(adv_nt, rows=real)
+        own = ReadBatch(batch, reading, real, turns)
+        result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
+        adv_nt = own.put(result.advantages_nt)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
         data["advantages"] = adv_nt * self._factor(data, rows)
         data["returns"] = adv_nt
-        shown = metrics(found, reading, self.scheme, group_n=batch.group_n)
+        shown = dict(result.metrics)
         if self.scheme.value_names:
             shown |= self._teach(data, batch, reading)
         for part in self.parts.values():
             shown |= part.teach(data, reading, self.scheme, self._factor(data, rows)[:real, 0], self.global_step - 1)
         self.last_advantages = adv_nt[:real]
         if self._record is not None:
-            keeping.keep(self, self._record, batch, reading, found, shown)
+            keeping.keep(self, self._record, replace(result, metrics=shown))
         self._log(shown, adv_nt[mask_nt])
-        for sentence in (*self._watch.of_reading(reading)[0], *self._watch.of_batch(shown, step=self.global_step)):
-            warnings.warn(f"Step {self.global_step}: {sentence}", UserWarning, stacklevel=2)
+        for sentence in result.warnings:
+            warnings.warn(sentence, UserWarning, stacklevel=2)
         return data
 
     def _teach(self, data: Any, batch: Batch, reading: Reading) -> dict[str, float]:

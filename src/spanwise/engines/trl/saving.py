@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -96,15 +95,6 @@ class Saving(GRPOTrainer):
             part.restore(Path(checkpoint))
         if self._estimator is not None:
             restore_estimator(self._estimator, Path(checkpoint), self.scheme.method)
-
-    @contextmanager
-    def _unmoved(self) -> Iterator[None]:
-        """What is only looked at teaches an estimator nothing."""
-        estimator = self._estimator
-        state = None if estimator is None else estimator.state_dict()
-        yield
-        if estimator is not None:
-            estimator.load_state_dict(state)
 
     @property
     def _estimator(self) -> Any:

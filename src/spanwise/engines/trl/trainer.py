@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 import trl
+from accelerate.utils import gather_object
 from torch import Tensor
-from torch.nn.functional import pad
 from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.batch import Batch
-from spanwise.credit import restrict
-from spanwise.credit.assign import completed
-from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.keep import reward_means
 from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
@@ -31,19 +29,16 @@ from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
 from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.saving import Saving
-from spanwise.engines.trl.turns import gathered_turns, mean_credit, of_completions, put, restrict_turns
-from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import Critic
 from spanwise.modes.critic.value_model import ValueModel
 from spanwise.modes.sequences import cut_off, sequences
-from spanwise.pipeline import Reading, advantages, credit, metrics, read, streams
-from spanwise.remarks import Watch
+from spanwise.pipeline import Reading, streams
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.types import Credit, Spans
+from spanwise.step import Ranks, ReadBatch, Step
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -52,6 +47,24 @@ PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 #: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 WITH_CRITIC = ("value_nt", "bootstrap_n")
+
+
+@dataclass
+class _Generation:
+    """A generation batch on its way through TRL's hooks: what one of them finds out and a later one needs.
+
+    Attributes:
+        sampled: 1 at each token that the model wrote, 0 at a tool's; None: it wrote them all.
+        told: what TRL passes to reward functions.
+        own: what was read of the completions.
+        reward_means, seconds: what is logged of the rewards, and the time that reading took.
+    """
+
+    sampled: list[list[int]] | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+    own: ReadBatch = field(init=False)
+    reward_means: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class SpanGRPOTrainer(Saving):
@@ -123,18 +136,10 @@ class SpanGRPOTrainer(Saving):
         self._name, self._paper = cited(scheme)
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        self.zero_batches = 0
-        self._batch: Batch | None = None
-        self._turns: Turns | None = None
-        self._reading: Reading | None = None
-        self._everyone: Reading | None = None
-        self._seconds = 0.0
-        self._reward_means: dict[str, float] = {}
+        self._generation_batch = _Generation()
         self._said_once: set[str] = set()
-        self._tool_mask: list[list[int]] | None = None
         self._span_metrics = MetricBuffer()
         self._prompts_checked = False
-        self._watch, self._cut_off_said = Watch(scheme), False
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # DPPO is no loss of TRL's.
@@ -156,7 +161,9 @@ class SpanGRPOTrainer(Saving):
             )
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        self.vocabulary = Vocabulary.of(self._text_tokenizer, self.model)
+        several = self.accelerator.num_processes > 1
+        ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own])) if several else None
+        self.step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.critic = None if critic is None else self._critic(critic)
         self.parts = parts_of(scheme.modes, "trl", self)
         self._critic_seconds = self._step_seconds = 0.0
@@ -175,24 +182,19 @@ class SpanGRPOTrainer(Saving):
         size = self.args.per_device_train_batch_size
         return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
 
+    @property
+    def zero_batches(self) -> int:
+        """How many training batches had no credit other than 0."""
+        return self.step.zero_batches
+
     # ------------------------------------------------------------------ rewards
 
-    def _gather(self, table_nc: Tensor) -> Tensor:
-        gathered: Any = self.accelerator.gather(table_nc.to(self.accelerator.device))
-        return gathered.cpu()
-
     def _reward_function(self, name: str) -> Any:
-        """The function TRL calls for an objective; the first one called reads for all, and what they return goes nowhere."""
+        """The function TRL calls for an objective: it keeps what TRL tells, and what it returns goes nowhere."""
 
-        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-            if self._reading is None:
-                extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
-                columns |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-                alone_n = torch.arange(len(completion_ids))  # whom each is compared with is known after the gather
-                self._batch = Batch.jagged(completion_ids, alone_n, sampled=self._tool_mask, columns=columns, extras=extras)
-                if has_turns(self._batch, self.scheme):
-                    self._batch, self._turns = turn_rows(self._batch, self.scheme)
-                self._reading = read(self._batch, self.scheme, self.vocabulary)
+        def reward(prompts: Any, completions: Any, completion_ids: Any, **told: Any) -> list[float]:
+            told |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+            self._generation_batch.told = told
             return [0.0] * len(completion_ids)
 
         reward.__name__ = name
@@ -203,7 +205,7 @@ class SpanGRPOTrainer(Saving):
             for part in self.parts.values():
                 around.enter_context(part.generating())
             generated = super()._generate(*args, **kwargs)
-        self._tool_mask = generated[2]
+        self._generation_batch = _Generation(generated[2])
         if not self._prompts_checked:
             for ids in generated[0]:
                 end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
@@ -212,61 +214,58 @@ class SpanGRPOTrainer(Saving):
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        started = time.perf_counter()
-        self._batch = self._reading = self._turns = None
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        reading: Any = self._reading
-        several = self.accelerator.num_processes > 1 and self._turns is None  # processes have different numbers of turns
-        everyone = Reading.unpack(self._gather(reading.pack()), self.scheme) if several else reading
+        started, now = time.perf_counter(), self._generation_batch
+        extras = {key: now.told.pop(key) for key in _TRL_KWARGS if key in now.told}
+        # TRL puts the completions of a prompt together, and those of a process.
+        count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
+        group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
+        batch = Batch.jagged(completion_ids_list, group_n, sampled=now.sampled, columns=now.told, extras=extras)
+        now.own = self.step.read(batch)
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
-        turns = self._turns
-        if turns is None:
-            value_nm = completed(everyone.scores, self.scheme.objectives).float()
-        else:
-            value_sm = completed(reading.scores, self.scheme.objectives).float()
-            value_nm = self._gather(of_completions(value_sm, turns.row_s, self.scheme, completions=len(completion_ids_list)))
-        self._everyone = everyone
-        self._reward_means = reward_means(value_nm, self.scheme.names)
-        self._seconds = time.perf_counter() - started
+        value_nm = now.own.everyone.worth_nm(self.scheme)
+        now.reward_means = reward_means(value_nm, self.scheme.names)
+        now.seconds = time.perf_counter() - started
         return value_nm.to(self.accelerator.device)
 
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        batch, reading, everyone, turns = self._batch, self._reading, self._everyone, self._turns
-        self._batch = self._reading = self._everyone = self._turns = None
-        assert batch is not None, "TRL scored no completions"
-        assert reading is not None, "TRL scored no completions"
-        assert everyone is not None, "TRL scored no completions"
-        assert reading.spans is not None, "what this process read has spans"
-        mode = "train" if self.model.training else "eval"
-        batch = self._with_values(batch, reading, output, mode)
+        now, train = self._generation_batch, self.model.training
+        batch = self._with_values(now.own.batch, now.own.reading, output, "train" if train else "eval")
         started = time.perf_counter()
-        mask_nt = loss_mask(output).bool().cpu()
-        everyone, whole, here = self._whole(batch, reading, everyone, mode, completions=len(mask_nt), turns=turns)
+        own, mask_nt, number = replace(now.own, batch=batch), loss_mask(output).bool().cpu(), self.state.global_step
+        whole = own.everyone
+        compared = whole.batch
         for part in self.parts.values():
-            batch, whole = part.fill(batch, everyone, whole, here, output)
-        with self._unmoved() if mode == "eval" else nullcontext():
-            found = credit(everyone, whole, self.scheme)
-        shown_n = self._by_completion(found, everyone, whole, len(mask_nt))
-        self._say_once(log_credit(getattr(self, "_logs", {}), *shown_n, self.scheme))
-        own = found.take(here)
-        spans = restrict(reading.spans, mask_nt) if turns is None else restrict_turns(reading.spans, mask_nt, turns)
-        advantages_nt = advantages(own, spans, self.scheme)
-        trained_nt = advantages_nt if turns is None else put(advantages_nt, turns, like=mask_nt)
+            batch, compared = part.fill(batch, whole.reading, compared, own.here, output)
+        own = replace(own, batch=batch, gathered=replace(whole, batch=compared))
+        result = self.step.finish(own, mask_nt=mask_nt, learn=train, number=number)
+        trained_nt = own.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
+        told = ("prompts", "completions", "completion_ids")
+        self.last_rollouts = self.step.rollouts(
+            result,
+            number=number,
+            prompts=batch.columns["prompts"],
+            completions=batch.columns["completions"],
+            columns={name: values for name, values in batch.columns.items() if name not in told},
+            learn=train,
+        )
+        shown = {**result.metrics, "spanwise/seconds": now.seconds + time.perf_counter() - started}
+        self._span_metrics.add("train" if train else "eval", shown)
+        if train:
+            self.last_metrics = {**shown, **now.reward_means}
+        self._say_once("table", log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme))
         if int(output["num_items_in_batch"]) == 0:
-            self._all_cut_off(len(mask_nt) * self.accelerator.num_processes)
-        self._keep(mode, replace(batch, group_n=whole.group_n[here]), reading, spans, own, advantages_nt)
-        shown = metrics(found, everyone, self.scheme, group_n=whole.group_n)
-        shown["spanwise/seconds"] = self._seconds + time.perf_counter() - started
-        self._span_metrics.add(mode, shown)
-        if mode == "train":
-            self.last_metrics = {**shown, **self._reward_means}
-        told = self._say(reading, shown, mode)
-        if mode == "train" and not found.has_signal:
-            self._no_signal(explained=told)
+            self._say_once(
+                "cut off",
+                f"Step {number}: all {whole.completions} completions were cut off at max_completion_length="
+                f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is "
+                "learned from them. Set max_completion_length up, or mask_truncated_completions=False.",
+            )
+        self._say(result.warnings)
         return output
 
     @torch.no_grad()
@@ -297,110 +296,14 @@ class SpanGRPOTrainer(Saving):
             value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)
 
-    def _whole(
-        self, batch: Batch, reading: Reading, everyone: Reading, mode: str, *, completions: int, turns: Turns | None
-    ) -> tuple[Reading, Batch, slice]:
-        """The batch of all processes, in their order, as TRL orders completions; TRL puts a prompt's completions together."""
-        size = self.num_generations if mode == "train" else self.num_generations_eval
-        rank = self.accelerator.process_index
-        if turns is not None:
-            return gathered_turns(batch, reading, self.scheme, completions=completions, size=size, rank=rank)
-        here = slice(rank * completions, (rank + 1) * completions)
-        group_n = torch.arange(len(everyone)) // size
-        if everyone is reading:
-            return reading, replace(batch, group_n=group_n), here
-        if "mask_nt" not in self.scheme.needs:
-            return everyone, Batch(group_n), here
-        assert reading.spans is not None, "what this process read has spans"
-        blocks_nt = reading.spans.block_nt.long() + 1  # padding is 0, and so is a token of no block
-        block_nt = self._gather_wide(blocks_nt) - 1
-        nowhere_nk = torch.zeros_like(everyone.length_nk)
-        spans = Spans(self.scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, everyone.fault_n)
-        known = {name: getattr(batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-        shared: dict[str, Any] = {name: None if value is None else self._gather_wide(value) for name, value in known.items()}
-        return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0, **shared), here
-
-    def _by_completion(self, found: Credit, everyone: Reading, whole: Batch, completions: int) -> tuple[Credit, Tensor]:
-        """Credit and blocks of whole completions, as TRL's table of them has it."""
-        if whole.steps is None:
-            return found, everyone.present_nk
-        rows_s = whole.steps.trajectory_s
-        return mean_credit(found, everyone, rows_s, completions=completions * self.accelerator.num_processes)
-
-    def _gather_wide(self, value_nt: Tensor) -> Tensor:
-        """What processes have of their tokens, whose number differs."""
-        wide: Any = self.accelerator.pad_across_processes(value_nt.to(self.accelerator.device), dim=1)
-        return self._gather(wide)
-
-    def _keep(self, mode: str, batch: Batch, reading: Reading, spans: Spans, own: Credit, adv_nt: Tensor) -> None:
-        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
-        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-        spare = (0, adv_nt.shape[1] - batch.ids_nt.shape[1])  # pad_to_multiple_of
-        told = ("prompts", "completions", "completion_ids")
-        self.last_rollouts = Rollouts(
-            mode=mode,
-            step=self.state.global_step,
-            method=self.scheme.method,
-            group_n=batch.group_n,
-            prompts=list(batch.columns["prompts"]),
-            completions=list(batch.columns["completions"]),
-            columns={name: list(values) for name, values in batch.columns.items() if name not in told},
-            ids_nt=pad(batch.ids_nt, spare),
-            mask_nt=pad(batch.mask_nt, spare),
-            text=reading.text or [],
-            spans=spans,
-            scores=reading.scores,
-            credit=own,
-            advantages_nt=adv_nt,
-            value_nt=None if batch.value_nt is None else pad(batch.value_nt, (0, 0, *spare), value=torch.nan),
-            logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
-            value_names=self.scheme.value_names,
-            self_reward_n=batch.self_reward_n,
-            objectives=self.scheme.objectives,
-        )
-
-    def _all_cut_off(self, completions: int) -> None:
-        if not self._cut_off_said and self.accelerator.is_main_process:
-            warnings.warn(
-                f"Step {self.state.global_step}: all {completions} completions were cut off at max_completion_length="
-                f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is learned "
-                "from them. Set max_completion_length up, or mask_truncated_completions=False.",
-                UserWarning,
-                stacklevel=2,
-            )
-        self._cut_off_said = True
-
-    def _say(self, reading: Reading, shown: dict[str, float], mode: str) -> bool:
-        """Warn of what is not as the scheme takes it to be, each thing once; whether that leaves an objective without rewards."""
-        sentences, unscored = self._watch.of_reading(reading)
-        if mode == "train":
-            sentences += self._watch.of_batch(shown, step=self.state.global_step)
-        for sentence in sentences:
-            if self.accelerator.is_main_process:
-                warnings.warn(f"Step {self.state.global_step}: {sentence}", UserWarning, stacklevel=2)
-        return unscored
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence and sentence not in self._said_once and self.accelerator.is_main_process:
+    def _say(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
-        self._said_once.add(sentence)
 
-    def _no_signal(self, *, explained: bool) -> None:
-        self.zero_batches += 1
-        if self.zero_batches == 1 and self.accelerator.is_main_process:
-            names = ", ".join(f"'{name}'" for name in self.scheme.names)
-            reason = (
-                "the warning before this one says why"
-                if explained
-                else "the prompts are too easy or too hard, or a reward is constant"
-            )
-            warnings.warn(
-                f"Every advantage of the batch at step {self.state.global_step} is zero: under no objective ({names}) did a "
-                "completion differ from what it is compared with, so nothing is learned from it. If this lasts (see "
-                f"credit/no_signal), {reason}.",
-                UserWarning,
-                stacklevel=2,
-            )
+    def _say_once(self, key: str, sentence: str) -> None:
+        if sentence and key not in self._said_once:
+            self._said_once.add(key)
+            self._say([sentence])
 
     # ------------------------------------------------------------------ loss
 

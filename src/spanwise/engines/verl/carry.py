@@ -20,9 +20,10 @@ from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
 from spanwise.engines.returns import returns
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.pipeline import Reading, advantages, credit, metrics
+from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
-from spanwise.types import Credit, Spans
+from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns
+from spanwise.types import Spans
 
 #: The key of `reward_extra_info` that holds it.
 KEY = "spanwise"
@@ -159,25 +160,22 @@ def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
 
 
 class Credited(NamedTuple):
-    """What the rows of a batch are trained with: advantages, what a critic is fitted to (None: there is none), and their story.
+    """What the rows of a batch are trained with, what a critic is fitted to (None: there is none), and their story.
 
-    What was read and compared (`reading`, `batch`, `credit`) are the rows without padding, or where `turns` says so their turns.
+    What was read and compared (`result`) are the rows without padding, or their turns; `metrics` are those and the critic's.
     """
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
-    reading: Reading
     metrics: dict[str, float]
-    batch: Batch
-    credit: Credit
-    turns: Turns | None
+    result: StepResult
 
 
 def credited(
     rows: Rows,
     uids: Sequence[Any],
     mask_nt: Shaped[Tensor, "n t"],
-    scheme: Scheme,
+    step: Step,
     *,
     value_lam: float = 1.0,
     more: Mapping[str, Tensor] | None = None,
@@ -189,7 +187,7 @@ def credited(
         rows: what was carried.
         uids: the prompt of each row.
         mask_nt: verl's response mask: trained tokens, perhaps fewer than were sampled (rejection).
-        scheme: the rule.
+        step: of the rule.
         value_lam: the critic's own lambda, see `value_target`.
         more: fields of `Batch` that modes add, by row.
         dtype: of the advantages.
@@ -198,39 +196,35 @@ def credited(
         RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own; a mode that scores
             completions, and a rollout of several turns or outputs.
     """
-    mask_nt = mask_nt.bool()
+    mask_nt, scheme = mask_nt.bool(), step.scheme
     real = rows.real
 
     def taken(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else [values[n] for n in real]
 
-    own = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step))
-    carried = unpack(own, scheme, mask_nt.shape[1])
-    reading, turns = carried.reading, carried.turns
-    assert reading.spans is not None, "unpack gives spans"
+    there = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step))
+    carried = unpack(there, scheme, mask_nt.shape[1])
     _check_tokens(mask_nt[real], carried.sampled_nt, carried.masked_n)
-    group_n = group_index(taken(uids) or [])
-    group_s = group_n if turns is None else group_n[turns.row_s]
-    tokens: dict[str, Any] = {
-        name: held_nt[real] if turns is None else turns.take(held_nt[real]) for name, held_nt in rows.tokens.items()
-    }
-    steps = _steps(own, carried, scheme)
+    group_n, steps = group_index(taken(uids) or []), _steps(there, carried, scheme)
     for mode in scheme.modes if steps is not None else ():
         mode.check_turns()
+    bare = ReadBatch(Batch(group_n), carried.reading, len(real), carried.turns)
+    tokens: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()}
     tokens |= {name: value_n[real] for name, value_n in (more or {}).items()}
-    batch = Batch(group_s, mask_nt=reading.spans.block_nt >= 0, steps=steps, **tokens)
-    found = credit(reading, batch, scheme)
-    adv_nt = _placed(advantages(found, reading.spans, scheme, dtype=dtype), mask_nt, real, turns)
-    shown, return_nt = metrics(found, reading, scheme, group_n=group_s), None
-    if scheme.value_names:
-        own_nt, error = returns(reading, batch, scheme, lam=value_lam)
-        return_nt, shown = _placed(own_nt, mask_nt, real, turns), {**shown, **error}
-    return Credited(adv_nt, return_nt, reading, shown, batch, found, turns)
+    group_s = group_n if carried.turns is None else group_n[carried.turns.row_s]
+    own = replace(bare, batch=Batch(group_s, mask_nt=bare.spans.block_nt >= 0, steps=steps, **tokens))
+    result = step.finish(own, dtype=dtype)
+    result = replace(result, advantages_nt=result.advantages_nt.masked_fill(~own.take(mask_nt[real]), 0.0))
+    adv_nt = _placed(result.advantages_nt, mask_nt, real, own)
+    if not scheme.value_names:
+        return Credited(adv_nt, None, result.metrics, result)
+    own_nt, error = returns(own.reading, own.batch, scheme, lam=value_lam)
+    return Credited(adv_nt, _placed(own_nt, mask_nt, real, own), {**result.metrics, **error}, result)
 
 
-def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | None) -> Float[Tensor, "n t"]:
+def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], own: ReadBatch) -> Float[Tensor, "n t"]:
     """What the tokens that were read hold, among all rows of the batch; 0 where verl trains nothing."""
-    own_nt = own_nt if turns is None else turns.put(own_nt, rows=len(real))
+    own_nt = own.put(own_nt)
     if len(real) < len(mask_nt):
         own_nt = own_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), own_nt)
     return own_nt.masked_fill_(~mask_nt, 0.0)
@@ -238,14 +232,13 @@ def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], turns: Turns | Non
 
 def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:
     """Where what was read stands in its rollouts, if any rollout has several turns or the scheme asks."""
-    row_s = torch.arange(len(rows.packed)) if carried.turns is None else carried.turns.row_s
-    session_n = row_s.new_tensor(range(len(rows.packed))) if rows.session is None else group_index(list(rows.session))
-    rollout_s = session_n[row_s]
+    session_n = torch.arange(len(rows.packed)) if rows.session is None else group_index(list(rows.session))
     if carried.turns is None and len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
         return None
     output_n = torch.zeros_like(session_n) if rows.step is None else group_index(torch.tensor(list(rows.step)))
-    step_s = output_n[row_s] * len(row_s) + (0 if carried.turns is None else carried.turns.step_s)
-    return Steps(rollout_s, step_s, carried.anchor)
+    if carried.turns is None:
+        return Steps(session_n, output_n, carried.anchor)
+    return steps_of_turns(Steps(session_n, output_n), carried.turns, carried.anchor)
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
+from spanwise.step import Step, StepResult
 from spanwise.types import BlockText, Spans
 
 #: What the folder is called in verl's configuration.
@@ -133,10 +134,10 @@ class Keeper:
         """
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
         self.record.begin_with(lambda: self.recipe_of(trainer), step=number - 1, tokenizer=trainer.tokenizer)
-        self.record.add_batch(number, found.reading, shown, self.scheme)
+        self.record.add_batch(number, found.result.own.reading, shown, self.scheme)
         if self.record.wants(number):
-            made = self._rollouts(trainer.tokenizer, rows, found, sampled(), step=number)
-            self.record.write_batch(made, found.batch.steps)
+            made = self._rollouts(trainer.tokenizer, rows, found.result, sampled(), number=number)
+            self.record.write_batch(made, found.result.own.batch.steps)
 
     def recipe_of(self, trainer: Any) -> dict[str, Any]:
         """The `recipe.yaml` of the run: its rule of credit, and what verl says that a recipe has a field for."""
@@ -154,38 +155,17 @@ class Keeper:
             report=own.get("report", False),
         )
 
-    def _rollouts(self, tokenizer: Any, rows: Rows, found: Credited, sampled: Sampled, *, step: int) -> Rollouts:
-        batch, spans, turns, real = found.batch, found.reading.spans, found.turns, rows.real
-        assert spans is not None, "what was read here has spans"
-        assert batch.mask_nt is not None, "and a mask"
-
-        def laid(value_nt: Tensor) -> Tensor:
-            return value_nt[real] if turns is None else turns.take(value_nt[real])
-
-        def each(values: Sequence[Any]) -> list[Any]:
-            return [values[n] for n in real] if turns is None else turns.repeat([values[n] for n in real])
-
-        ids_nt = laid(sampled.ids_nt)
-        return Rollouts(
-            mode="train",
-            step=step,
-            method=self.scheme.method,
-            group_n=batch.group_n,
-            prompts=each(prompts_of(tokenizer, sampled, rows)),
-            completions=[],
-            columns={"answer": each(sampled.answers)},
-            ids_nt=ids_nt,
-            mask_nt=batch.mask_nt,
-            text=self._text(ids_nt, batch.mask_nt, spans, tokenizer),
-            spans=spans,
-            scores=found.reading.scores,
-            credit=found.credit,
-            advantages_nt=laid(found.adv_nt),
-            value_nt=batch.value_nt,
-            value_names=self.scheme.value_names,
-            self_reward_n=batch.self_reward_n,
-            objectives=self.scheme.objectives,
-        )
+    def _rollouts(self, tokenizer: Any, rows: Rows, result: StepResult, sampled: Sampled, *, number: int) -> Rollouts:
+        """Reward workers send where blocks lie; tokens and text are those of the rows."""
+        own = result.own
+        assert own.batch.mask_nt is not None, "the batch of a trainer has a mask"
+        ids_nt = own.take(sampled.ids_nt[rows.real])
+        text = self._text(ids_nt, own.batch.mask_nt, own.spans, tokenizer)
+        known = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
+        told = {"prompts": prompts_of(tokenizer, sampled, rows), "answers": sampled.answers}
+        each = {name: own.repeat([values[n] for n in rows.real]) for name, values in told.items()}
+        result, columns = replace(result, own=known), {"answer": each["answers"]}
+        return Step(self.scheme).rollouts(result, number=number, prompts=each["prompts"], columns=columns)
 
     def _text(self, ids_nt: Tensor, mask_nt: Tensor, sent: Spans, tokenizer: Any) -> list[BlockText]:
         """What the blocks say: reward workers send where they lie, so they are read once more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 
 from spanwise.batch import Batch, Steps
 from spanwise.credit.assign import completed
-from spanwise.engines.turns import has_turns, turn_rows
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.settings import scheme_in
 from spanwise.engines.verl.vocabulary import vocabulary_of
-from spanwise.pipeline import Reading, read
+from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
+from spanwise.step import Step
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -37,6 +36,7 @@ class SpanRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.scheme: Scheme = scheme_in(config)
         self.vocabulary = vocabulary_of(config, tokenizer)
+        self.step = Step(self.scheme, self.vocabulary)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -52,18 +52,13 @@ class SpanRewardManager(RewardManagerBase):
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, told, strict=True)]
         columns = self._columns(fields, ids)
-        batch = Batch.jagged(ids, torch.zeros(len(ids), dtype=torch.long), sampled=sampled, columns=columns)
-        turns, anchor = None, columns.get("anchor")
-        if has_turns(batch, self.scheme):
-            batch, turns = turn_rows(batch, self.scheme)
-            anchor = batch.steps.anchor_s if batch.steps is not None else None
-        if turns is not None or len(ids) > 1:  # they are one rollout
-            order = torch.arange(len(batch.group_n))
-            batch = replace(batch, steps=Steps(torch.zeros_like(order), order, anchor))
-        reading = read(batch, self.scheme, self.vocabulary)
+        order = torch.arange(len(ids))  # of the outputs of one rollout
+        steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
+        own = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
+        anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
         known = all(mask is not None for mask in told)
-        packed = carry.pack(reading, length_n, masked=known, turns=turns, anchor=anchor)
-        shown = self._shown(reading)
+        packed = carry.pack(own.reading, length_n, masked=known, turns=own.turns, anchor=anchor)
+        shown = self._shown(own.reading)
         weights = [objective.weight for objective in self.scheme.objectives]
         score = sum(
             w * shown[name] for w, name in zip(weights, self.scheme.names, strict=True) if shown[name] == shown[name]

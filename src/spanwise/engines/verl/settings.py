@@ -25,8 +25,8 @@ from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.parts import VerlPart
 from spanwise.pipeline import Reading
 from spanwise.recipe import load, scheme_at
-from spanwise.remarks import Watch
 from spanwise.scheme import Scheme
+from spanwise.step import Step
 
 #: What verl calls the fields of `Batch` with a number per token: of its critic, of the policy that its loss starts from, and ids.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
@@ -51,7 +51,7 @@ class Settings:
         value_lam: lambda of what verl's critic is fitted to.
         parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
         keeper: writes the run folder; None: none is asked for.
-        watch: what was said of the batches already.
+        step: credits the batches, and says each thing of them once.
         found: what was credited last.
     """
 
@@ -62,11 +62,11 @@ class Settings:
     value_lam: float = 1.0
     parts: Mapping[str, VerlPart] = field(default_factory=dict)
     keeper: Keeper | None = None
-    watch: Watch = field(init=False)
+    step: Step = field(init=False)
     found: Credited | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.scheme)
+        self.step = Step(self.scheme)
 
     @property
     def tokens(self) -> dict[str, str]:
@@ -86,15 +86,16 @@ class Settings:
 
         def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
             more = {name: value for part in self.parts.values() for name, value in part.fields(rows, number).items()}
-            found = credited(rows, uids, mask_nt, self.scheme, value_lam=self.value_lam, more=more)
+            found = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=more)
             self.found = found
             shown.update(found.metrics)
-            for sentence in (*self.watch.of_reading(found.reading)[0], *self.watch.of_batch(found.metrics)):
+            for sentence in found.result.warnings:
                 say(sentence)
-            adv_nt = found.adv_nt * self._factor(rows, found.reading, mask_nt)
+            reading = found.result.own.reading
+            adv_nt = found.adv_nt * self._factor(rows, reading, mask_nt)
             return_nt = adv_nt if found.return_nt is None else found.return_nt
             for part in self.parts.values():
-                adv_nt, of_mode = part.teach(adv_nt, rows, found.reading, self.scheme, number)
+                adv_nt, of_mode = part.teach(adv_nt, rows, reading, self.scheme, number)
                 shown.update(of_mode)
             return adv_nt, return_nt
 

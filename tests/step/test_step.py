@@ -1,0 +1,128 @@
+"""`Step`: what every engine drives. Several processes have the numbers of one; what is said once is said once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import groupby
+from threading import Barrier
+
+import pytest
+import torch
+
+from spanwise import AlignmentError, Batch, Layout, Objective, Scheme, Vocabulary
+from spanwise.step import Ranks, Step
+
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
+RIGHT, WRONG, SURE = [0, 1, 3], [0, 2, 3], [4, 5, 6]
+IDS = [RIGHT, RIGHT + SURE, [*WRONG, 7, *RIGHT], [7], WRONG, RIGHT + SURE, RIGHT, [7, *WRONG]]
+ONE = Layout({"all": ["answer"]})
+TURN = Layout({"turn": ["answer"]})
+BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
+GAE = Scheme.preset("gae", ONE, lam=0.5, per=1.0)
+STEPS = Scheme("bae", TURN, [Objective("correct", pays="turn", scope="turn")])
+
+
+def threads(rank, barrier, room):
+    """Processes that are threads."""
+
+    def gather(own):
+        barrier.wait()
+        room[rank] = own
+        barrier.wait()
+        return [room[0], room[1]]
+
+    return Ranks(rank, gather)
+
+
+def batch_of(rows, group_n, *, turns):
+    """Some completions; if they hold several turns, the environment stands between them."""
+    columns, ids = {"answer": ["4"] * len(rows)}, [IDS[n] for n in rows]
+    if not turns:
+        return Batch.jagged(ids, group_n[rows], columns=columns)
+    sampled = [[int(i != 7) for i in row] for row in ids]
+    told = [[{} for written, _ in groupby(row) if written] for row in sampled]
+    return Batch.jagged(ids, group_n[rows], sampled=sampled, columns={**columns, "turns": told})
+
+
+def with_values(own):
+    if own.batch.steps is not None:
+        return own
+    value_nt = torch.linspace(0, 1, 16)[own.batch.ids_nt].masked_fill(~own.batch.mask_nt, 0.0)
+    return replace(own, batch=replace(own.batch, value_nt=value_nt))
+
+
+def finished(scheme, rows, group_n, ranks=None):
+    step = Step(scheme, VOCABULARY, ranks=ranks)
+    own = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))
+    return own, step.finish(own)
+
+
+@pytest.mark.parametrize("scheme", [BAE, GAE, STEPS], ids=["blocks", "tokens", "turns"])
+@pytest.mark.parametrize("groups", [[0] * 4 + [1] * 4, [0, 0, 1, 1, 1, 0, 0, 1]], ids=["own", "across"])
+def test_processes_together_have_the_numbers_of_one(scheme, groups):
+    group_n = torch.tensor(groups)
+    own, whole = finished(scheme, list(range(8)), group_n)
+    barrier, room = Barrier(2), {}
+
+    def process(rank):
+        return finished(scheme, list(range(4 * rank, 4 * rank + 4)), group_n, threads(rank, barrier, room))
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(process, range(2)))
+    width = own.batch.mask_nt.shape[1] if own.turns is None else own.turns.width
+    together = torch.cat([one.put(result.advantages_nt, width=width) for one, result in parts])
+    assert torch.equal(together, own.put(whole.advantages_nt))
+    assert float(together.abs().sum()) > 0
+    for one, result in parts:
+        assert result.metrics == pytest.approx(whole.metrics, nan_ok=True)
+        torch.testing.assert_close(
+            one.everyone.worth_nm(scheme), own.everyone.worth_nm(scheme), equal_nan=True, atol=0, rtol=0
+        )
+        for found, want in zip(result.by_completion(), whole.by_completion(), strict=True):
+            assert (
+                torch.equal(found, want) if isinstance(found, torch.Tensor) else torch.equal(found.block_nk, want.block_nk)
+            )
+
+
+def test_a_completion_of_several_turns_is_logged_as_one():
+    """Right, then wrong: a fact of the turn is a mean, and so is the credit that the table of completions shows."""
+    ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
+    step = Step(STEPS, VOCABULARY)
+    columns = {"answer": ["4", "4"], "turns": [[{}, {}], [{}]]}
+    own = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
+    assert own.batch.steps.trajectory_s.tolist() == [0, 0, 1]
+    assert own.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
+    result = step.finish(own)  # votes 1/2 and 0: the baseline is 1/4
+    shown, present_nk = result.by_completion()
+    assert shown.block_nk.flatten().tolist() == pytest.approx([0.25, -0.25])
+    assert present_nk.all()
+    adv_nt = own.put(result.advantages_nt, width=9)
+    assert adv_nt[0, :3].tolist() == pytest.approx([0.125] * 3)
+    assert adv_nt[:, 3].tolist() == [0.0, 0.0]
+    assert not adv_nt[:, 7:].any()
+
+
+def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
+    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
+    own = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    mask_nt = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]).bool()
+    result = step.finish(own, mask_nt=mask_nt)
+    assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
+    assert result.spans.end_nk.tolist() == [[3], [0]]
+    kept = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
+    assert kept.ids_nt.shape == kept.mask_nt.shape == (2, 4)
+    assert (kept.mode, kept.step, kept.columns) == ("train", 3, {"answer": ["4", "4"]})
+    with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
+        step.finish(own, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
+
+
+def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_neither():
+    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
+    own = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
+    assert step.finish(own, learn=False).warnings == []
+    assert step.zero_batches == 0
+    (sentence,) = step.finish(own, number=7).warnings
+    assert sentence.startswith(
+        "Every advantage of the batch at step 7 is zero: under no objective ('correct') did a completion"
+    )
+    assert step.finish(own, number=8).warnings == []
+    assert step.zero_batches == 2
