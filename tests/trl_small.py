@@ -3,6 +3,7 @@
 Completions are scripted (TRL's `rollout_func`), so every token's block is known here without asking the code under test.
 """
 
+import math
 import os
 import warnings
 from dataclasses import dataclass, replace
@@ -235,6 +236,14 @@ def log_probs(model, said, asked):
 
 def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):
     """What is maximised at one token, by the papers' definitions (SAPO temperatures 1.0 and 1.05)."""
+    if loss_type in ("dppo_tv", "dppo_kl"):
+        now, before = float(log_prob.detach().exp()), float((log_prob - ratio.log()).detach().exp())
+        if loss_type == "dppo_tv":
+            kept = (now - before <= clip) if advantage > 0 else (before - now <= clip)
+        else:
+            others = (1 - before) * math.log((1 - before + 1e-8) / (1 - now + 1e-8))
+            kept = before * math.log(before / now) + others <= clip or (now <= before if advantage > 0 else now >= before)
+        return ratio.detach().clamp(max=20.0) * advantage * log_prob * kept
     if loss_type == "cispo":
         return ratio.detach().clamp(max=clip) * advantage * log_prob
     if loss_type == "sapo":

@@ -10,6 +10,7 @@ from packaging.version import Version
 from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
 
+from spanwise.engines.trl.dppo import check_dppo
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout, Part
@@ -60,6 +61,7 @@ def check_config(args: GRPOConfig, *, trl_version: str) -> None:
         >>> check_config(args, trl_version="1.16.0")
     """
     check_loss_type(args.loss_type)
+    check_dppo(args)
     if args.reward_weights is not None:
         raise RecipeError(
             f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "

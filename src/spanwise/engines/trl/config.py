@@ -8,6 +8,7 @@ from typing import TypeVar
 from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.engines.keep import check_keeping
+from spanwise.engines.trl.dppo import check_dppo
 from spanwise.engines.trl.fold import check_loss_type
 from spanwise.errors import RecipeError
 
@@ -42,7 +43,9 @@ class SpanGRPOConfig(GRPOConfig):
 
     loss_type: str = field(
         default="dr_grpo",
-        metadata={"help": "Policy loss of TRL: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo; its normaliser is undone."},
+        metadata={
+            "help": "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo, its normaliser undone; dppo_tv or dppo_kl."
+        },
     )
     canary: bool = field(
         default=True,
@@ -67,6 +70,7 @@ class SpanGRPOConfig(GRPOConfig):
         except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
             raise RecipeError(str(error)) from error
         check_loss_type(self.loss_type)
+        check_dppo(self)
         check_keeping(self.keep_rollouts, self.report)
 
     def _check_before(self) -> None:

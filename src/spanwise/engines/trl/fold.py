@@ -15,8 +15,8 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 
-#: The values of `loss_type` whose normaliser is known and undone exactly.
-LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo")
+#: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO (`engines.trl.dppo`).
+LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
 
 
 def check_loss_type(loss_type: str) -> None:
@@ -62,7 +62,8 @@ def fold_factor(
 
     With n_i the trainable tokens of row i, b the rows of the micro-batch and N the trainable tokens of the generation batch
     (all ranks), TRL divides token losses by b n_i (`grpo`, `sapo`), sum of n_i (`bnpo`), b max_completion_length (`dr_grpo`),
-    N / processes / steps_per_generation (`dapo`, `cispo`) or b (`luspo`). The factor is that divisor over b.
+    N / processes / steps_per_generation (`dapo`, `cispo`) or b (`luspo`). The factor is that divisor over b. DPPO is ours and is
+    divided by b.
 
     Args:
         mask_bt: 1 at the tokens that enter the loss (completion mask times tool mask), any number or bool dtype.

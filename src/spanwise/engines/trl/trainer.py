@@ -24,6 +24,7 @@ from spanwise.engines.trl import arguments, checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.diverged import GradientGuard, check_loss
+from spanwise.engines.trl.dppo import DPPO, dppo_term
 from spanwise.engines.trl.fold import fold_factor, loss_mask
 from spanwise.engines.trl.keeping import Keeping
 from spanwise.engines.trl.kl import kl_term, token_kl
@@ -136,7 +137,8 @@ class SpanGRPOTrainer(Saving):
         self._watch, self._cut_off_said = Watch(scheme), False
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        self._canary_due = getattr(args, "canary", True) and not unseen
+        # DPPO is no loss of TRL's.
+        self._canary_due = getattr(args, "canary", True) and not unseen and args.loss_type not in DPPO
         self._logps: Tensor | None = None
         super().__init__(
             model=model,
@@ -416,16 +418,21 @@ class SpanGRPOTrainer(Saving):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if train else 1,
         )
-        advantages_bt = inputs["advantages"] * factor_b1
+        own = self.loss_type if self.loss_type in DPPO else None
+        advantages_bt = inputs["advantages"] * factor_b1 * float(own is None)
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
         accumulation = self.current_gradient_accumulation_steps if train else 1
         beta, self._logps = self.beta, None
         self.beta = 0.0  # TRL would divide the KL as it divides the policy term, and nothing undoes it there
+        self.loss_type = "sapo" if own else self.loss_type  # of advantages that are all 0
         try:
             loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
+            self.loss_type = own or self.loss_type
+        if own is not None:
+            loss = loss + self._dppo(logps_bt, inputs, mask_bt, own) / accumulation
         check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if watch and logps_bt is not None:
             check_own_advantage(
@@ -445,6 +452,17 @@ class SpanGRPOTrainer(Saving):
             loss = loss + more / accumulation
             self._span_metrics.add("train" if train else "eval", shown)
         return loss
+
+    def _dppo(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor, loss_type: str) -> Tensor:
+        """The policy term of a micro-batch under DPPO, logged as TRL logs its own."""
+        assert logps_bt is not None, "TRL computed no log-probabilities"
+        deltas = self.epsilon_low, self.epsilon_high
+        term, dropped = dppo_term(logps_bt, inputs, mask_bt, loss_type=loss_type, deltas=deltas)
+        mode = "train" if self.model.training else "eval"
+        self._span_metrics.add(mode, {"dppo/dropped": float(dropped)})
+        if self._metrics[mode]["policy_loss"]:  # TRL logs it beside an entropy bonus
+            self._metrics[mode]["policy_loss"][-1] = float(term.detach())
+        return term
 
     def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
         """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""

@@ -260,6 +260,8 @@ def _remark(config: Any, scheme: Scheme) -> None:
     if (config.algorithm.get("filter_groups") or {}).get("enable"):
         say("algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.")
     actor = config.actor_rollout_ref.actor
+    if actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0:
+        say("DPPO cuts importance weights at clip_ratio_c, which is 3, verl's default for PPO; DPPO's own is 20.")
     if actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff):
         say(f"{actor.loss_agg_mode} sums KL and entropy over tokens too, so kl_loss_coef and entropy_coeff weigh by length.")
 
