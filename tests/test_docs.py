@@ -223,6 +223,11 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). Source: {known.source}." in text
     options = ", ".join(f"`{option}: {value}`" for option, value in known.options.items()) or "none"
     assert f"Options: {options}.\n" in text + "\n"
+    if known.kind == "refinement":
+        words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}
+        needs = " and ".join(words[need] for need in known.needs if need in words)
+        assert f"Beside a method: `refine: {name}`. It needs {needs}." in text
+        return
     if known.preset is None:
         needs = ", ".join(f"`{need}`" for need in known.needs)
         needs = f", which needs {needs}" if needs else ""
@@ -283,7 +288,7 @@ def test_the_tables_of_inputs_and_facts_are_complete():
     assert {name for cells in rows(OWN, "fact") for name in named(cells[0])} == set(FACTS)
 
 
-@pytest.mark.parametrize("kind", BY_KIND)
+@pytest.mark.parametrize("kind", [kind for kind in BY_KIND if kind != "refinement"])
 def test_a_method_is_handed_the_facts_that_the_table_says(kind):
     handed = {}
 

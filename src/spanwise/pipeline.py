@@ -22,6 +22,7 @@ from spanwise.credit import (
     assign_turns,
     group_index,
     keep_for_rollouts,
+    refined,
     restrict,
     spread,
     spread_tokens,
@@ -211,6 +212,10 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         "values": scheme.values,
         **scheme.options,
     }
+    if batch.steps is not None and scheme.refine is not None:
+        raise RecipeError(
+            "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole completions."
+        )
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
@@ -220,6 +225,9 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         found = replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
     for mode in scheme.modes:
         found = mode.credit(found, reading, batch, scheme)
+    if scheme.refine is not None:
+        whom = {"objectives": scheme.objectives, "inputs": inputs}
+        found = refined(found, scheme.refine, reading.scores, batch.group_n, **whom)
     return found
 
 
@@ -305,6 +313,8 @@ def advantages(
         adv_nt = spread(found, spans, per=per, dtype=dtype)
     else:
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
+    if found.refined_nt is not None:
+        adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
     _check_finite(adv_nt, found)
     return adv_nt
 

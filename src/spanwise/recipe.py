@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from spanwise.credit import METHODS, method
+from spanwise.credit import METHODS, Refinement, method
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.modes import MODES, Laser, Mode
@@ -130,6 +130,12 @@ class Recipe(BaseModel):
         description="a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ...",
     )
 
+    refine: str | dict[str, Any] | None = Field(
+        None,
+        description="what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method, "
+        "options, correct",
+    )
+
     # How long and how fast.
     steps: int = Field(120, ge=1, description="generation batches")
     prompts: int = Field(16, ge=1, description="prompts per step")
@@ -200,6 +206,13 @@ class Recipe(BaseModel):
         recipe = parse(written)
         recipe._sections = {name: written[name] for name in _SECTIONS if written.get(name) is not None}
         return recipe
+
+    @field_validator("refine")
+    @classmethod
+    def _known_refinement(cls, written: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if written is not None:
+            Refinement.of(written)
+        return written
 
     @field_validator("verifier")
     @classmethod
@@ -416,6 +429,7 @@ def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Co
         recorded=recorded,
         values=recipe.values,
         modes=modes_of(recipe),
+        refine=None if recipe.refine is None else Refinement.of(recipe.refine),
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme

@@ -96,7 +96,8 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
     Args:
         name: a name can be taken once.
-        kind: what the function is. A method credits `completion`, `block`, `token` or `step`; the others are `reward`, `outcome`
+        kind: what the function is. A method credits `completion`, `block`, `token` or `step`, or is
+            a `refinement` of another's advantages; the others are `reward`, `outcome`
             and `segmenter`.
         facts: of a method `paper`, `source`, `preset`, `exceptions` (`spanwise.credit.Method`); of a reward `tags`, `blocks`,
             `judged_by` (`spanwise.score.BuiltIn`).

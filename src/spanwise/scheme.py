@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spanwise.credit import METHODS, Method, Preset, method, preset_layout, preset_objectives, states_confidence
+from spanwise.credit import METHODS, Method, Preset, Refinement, method, preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import check_alpha
 from spanwise.credit.streams import ValuesName, resolved_values, stream_names
-from spanwise.errors import RecipeError
+from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
@@ -20,17 +20,18 @@ from spanwise.segment import SEGMENTERS
 #: The task that `recipe.yaml` names of a run which a script drives: it says the rule of credit (`Scheme.plain`), and no prompts.
 SCRIPT = "own"
 #: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
-_MADE = ("length_n", "block_nt")
+_MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 #: Options that lie between 0 and 1 in every method that has them.
 _SHARES = ("gamma", "lam")
 #: Inputs of methods that are one field of a `Batch`.
-_FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps"}
+_FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
     "logp_nt": "log-probabilities (logp_nt)",
     "steps": "steps of trajectories (steps)",
+    "ids_nt": "token ids (ids_nt)",
 }
 
 
@@ -51,6 +52,8 @@ class Scheme:
             per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
             else "shared". See `spanwise.credit.streams.reward_streams`.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
+        refine: what changes the advantages of the tokens once method and modes have credited them, a `Refinement` or the name of
+            one (`ktae`, `oar`); None: nothing.
 
     Raises:
         RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
@@ -74,6 +77,7 @@ class Scheme:
     recorded: frozenset[str] = frozenset()
     values: ValuesName | None = None
     modes: Sequence[Mode] = ()
+    refine: Refinement | None = None
 
     def __post_init__(self) -> None:
         _check_layout(self.layout)
@@ -89,7 +93,10 @@ class Scheme:
         object.__setattr__(self, "modes", tuple(self.modes))
         for mode in self.modes:
             mode.check_scheme(self)
-        _check_options_used(self)
+        _check_options(self.entry, self.options, lambda name: _said(self, name))
+        if self.refine is not None:
+            object.__setattr__(self, "refine", Refinement.of(self.refine))
+            _check_refine(self, Refinement.of(self.refine))
 
     @staticmethod
     def preset(
@@ -104,6 +111,7 @@ class Scheme:
         recorded: Collection[str] = (),
         values: ValuesName | None = None,
         modes: Sequence[Mode] = (),
+        refine: Refinement | str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Scheme:
         """A method as it is meant to be run, with changes.
@@ -117,7 +125,7 @@ class Scheme:
             baseline: what the preset compares its second objective with; `outcome` by default.
             per: instead of the preset's.
             longest: tokens of the longest completion there may be, for presets that divide by it.
-            recorded, values, modes: see `Scheme`.
+            recorded, values, modes, refine: see `Scheme`.
             **options: of the method; or a mode by its name, as in `laser=Laser(...)`, which is one more of `modes`.
 
         Raises:
@@ -125,6 +133,10 @@ class Scheme:
         """
         _check_layout(layout)
         chosen = method(name)
+        if chosen.kind == "refinement":
+            raise RecipeError(
+                f"Method '{name}' refines the advantages of another method. Write refine: {name} beside one, such as method: grpo."
+            )
         if chosen.preset is None:
             raise RecipeError(
                 f"Method '{name}' is a function to call from Python (spanwise.credit.{chosen.estimator.__name__}): no engine here "
@@ -145,7 +157,8 @@ class Scheme:
             share = longest
         named = [value for value in options.values() if isinstance(value, Mode)]
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, (*modes, *named))
+        own = None if refine is None else Refinement.of(refine)
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, (*modes, *named), own)
 
     @property
     def entry(self) -> Method:
@@ -186,7 +199,8 @@ class Scheme:
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that method and layout cannot do without, beside token ids, mask and groups."""
         turns = any(objective.scope == "turn" for objective in self.objectives)
-        return _needed(self.entry) | self.reads | (frozenset({"steps"}) if turns else frozenset())
+        refining = frozenset() if self.refine is None else _needed(self.refine.entry)
+        return _needed(self.entry) | refining | self.reads | (frozenset({"steps"}) if turns else frozenset())
 
     @property
     def reads(self) -> frozenset[str]:
@@ -222,6 +236,11 @@ class Scheme:
             )
         for mode in self.modes:
             mode.check_provided(provided)
+        if self.refine is not None and (lacking := sorted(_needed(self.refine.entry) - provided)):
+            raise RecipeError(
+                f"refine: '{self.refine.method}' needs {' and '.join(_WORDS.get(name, name) for name in lacking)}, which is not "
+                f"there. Leave refine out."
+            )
         missing = [_WORDS.get(name, name) for name in sorted(_needed(self.entry) - provided)]
         turn = next((o.name for o in self.objectives if o.scope == "turn"), None)
         if turn is not None and not missing and "steps" not in provided:
@@ -261,6 +280,7 @@ class Scheme:
             "options": dict(self.options),
             **({} if self.values is None else {"values": self.values}),
             **{mode.name: mode.plain() for mode in self.modes},
+            **({} if self.refine is None else {"refine": self.refine.plain()}),
         }
 
 
@@ -418,10 +438,22 @@ def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
     return named
 
 
-def _check_options_used(scheme: Scheme) -> None:
-    """Refuse options that the method does not have, or would not look at."""
-    chosen = scheme.entry
-    for name, value in scheme.options.items():
+def _check_refine(scheme: Scheme, refine: Refinement) -> None:
+    """Refuse a refinement of rows that are no completions, of an objective that is not there, and options it does not use."""
+    if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
+        raise RecipeError(
+            f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
+            f"out, or use a method that credits whole rollouts, such as 'grpo'."
+        )
+    if refine.correct is not None and refine.correct not in scheme.names:
+        raise RecipeError(f"refine.correct: {unknown('objective', refine.correct, scheme.names)}")
+    chosen = refine.entry
+    _check_options(chosen, refine.options, lambda name: [{**chosen.options, **refine.options}[name]])
+
+
+def _check_options(chosen: Method, options: Mapping[str, Any], said: Callable[[str], list[Any]]) -> None:
+    """Refuse options that a method does not have, or would not look at; `said` is what another option or the objectives say."""
+    for name, value in options.items():
         if name not in chosen.options:
             hint = " Objectives say it." if name in ("baseline", "scale", "back_off") and "baseline" in chosen.inputs else ""
             raise RecipeError(
@@ -439,7 +471,7 @@ def _check_options_used(scheme: Scheme) -> None:
             check_alpha(value)
         if name in chosen.only_with and value != chosen.options[name]:
             other, values = chosen.only_with[name]
-            if not any(found in values for found in _said(scheme, other)):
+            if not any(found in values for found in said(other)):
                 says = " or ".join(map(str, values))
                 raise RecipeError(
                     f"Option '{name}' of method '{chosen.name}' does something only where {other.removesuffix('_k')} is {says}; "

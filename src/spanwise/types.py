@@ -237,6 +237,8 @@ class Credit:
         stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block; without `stop_n`.
+        refined_nt: what a refinement adds to the advantage of each token (`Scheme.refine`), before it is shared over tokens; the
+            other fields know nothing of it. None: there is no refinement.
         mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
         length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
             None: those of the row.
@@ -257,6 +259,7 @@ class Credit:
     stratum_nm: Int[Tensor, "n m"] | None = None
     coarser_m: Int[Tensor, " m"] | None = None
     token_nt: Float[Tensor, "n t"] | None = None
+    refined_nt: Float[Tensor, "n t"] | None = None
     mean_length_n: Float[Tensor, " n"] | None = None
     length_nk: Int[Tensor, "n k"] | None = None
     count_m: Int[Tensor, " m"] | None = None
@@ -264,11 +267,11 @@ class Credit:
     @property
     def has_signal(self) -> bool:
         """Whether any block, token or decision to stop has a credit other than 0."""
-        moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n)
-        return any(bool((part != 0).any()) for part in moved)
+        moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
+        return any(bool((part != 0).any()) for part in moved if part is not None)
 
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
-        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "mean_length_n", "length_nk")
+        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "refined_nt", "mean_length_n", "length_nk")
         parts = {name: getattr(self, name) for name in own}
         return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})

@@ -30,6 +30,7 @@ from spanwise.credit.methods._sae import sae, segment_openings
 from spanwise.credit.parts import JOINED, Parts, parts
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
+from spanwise.credit.refinement import Refinement, refined
 from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
 from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
@@ -61,6 +62,7 @@ __all__ = [
     "Outcomes",
     "Parts",
     "Preset",
+    "Refinement",
     "Streams",
     "Timeline",
     "Trajectory",
@@ -107,6 +109,7 @@ __all__ = [
     "preset_objectives",
     "prompt_mini_batches",
     "refine",
+    "refined",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "restrict",

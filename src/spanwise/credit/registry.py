@@ -12,7 +12,7 @@ from typing import Any, Literal
 from spanwise.errors import RecipeError, unknown
 from spanwise.registry import Registry
 
-Kind = Literal["completion", "block", "token", "step"]
+Kind = Literal["completion", "block", "token", "step", "refinement"]
 
 #: What `spanwise.testing.check_estimator` asks of every method, as far as it applies to its kind. A method whose nature breaks one
 #: of them says so where it registers: `exceptions={"shift": "the reward is divided by the mean reward"}`.
@@ -70,7 +70,8 @@ class Method:
         name: as in recipes.
         estimator: the pure function.
         kind: what its rewards are indexed by: completions (`reward_n`, or `reward_nm` with a column per objective), blocks
-            (`reward_nk`), tokens (`reward_nt`) or the steps of trajectories (`reward_s`).
+            (`reward_nk`), tokens (`reward_nt`) or the steps of trajectories (`reward_s`). A refinement has no rewards: it takes
+            the advantages of another method (`adv_nt`) and gives them back changed.
         paper: where it comes from.
         preset: how a recipe runs it; None: it is called from Python only.
         exceptions: which of `PROPERTIES` it does not have by its nature -> why.
@@ -160,7 +161,7 @@ class Method:
 
 #: Every method by name.
 METHODS: Registry[Method] = Registry(
-    "method", kinds=("completion", "block", "token", "step"), group="spanwise.methods", entry=Method
+    "method", kinds=("completion", "block", "token", "step", "refinement"), group="spanwise.methods", entry=Method
 )
 
 

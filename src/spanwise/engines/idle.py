@@ -26,6 +26,7 @@ CREDIT = frozenset(
         "verifier",
         "critic",
         *MODES,
+        "refine",
     )
 )
 

@@ -30,6 +30,7 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "block": (*_ALWAYS, *_REWARDED),
     "token": (*_ALWAYS, *_MASKED),
     "step": (*_ALWAYS, "constant"),
+    "refinement": (*_ALWAYS, *_MASKED),
 }
 
 
@@ -172,8 +173,8 @@ class _Suite:
     def result(self, batch: DrawnBatch) -> None:
         result = self.run(batch)
         rows = batch.inputs()[self.spec[0].name]
-        shape = rows.shape if self.method.kind in ("block", "token") else rows.shape[:1]
-        if self.method.kind == "token":
+        shape = rows.shape if self.method.kind == "block" else rows.shape[:1]
+        if self.method.kind in ("token", "refinement"):
             shape = batch.place_nt.shape
         if result.shape != shape:
             self.fail("result", batch, f"the shape {tuple(shape)}", result)
@@ -198,7 +199,7 @@ class _Suite:
             for name, value in inputs.items()
         }
         result = self.call(single)
-        by_token = self.method.kind == "token"
+        by_token = self.method.kind in ("token", "refinement")
         if result.dtype != (torch.float32 if by_token else torch.float64):
             expected = "float32, as the rewards" if by_token else "float64 whatever the rewards are"
             self.fail("precision", batch, f"{expected}, not {result.dtype}", result)

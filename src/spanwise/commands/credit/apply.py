@@ -105,7 +105,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
         marked: spans of its layout.
         group_n: the group of each completion.
     """
-    if arm.scheme.entry.kind == "token":
+    if arm.scheme.entry.kind == "token" or arm.scheme.refine is not None:
         return _per_token(table, arm, reading, marked, group_n)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
     stop_n = torch.zeros(len(table), dtype=torch.float64)
@@ -188,6 +188,7 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
     adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
     compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
     compares = compares or any(mode.compares for mode in arm.scheme.modes)
+    compares = compares or arm.scheme.entry.kind != "token"  # refined: what it refines, and often it, compares completions
     mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
     for rows in steps(table.step_n):
         for part in _parts(table, rows, whole=compares):

@@ -36,6 +36,10 @@ def recorded(scheme: Scheme, table: RolloutTable, rows: Sequence[int] | Tensor) 
 def check_tokens(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method or a mode whose values, log-probabilities or scores a file does not hold."""
     recorded(scheme, table, ())
+    if scheme.refine is not None and table.rollout_n is not None:
+        raise RecipeError(
+            f"refine changes the tokens of whole completions, and rollouts of '{table.path}' are several rows. Leave it out."
+        )
     asked, held = token_keys(scheme), table.token_values
     missing = [need for need, keys in asked.items() if any(key not in held for key in keys)]
     if not missing:

@@ -27,7 +27,9 @@ def show_methods(name: str | None = None, *, console: Console | None = None) -> 
         f"# {needs}{chosen.paper}. Taken from {chosen.source}.",
         f"# spanwise.credit.{chosen.estimator.__name__}; options: {_options(chosen)}.",
     ]
-    if chosen.preset is None:
+    if chosen.kind == "refinement":
+        lines.append(f"# Beside another method: refine: {name}.")
+    elif chosen.preset is None:
         lines.append("# Called from Python only: no engine here has what it needs.")
     else:
         # The embedded task's blocks, and its longest completion.
@@ -45,7 +47,7 @@ def _table() -> Table:
             f"from {entry.source}",
             f"needs {', '.join(entry.needs)}" if entry.needs else "needs rewards only",
         ]
-        facts += [] if entry.preset else ["from Python only"]
+        facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
         table.add_row(f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]")
     return table
 

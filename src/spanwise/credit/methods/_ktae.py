@@ -16,7 +16,13 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.registry import register
 
 
-@register("ktae", kind="token", paper="KTAE, arXiv 2505.16826", source="the authors' code; the paper through notes")
+@register(
+    "ktae",
+    kind="refinement",
+    paper="KTAE, arXiv 2505.16826",
+    source="the authors' code; the paper through notes",
+    only_with={"top": ("form", ("code",))},
+)
 def ktae(
     adv_nt: Float[Tensor, "n t"],
     ids_nt: Int[Tensor, "n t"],

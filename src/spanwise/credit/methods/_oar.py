@@ -11,7 +11,9 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.registry import register
 
 
-@register("oar", kind="token", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408", source="the authors' code")
+@register(
+    "oar", kind="refinement", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408", source="the authors' code"
+)
 def oar(
     adv_nt: Float[Tensor, "n t"],
     importance_nt: Float[Tensor, "n t"],
@@ -31,7 +33,8 @@ def oar(
 
     Args:
         adv_nt: advantages of any method.
-        importance_nt: how much each token matters for the answer, >= 0 (a divergence, a gradient norm).
+        importance_nt: how much each token matters for the answer, >= 0 (a divergence, a gradient norm). Under `Scheme.refine` it is
+            the surprise of the token, -logp: the paper's own take further passes of the model, which no trainer here makes.
         mask_nt: the tokens to reshape; the others get 0 and are not read.
         quantile: the share of tokens whose advantage shrinks.
         beta: the most important token gets 1 + beta.

@@ -316,7 +316,7 @@ class SpanGRPOTrainer(Saving):
         block_nt = self._gather_wide(blocks_nt) - 1
         nowhere_nk = torch.zeros_like(everyone.length_nk)
         spans = Spans(self.scheme.layout.names, nowhere_nk, nowhere_nk, block_nt, everyone.fault_n)
-        known = {name: getattr(batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n")}
+        known = {name: getattr(batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
         shared: dict[str, Any] = {name: None if value is None else self._gather_wide(value) for name, value in known.items()}
         return replace(everyone, spans=spans), Batch(group_n, mask_nt=block_nt >= 0, **shared), here
 

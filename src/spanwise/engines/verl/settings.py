@@ -28,8 +28,8 @@ from spanwise.recipe import load, scheme_at
 from spanwise.remarks import Watch
 from spanwise.scheme import Scheme
 
-#: What verl calls the fields of `Batch` that hold a number per token: of its critic, and of the policy that its loss starts from.
-TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs"}
+#: What verl calls the fields of `Batch` with a number per token: of its critic, of the policy that its loss starts from, and ids.
+TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
 #: Where the reward manager is, as `reward.reward_manager` names it.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: Losses that one advantage per token does not suit.

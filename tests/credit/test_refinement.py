@@ -1,0 +1,183 @@
+"""`Scheme.refine`: KTAE and OAR beside other methods, through the whole road, against slow oracles."""
+
+import pytest
+import torch
+import yaml
+
+from helpers import assert_close
+from oracles import slow_ktae, slow_oar
+from spanwise.batch import Batch, Steps
+from spanwise.credit import Refinement
+from spanwise.errors import RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.pipeline import advantages, credit, metrics, read
+from spanwise.recipe import load, scheme_of
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+
+WORDS = ("<answer>", "</answer>", "4", "5", "a", "b", "c", "<confidence>", "</confidence>", ".5", ".9")
+VOCABULARY = Vocabulary(tuple(word.encode() for word in WORDS))
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+SAID = [
+    "a a b <answer> 4 </answer> <confidence> .9 </confidence>",
+    "b c <answer> 4 </answer> <confidence> .5 </confidence>",
+    "a c c c <answer> 5 </answer> <confidence> .9 </confidence>",
+    "c <answer> 5 </answer> <confidence> .5 </confidence>",
+    "a <answer> 4 </answer> <confidence> .5 </confidence>",
+    "b b <answer> 5 </answer>",
+    "a b a <answer> 4 </answer> <confidence> .9 </confidence>",
+]
+GROUP = [0, 0, 0, 0, 1, 1, 1]
+
+
+def batch(**more):
+    ids = [[WORDS.index(word) for word in said.split()] for said in SAID]
+    made = Batch.jagged(ids, GROUP, columns={"answer": ["4"] * len(SAID)})
+    generator = torch.Generator().manual_seed(1)
+    logp_nt = -torch.rand(made.ids_nt.shape, generator=generator).double() * 3
+    return Batch(made.group_n, made.ids_nt, made.mask_nt, made.columns, logp_nt=logp_nt, **more)
+
+
+def scheme(method="grpo", refine=None, **more):
+    options = {"options": {"verify": "exact"}}
+    if method == "bae":
+        objectives = [
+            Objective("correct", pays="solution", **options),
+            Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
+        ]
+    else:
+        objectives = [Objective("correct", pays=LAYOUT.names, if_missing=0.0, **options)]
+    return Scheme.preset(method, LAYOUT, objectives=objectives, refine=refine, **more)
+
+
+def trained(scheme, given=None):
+    given = batch() if given is None else given
+    reading = read(given, scheme, VOCABULARY)
+    found = credit(reading, given, scheme)
+    return advantages(found, reading.spans, scheme, dtype=torch.float64), found, reading
+
+
+def before_it_is_shared(found, reading):
+    """The credit of each token's block."""
+    block_nt = reading.spans.block_nt.long()
+    return torch.where(block_nt >= 0, found.block_nk.gather(1, block_nt.clamp(min=0)), 0.0)
+
+
+@pytest.mark.parametrize("method", ["grpo", "bae"])
+@pytest.mark.parametrize("per", ["block", "completion", 7, "batch"])
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
+    plain_nt, found, reading = trained(scheme(method, per=per))
+    given, mask_nt = batch(), reading.spans.block_nt >= 0
+    correct_n = reading.scores.reward_nm[:, 0]
+    adv_nt = before_it_is_shared(found, reading)
+    ones = {"h1": 1.0, "h2": 1.0, "h3": 1.0}
+    want_nt = slow_ktae(adv_nt, given.ids_nt, mask_nt, correct_n, given.group_n, form=form, **ones) - adv_nt
+    length_nk = reading.length_nk.double()
+    size_nt = {
+        "block": length_nk.gather(1, reading.spans.block_nt.long().clamp(min=0)),
+        "completion": length_nk.sum(dim=1, keepdim=True),
+        "batch": length_nk.sum() / len(length_nk),
+    }.get(per, torch.tensor(7.0))
+    refined_nt, again, _ = trained(scheme(method, {"method": "ktae", "options": {"form": form}}, per=per))
+    assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt / size_nt, 0.0), 1e-9)
+    assert float((refined_nt - plain_nt).abs().max()) > 0.001
+    # What the method credited, and why, stays as it was: the refinement is apart from it.
+    assert torch.equal(again.block_nk, found.block_nk)
+    assert torch.equal(again.stop_n, found.stop_n)
+    assert not bool(refined_nt[~mask_nt].any())
+
+
+@pytest.mark.parametrize("method", ["grpo", "bae"])
+def test_oar_multiplies_with_the_slow_oracles_weight_by_surprise(method):
+    plain_nt, found, reading = trained(scheme(method, per="block"))
+    given, mask_nt = batch(), reading.spans.block_nt >= 0
+    adv_nt = before_it_is_shared(found, reading)
+    want_nt = slow_oar(adv_nt, -given.logp_nt, mask_nt, 0.25, 1.0, 0.1, False) - adv_nt
+    size_nt = reading.length_nk.double().gather(1, reading.spans.block_nt.long().clamp(min=0))
+    refined_nt, _, _ = trained(scheme(method, "oar", per="block"))
+    assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt / size_nt, 0.0), 1e-9)
+    assert float((refined_nt - plain_nt).abs().max()) > 0.001
+
+
+def test_a_method_per_token_is_refined_token_by_token():
+    given = batch()
+    _, found, reading = trained(scheme("reinforce++", per=1))
+    refined_nt, _, _ = trained(scheme("reinforce++", "oar", per=1))
+    mask_nt = reading.spans.block_nt >= 0
+    want_nt = slow_oar(found.token_nt.double(), -given.logp_nt, mask_nt, 0.25, 1.0, 0.1, False)
+    assert_close(refined_nt, torch.where(mask_nt, want_nt, 0.0), 1e-6)
+
+
+def test_what_is_right_is_said_by_the_objective_that_is_named():
+    second = trained(scheme("bae", {"method": "ktae", "correct": "brier"}))[0]
+    assert not torch.equal(second, trained(scheme("bae", "ktae"))[0])
+    assert torch.equal(
+        trained(scheme("bae", {"method": "ktae", "correct": "correct"}))[0], trained(scheme("bae", "ktae"))[0]
+    )
+
+
+def test_a_signal_of_the_refinement_alone_is_a_signal():
+    _, found, reading = trained(scheme("grpo", "ktae"))
+    assert found.has_signal
+    assert set(metrics(found, reading, scheme())) == set(metrics(found, reading, scheme("grpo", "ktae")))
+    assert torch.equal(found.take([1]).refined_nt, found.refined_nt[[1]])
+
+
+def test_a_recipe_says_it_and_writes_it(tmp_path):
+    written = {"method": "ktae", "options": {"form": "code", "top": 0.5}}
+    for refine in ("oar", written):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump({"method": "grpo", "refine": refine}))
+        found = scheme_of(load(recipe), LAYOUT, 32)
+        assert found.refine == Refinement.of(refine)
+        recipe.write_text(yaml.safe_dump({**found.plain(), "layout": {"completion": ["answer", "confidence"]}}))
+        assert scheme_of(load(recipe), LAYOUT, 32).refine == found.refine
+
+
+REFUSED = {
+    "not a refinement": ("rloo", r"refine: 'rloo' credits completions and refines nothing; use ktae or oar\."),
+    "no method": ({"options": {}}, r"refine is .*; write refine: ktae, or"),
+    "a field that is not there": ({"method": "ktae", "form": "code"}, "no field of refine 'form'"),
+    "an option that is not there": ({"method": "oar", "options": {"form": "code"}}, "Method 'oar' has no option 'form'"),
+    "an option without a use": (
+        {"method": "ktae", "options": {"top": 2.0}},
+        "Option 'top' of method 'ktae' does something only",
+    ),
+    "right for a method that does not ask": ({"method": "oar", "correct": "correct"}, "'oar' does not ask what is right"),
+    "right by no objective": ({"method": "ktae", "correct": "corect"}, "Did you mean 'correct'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    refine, sentence = REFUSED[case]
+    with pytest.raises(RecipeError, match=sentence):
+        scheme("grpo", refine)
+
+
+def test_what_a_trainer_does_not_bring_is_refused():
+    provides = {"group_n", "mask_nt"}
+    with pytest.raises(
+        RecipeError, match=r"refine: 'ktae' needs token ids \(ids_nt\), which is not there\. Leave refine out"
+    ):
+        scheme("grpo", "ktae").check(provides)
+    with pytest.raises(RecipeError, match=r"refine: 'oar' needs log-probabilities \(logp_nt\), which is not there"):
+        scheme("grpo", "oar").check({*provides, "ids_nt"})
+    scheme("grpo", "oar").check({*provides, "logp_nt"})
+    assert scheme("grpo", "ktae").needs == {"ids_nt", "mask_nt"}
+
+
+def test_turns_are_refused():
+    rows = torch.arange(len(SAID))
+    with pytest.raises(RecipeError, match="refine changes the tokens of whole completions, and these rows are turns"):
+        trained(scheme("grpo", "ktae"), batch(steps=Steps(rows // 2, rows)))
+    objectives = [Objective("correct", pays=LAYOUT.names, scope="turn")]
+    with pytest.raises(RecipeError, match="refine changes the tokens of whole completions, and method 'grpo' credits turns"):
+        Scheme.preset("grpo", LAYOUT, objectives=objectives, refine="ktae")
+
+
+def test_a_refinement_is_no_method():
+    with pytest.raises(RecipeError, match=r"Write refine: ktae beside one, such as method: grpo\."):
+        Scheme.preset("ktae", LAYOUT)
