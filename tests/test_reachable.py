@@ -39,9 +39,9 @@ def names_used(tree):
 
 
 def called_by_engines(losses):
-    """Of some names those that an engine calls, by itself or through another loss."""
+    """Of some names those that an engine or a mode in it calls, by itself or through another loss."""
     called = set()
-    for file in (SOURCE / "engines").rglob("*.py"):
+    for file in (*(SOURCE / "engines").rglob("*.py"), *(SOURCE / "modes").rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         imported = {
             alias.name
