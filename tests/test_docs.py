@@ -221,7 +221,7 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert re.search(r"```text\n.*A.*\n```", text)
     title, _, number = known.paper.partition(", arXiv ")
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). Source: {known.source}." in text
-    options = ", ".join(f"`{option}: {value}`" for option, value in known.options.items()) or "none"
+    options = ", ".join(f"`{option}: {value}`" for option, value in known.of_a_run().options.items()) or "none"
     assert f"Options: {options}.\n" in text + "\n"
     if known.kind == "refinement":
         words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}

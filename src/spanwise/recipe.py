@@ -377,7 +377,7 @@ def _from(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _no_field(key: str) -> str:
     """Say that there is no such field, and where options of methods go."""
-    if any(key in known.options for known in METHODS.values()):
+    if any(key in known.of_a_run().options for known in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
     return unknown("recipe field", key, Recipe.model_fields)
 

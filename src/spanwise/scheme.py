@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from spanwise.credit import METHODS, Method, Preset, Refinement, method, preset_layout, preset_objectives, states_confidence
@@ -52,8 +53,8 @@ class Scheme:
             per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
             else "shared". See `spanwise.credit.streams.reward_streams`.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
-        refine: what changes the advantages of the tokens once the method has credited them, a `Refinement` or the name of one
-            (`ktae`, `oar`); None: nothing.
+        refine: what changes the advantages of the tokens once method and modes have credited them, a `Refinement` or the name of
+            one (`ktae`, `oar`); None: nothing.
 
     Raises:
         RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
@@ -160,10 +161,10 @@ class Scheme:
         own = None if refine is None else Refinement.of(refine)
         return Scheme(name, layout, objectives, share, options, _names(recorded), values, (*modes, *named), own)
 
-    @property
+    @cached_property
     def entry(self) -> Method:
-        """The registered method."""
-        return method(self.method)
+        """The registered method; what it remembers of earlier batches is this scheme's own."""
+        return method(self.method).of_a_run()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ class Scheme:
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep what it remembers: "
-                f"a resumed run would be another one. Train it with TRL, or use a method without a memory."
+                f"a resumed run would be another one. Train it with TRL or verl, or use a method without a memory."
             )
 
     def plain(self) -> dict[str, Any]:

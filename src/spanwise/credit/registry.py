@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -76,6 +76,8 @@ class Method:
         preset: how a recipe runs it; None: it is called from Python only.
         exceptions: which of `PROPERTIES` it does not have by its nature -> why.
         source: what the formula here was taken from: the paper, the authors' code, a framework's, or notes about it.
+        memory: makes the estimator that a run has, which remembers earlier batches (`state_dict`, `load_state_dict`) and takes
+            further options; None: nothing is remembered.
         only_with: option -> (another option, or what the objectives say; its values) without which the option does nothing.
 
     Raises:
@@ -94,11 +96,21 @@ class Method:
     exceptions: Mapping[str, str] = field(default_factory=dict)
     source: str = "the paper"
     only_with: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
+    memory: Callable[[], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
         for name in self.exceptions:
             if name not in PROPERTIES:
                 raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
+
+    def of_a_run(self) -> Method:
+        """The method as a run has it: one that remembers earlier batches has a memory of its own.
+
+        Example:
+            >>> METHODS["ha_dw"].stateful, METHODS["ha_dw"].of_a_run().stateful
+            (False, True)
+        """
+        return self if self.memory is None else replace(self, estimator=self.memory(), memory=None)
 
     @property
     def summary(self) -> str:

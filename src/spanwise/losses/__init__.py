@@ -6,7 +6,7 @@ They return loss_nt, exactly 0 at masked tokens. Gradients flow through the firs
 """
 
 from spanwise.losses.aspo import aspo
-from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
+from spanwise.losses.critic_error import CriticError, critic_error
 from spanwise.losses.dppo import dppo
 from spanwise.losses.value import categorical_value, categorical_value_loss, hl_gauss, value_loss
 
@@ -17,7 +17,6 @@ __all__ = [
     "categorical_value_loss",
     "critic_error",
     "dppo",
-    "explained_variance",
     "hl_gauss",
     "value_loss",
 ]

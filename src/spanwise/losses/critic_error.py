@@ -157,33 +157,6 @@ def critic_error(
     )
 
 
-def explained_variance(
-    value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
-) -> float:
-    r"""How much of the target's variance a critic explains: 1 all of it, 0 no more than a constant, below 0 less than that.
-
-    Equation
-        1 - Var(target - value) / Var(target), over the tokens, in float64
-
-    Args:
-        value_nt, target_nt, mask_nt: as for `critic_error`, which gives this as well and can be added across processes.
-
-    Edge cases:
-        A masked token is never read. NaN where the target does not vary. A constant that is added to all values changes nothing:
-        see `critic_error(...).mean`.
-
-    Example:
-        >>> import torch
-        >>> target_nt, mask_nt = torch.tensor([[0., 1., 2., 3.]]), torch.ones(1, 4, dtype=torch.bool)
-        >>> explained_variance(torch.tensor([[0., 0., 2., 2.]]), target_nt, mask_nt)  # errors 0 1 0 1: variance .25 of 1.25
-        0.8
-
-    Reference:
-        The figure PPO implementations log (OpenAI's baselines).
-    """
-    return critic_error(value_nt, target_nt, mask_nt).explained_variance
-
-
 def _centred(x_nt: Tensor, mask_nt: Tensor) -> Tensor:
     """Deviations from the mean of each completion, 0 at masked tokens; exactly 0 where a completion is constant."""
     first_n1 = x_nt.gather(1, mask_nt.int().argmax(dim=1, keepdim=True)) if x_nt.shape[1] else x_nt.new_zeros(len(x_nt), 1)

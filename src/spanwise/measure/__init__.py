@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
-from spanwise.losses.critic_error import CriticError, critic_error, explained_variance
+from spanwise.losses.critic_error import CriticError, critic_error
 from spanwise.measure.alarms import (
     CALIBRATION,
     CAUSES,
@@ -73,7 +73,6 @@ __all__ = [
     "ece",
     "ece_difference",
     "ece_interval",
-    "explained_variance",
     "figure_intervals",
     "figures",
     "holm",

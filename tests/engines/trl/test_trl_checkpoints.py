@@ -194,6 +194,19 @@ def test_what_a_method_remembers_is_in_the_checkpoint(steady, tmp_path):
         resumable(tmp_path / "never", method="steady").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def test_ha_dw_goes_on_where_it_was_and_each_run_has_a_history_of_its_own(tmp_path):
+    whole = resumable(tmp_path, method="ha_dw")
+    whole.train()
+    end = whole.scheme.entry.estimator.state_dict()
+    assert len(end["anchors"]) == 4  # the start and three batches
+    again = resumable(tmp_path / "again", method="ha_dw")
+    assert again.scheme.entry.estimator.state_dict() == {}
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert again.scheme.entry.estimator.state_dict() == end
+    for name, value in weights(again.model).items():
+        assert torch.equal(value, weights(whole.model)[name]), name
+
+
 def test_evaluation_never_moves_what_a_method_remembers(steady, tmp_path):
     run = resumable(tmp_path, method="steady", max_steps=1, save_strategy="no")
     run.train()
@@ -204,6 +217,6 @@ def test_evaluation_never_moves_what_a_method_remembers(steady, tmp_path):
 
 
 def test_engines_whose_checkpoints_are_their_own_refuse_it(steady):
-    Scheme.preset("grpo", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("verl")
-    with pytest.raises(RecipeError, match="Method 'steady' remembers earlier batches, and the checkpoints of verl do not"):
-        Scheme.preset("steady", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("verl")
+    Scheme.preset("grpo", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("SkyRL")
+    with pytest.raises(RecipeError, match="Method 'steady' remembers earlier batches, and the checkpoints of SkyRL do not"):
+        Scheme.preset("steady", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("SkyRL")

@@ -21,11 +21,12 @@ def show_methods(name: str | None = None, *, console: Console | None = None) -> 
         console.print(Fitted(_table()))
         return
     chosen = method(name)
+    options = _options(chosen.of_a_run())
     needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""
     lines = [
         f"# {chosen.summary}",
         f"# {needs}{chosen.paper}. Taken from {chosen.source}.",
-        f"# spanwise.credit.{chosen.estimator.__name__}; options: {_options(chosen)}.",
+        f"# spanwise.credit.{chosen.estimator.__name__}; options: {options}.",
     ]
     if chosen.kind == "refinement":
         lines.append(f"# Beside another method: refine: {name}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,54 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import accepted
+from spanwise.credit.registry import Preset, accepted
 from spanwise.credit.strata import group_index, moments
 from spanwise.errors import RecipeError
 from spanwise.registry import register
-
-
-@register(
-    "ha_dw",
-    kind="completion",
-    paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
-    source="notes; neither the full paper nor code was read",
-    exceptions={"shift": "the mean reward is compared with a rate of success"},
-)
-def ha_dw(
-    reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    anchor: float = 0.5,
-    lambda_scale: float = 1.3,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
-    r"""Weight GRPO so that hard prompts gain from success and easy ones lose from failure more than the other way round.
-
-    Equation
-        diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
-
-    Args:
-        reward_n: one reward per completion, a rate of success in [0, 1]; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
-        anchor: the rate of success to expect; `HistoryWeight` keeps it from batch to batch.
-        lambda_scale: of all weights.
-        ddof, eps, min_stratum: see `grpo`.
-
-    Edge cases:
-        A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262: much of the
-        effect is a larger step, so compare with a plain factor of 1.3.
-
-    Example:
-        >>> ha_dw(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]))  # hard: .25 where .5 is expected
-        tensor([ 2.5038, -0.5062, -0.5062, -0.5062], dtype=torch.float64)
-
-    Reference:
-        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
-    """
-    advantage_n = grpo(reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
-    return history_weighted(advantage_n, reward_n, group_n, anchor=anchor, lambda_scale=lambda_scale)
 
 
 def history_weighted(
@@ -160,3 +117,92 @@ class HistoryWeight:
         known = torch.tensor(self._anchors[-self.window :], dtype=torch.float64)
         eta = self.eta * (float(known.std()) if len(known) >= self.window else 1.0)
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-self.window :]
+
+
+class RememberedGrpo:
+    """GRPO under a `HistoryWeight`, as a run has it: its options come with each batch, its history is kept from batch to batch."""
+
+    def __init__(self) -> None:
+        self._state: Mapping[str, list[float]] = {}
+
+    def __call__(
+        self,
+        reward_n: Float[Tensor, " n"],
+        group_n: Int[Tensor, " n"],
+        *,
+        anchor: float = 0.5,
+        lambda_scale: float = 1.3,
+        eta: float = 0.1,
+        window: int = 10,
+        history: int | None = None,
+        ddof: int = 1,
+        eps: float = 1e-6,
+        min_stratum: int = 2,
+    ) -> Float[Tensor, " n"]:
+        """The weighted advantages of one batch, which then moves the anchor; `anchor` is that of the first batch."""
+        plain = partial(grpo, ddof=ddof, eps=eps, min_stratum=min_stratum)
+        moving = {"eta": eta, "window": window, "history": history, "start": anchor}
+        weigh = HistoryWeight(plain, lambda_scale=lambda_scale, **moving)
+        if self._state:
+            weigh.load_state_dict(self._state)
+        weighted_n = weigh(reward_n, group_n)
+        self._state = weigh.state_dict()
+        return weighted_n
+
+    def state_dict(self) -> Mapping[str, list[float]]:
+        """What a resumed run needs; nothing before the first batch."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Continue where `state_dict` was taken."""
+        if state:
+            HistoryWeight().load_state_dict(state)  # refuses what is none
+        self._state = dict(state)
+
+
+@register(
+    "ha_dw",
+    kind="completion",
+    paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
+    source="notes; neither the full paper nor code was read",
+    preset=Preset(whole=True, per="completion", calibrated=False),
+    exceptions={"shift": "the mean reward is compared with a rate of success"},
+    memory=RememberedGrpo,
+    only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
+)
+def ha_dw(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    anchor: float = 0.5,
+    lambda_scale: float = 1.3,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
+) -> Float[Tensor, " n"]:
+    r"""Weight GRPO so that hard prompts gain from success and easy ones lose from failure more than the other way round.
+
+    Equation
+        diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
+
+    Args:
+        reward_n: one reward per completion, a rate of success in [0, 1]; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        anchor: the rate of success to expect. In a run it is that of the first batch, and each batch moves it as `HistoryWeight`
+            says, with the options `eta`, `window` and `history`.
+        lambda_scale: of all weights.
+        ddof, eps, min_stratum: see `grpo`.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262: much of the
+        effect is a larger step, so compare with a plain factor of 1.3.
+
+    Example:
+        >>> ha_dw(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]))  # hard: .25 where .5 is expected
+        tensor([ 2.5038, -0.5062, -0.5062, -0.5062], dtype=torch.float64)
+
+    Reference:
+        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
+    """
+    advantage_n = grpo(reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    return history_weighted(advantage_n, reward_n, group_n, anchor=anchor, lambda_scale=lambda_scale)

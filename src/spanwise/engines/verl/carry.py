@@ -38,7 +38,7 @@ class Rows:
         session: the rollout that each row belongs to; None: every row is one of its own.
         step: where each row stands among the outputs of its rollout.
         padding: rows that V1 trainers fill up with.
-        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`); whatever where the mask is 0.
+        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`, `ids_nt`); whatever where the mask is 0.
         places: mode -> the column of what it appended to each row, -1 where that is nothing.
     """
 
@@ -46,7 +46,7 @@ class Rows:
     session: Sequence[Any] | None = None
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
-    tokens: Mapping[str, Float[Tensor, "n t"]] = field(default_factory=dict)
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @cached_property

@@ -7,6 +7,7 @@ from typing import Any
 
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.keeping import UPDATE, Keeper, Sampled
+from spanwise.engines.verl.memory import load_memory, save_memory
 from spanwise.engines.verl.settings import Settings, prepare
 
 
@@ -17,6 +18,7 @@ def attach(ray_trainer: Any) -> None:
     if getattr(advantage, "by_spanwise", False):
         return
     start, loop, state, shown = trainer.__init__, trainer.fit, {}, {}
+    save, load = trainer._save_checkpoint, trainer._load_checkpoint
 
     def keeper_of(one: Any) -> Keeper | None:
         settings: Settings | None = state.get("settings") if state.get("trainer") is one else None
@@ -35,6 +37,19 @@ def attach(ray_trainer: Any) -> None:
             return loop(self, *args, **kwargs)
         with keeper.running(self, done=None):
             return loop(self, *args, **kwargs)
+
+    @wraps(save)
+    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.get("trainer") is self:
+            save_memory(state["settings"].scheme, self.config, self.global_steps)
+        return save(self, *args, **kwargs)
+
+    @wraps(load)
+    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(self, *args, **kwargs)
+        if state.get("trainer") is self:
+            load_memory(state["settings"].scheme, self.config, self.global_steps)
+        return loaded
 
     @wraps(advantage)
     def compute_advantage(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +82,7 @@ def attach(ray_trainer: Any) -> None:
 
     compute_advantage.by_spanwise = True  # type: ignore[attr-defined]
     trainer.__init__, trainer.fit, trainer._update_actor = init, fit, update_actor
+    trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
     ray_trainer.compute_advantage = compute_advantage
     ray_trainer.compute_data_metrics = compute_data_metrics
 

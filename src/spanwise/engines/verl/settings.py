@@ -134,7 +134,6 @@ def prepare(config: Any) -> Settings:
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
     if _trainer_mode(config) == "sync":
         provides |= added_by(scheme.modes, "verl")
-    scheme.check_forgets("verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     _check(config)

@@ -12,6 +12,7 @@ from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.keeping import UPDATE, Sampled
+from spanwise.engines.verl.memory import load_memory, save_memory
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
@@ -49,6 +50,15 @@ def credited_trainer(stock: Any, mode: str) -> Any:
                 return super().fit(*args, **kwargs)
             with self.spanwise.keeper.running(self, done=self.global_steps):
                 return super().fit(*args, **kwargs)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            save_memory(self.spanwise.scheme, self.config, self.global_steps)
+            return super()._save_checkpoint(*args, **kwargs)
+
+        def _load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            loaded = super()._load_checkpoint(*args, **kwargs)
+            load_memory(self.spanwise.scheme, self.config, self.global_steps)
+            return loaded
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             rows = rows_of(batch, self.spanwise.tokens, self.spanwise.parts)

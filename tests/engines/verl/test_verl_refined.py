@@ -1,0 +1,183 @@
+"""KTAE, OAR and HA-DW in verl, in V1 on a real TransferQueue and in V0, against loops over completions; HA-DW resumed."""
+
+import json
+import math
+
+import pytest
+import torch
+import transfer_queue as tq
+from legacy_small import batch_of, credited
+from legacy_small import trainer_of as v0_trainer_of
+from queue_small import advantages_of, filled, trainer_of
+from tensordict import TensorDict
+from verl_small import config_of, manager_of
+
+from oracles import slow_ktae, slow_oar
+from spanwise.engines.verl.memory import MEMORY, load_memory, save_memory
+from spanwise.errors import DataError
+
+RECIPE = """
+layout: {{all: [answer]}}
+method: {method}
+objectives: [{{reward: correct, pays: [all]}}]
+per: completion
+{more}
+"""
+TEXTS = [
+    ["So <answer>4</answer>", "Hm, two <answer>5</answer>", "So so <answer>4</answer>", "<answer>7</answer>"],
+    ["Hm <answer>4</answer>", "Two and two <answer>5</answer>", "So <answer>8</answer>"],
+]
+POISON = math.nan
+V0 = ("trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+
+
+def grpo(right):
+    mean = sum(right) / len(right)
+    deviation = (sum((r - mean) ** 2 for r in right) / (len(right) - 1)) ** 0.5
+    return [(r - mean) / (deviation + 1e-6) for r in right]
+
+
+def rows_of(tokenizer, texts):
+    """Token ids, whether right, and the prompt of each completion."""
+    return [(tokenizer(text)["input_ids"], float("4<" in text), g) for g, group in enumerate(texts) for text in group]
+
+
+def refined(rows, name, logps):
+    """Per completion the advantage of each token over the number of tokens."""
+    width = max(len(ids) for ids, _, _ in rows)
+    group_n = torch.tensor([g for _, _, g in rows])
+    mask_nt = torch.tensor([[t < len(ids) for t in range(width)] for ids, _, _ in rows])
+    ids_nt = torch.tensor([ids + [0] * (width - len(ids)) for ids, _, _ in rows])
+    right_n = torch.tensor([right for _, right, _ in rows]).double()
+    adv_n = [a for g in group_n.unique() for a in grpo(right_n[group_n == g].tolist())]
+    adv_nt = torch.tensor(adv_n).double()[:, None].expand(-1, width) * mask_nt
+    if name == "ktae":
+        new_nt = slow_ktae(adv_nt, ids_nt, mask_nt, right_n, group_n, "paper", 1.0, 1.0, 1.0)
+    else:
+        surprise_nt = torch.nn.utils.rnn.pad_sequence([-logp.double() for logp in logps], batch_first=True)
+        new_nt = slow_oar(adv_nt, surprise_nt, mask_nt, 0.25, 1.0, 0.1, False)
+    return [row[: len(ids)] / len(ids) for row, (ids, _, _) in zip(new_nt, rows, strict=True)]
+
+
+def logps_of(rows):
+    draw = torch.Generator().manual_seed(4)
+    return [(0.05 + 0.9 * torch.rand(len(ids), generator=draw)).log() for ids, _, _ in rows]
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("name", ["ktae", "oar"])
+def test_v1(tmp_path, name):
+    config = config_of(tmp_path, recipe=RECIPE.format(method="grpo", more=f"refine: {name}"))
+    trainer, manager = trainer_of(config), manager_of(config)
+    batch, shown = filled(manager, [[[text] for text in group] for group in TEXTS]), {}
+    rows = rows_of(manager.tokenizer, TEXTS)
+    logps = logps_of(rows)
+    nested = torch.nested.as_nested_tensor(logps, layout=torch.jagged)
+    tq.kv_batch_put(
+        keys=batch.keys, partition_id="train", fields=TensorDict({"old_log_probs": nested}, batch_size=len(rows))
+    )
+    trainer._compute_advantage(batch, shown)
+    for found, want in zip(advantages_of(batch), refined(rows, name, logps), strict=True):
+        torch.testing.assert_close(found.double(), want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("name", ["ktae", "oar"])
+def test_v0(tmp_path, name):
+    config = config_of(tmp_path, *V0, recipe=RECIPE.format(method="grpo", more=f"refine: {name}"))
+    v0_trainer_of(config)
+    manager = manager_of(config)
+    rows = rows_of(manager.tokenizer, TEXTS)
+    batch = batch_of(manager, [("ab"[g], text) for g, group in enumerate(TEXTS) for text in group])
+    logps, width = logps_of(rows), batch.batch["responses"].shape[1]
+    batch.batch["old_log_probs"] = torch.nn.utils.rnn.pad_sequence([*logps, torch.zeros(width)], True, POISON)[: len(rows)]
+    credited(config, batch)
+    for n, want in enumerate(refined(rows, name, logps)):
+        torch.testing.assert_close(batch.batch["advantages"][n, : len(want)].double(), want, atol=1e-6, rtol=0)
+        assert not batch.batch["advantages"][n, len(want) :].any()
+
+
+def history_weighted(right, anchor):
+    """GRPO's advantages, those of hard prompts weighing more where right and less where wrong."""
+    diff = sum(right) / len(right) - anchor
+    return [a * 1.3 * math.exp(-math.copysign(1, a) * math.copysign(1, diff) * abs(diff)) for a in grpo(right)]
+
+
+class Workers:
+    """verl's workers, who hold the weights: all that is not real here."""
+
+    def save_checkpoint(self, *args, **kwargs):
+        pass
+
+    load_checkpoint = save_checkpoint
+
+
+@pytest.mark.usefixtures("queue")
+def test_v1_ha_dw_remembers_and_resumes(tmp_path):
+    config = config_of(
+        tmp_path, f"trainer.default_local_dir={tmp_path / 'run'}", recipe=RECIPE.format(method="ha_dw", more="")
+    )
+    trainer, anchor = trainer_of(config), 0.5
+    manager = manager_of(config)
+    for step in range(3):
+        if step == 2:  # another process goes on
+            trainer.global_steps = 2
+            save_memory(trainer.spanwise.scheme, trainer.config, 2)
+            trainer = trainer_of(config)
+            load_memory(trainer.spanwise.scheme, trainer.config, 2)
+        batch = filled(manager, [[[text] for text in group] for group in TEXTS])
+        trainer._compute_advantage(batch, {})
+        rows, want = rows_of(manager.tokenizer, TEXTS), []
+        for g in range(len(TEXTS)):
+            want += history_weighted([right for _, right, group in rows if group == g], anchor)
+        for found, (ids, _, _), each in zip(advantages_of(batch), rows, want, strict=True):
+            torch.testing.assert_close(found.double(), torch.full_like(found, each / len(ids)).double(), atol=1e-6, rtol=0)
+        anchor = 0.9 * anchor + 0.1 * sum(right for _, right, _ in rows) / len(rows)
+    assert abs(anchor - 0.5) > 0.005
+    (tmp_path / "run" / "global_step_2" / MEMORY).unlink()
+    with pytest.raises(
+        DataError, match=f"has no {MEMORY}, the state of the method 'ha_dw', which remembers earlier batches"
+    ):
+        load_memory(trainer.spanwise.scheme, trainer.config, 2)
+
+
+@pytest.mark.usefixtures("loop")
+def test_v0_writes_and_reads_it_with_verls_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = (*V0, f"trainer.default_local_dir={tmp_path / 'run'}")
+    config = config_of(tmp_path, *options, recipe=RECIPE.format(method="ha_dw", more=""))
+    trainer, manager = v0_trainer_of(config), manager_of(config)
+    credited(config, batch_of(manager, [("ab"[g], text) for g, group in enumerate(TEXTS) for text in group]))
+    trainer.actor_rollout_wg, trainer.use_critic, trainer.global_steps = Workers(), False, 5
+    trainer._save_checkpoint()
+    state = json.loads((tmp_path / "run" / "global_step_5" / MEMORY).read_text())
+    assert state["anchors"] == pytest.approx([0.5, 0.9 * 0.5 + 0.1 * 3 / 7])
+    again = v0_trainer_of(config)
+    again.actor_rollout_wg, again.use_critic = Workers(), False
+    again._load_checkpoint()
+    assert again.global_steps == 5
+    credited(config, batch_of(manager, [("a", text) for text in TEXTS[0]]))
+    again.global_steps = 6
+    again._save_checkpoint()
+    later = json.loads((tmp_path / "run" / "global_step_6" / MEMORY).read_text())
+    assert later["anchors"][:2] == state["anchors"]
+    assert len(later["anchors"]) == 3
+
+
+def test_v1_saves_before_verl_and_reads_after_it(tmp_path, monkeypatch):
+    config = config_of(
+        tmp_path, f"trainer.default_local_dir={tmp_path / 'run'}", recipe=RECIPE.format(method="ha_dw", more="")
+    )
+    trainer = trainer_of(config)
+    stock, seen = type(trainer).__mro__[1], []
+    monkeypatch.setattr(
+        stock, "_save_checkpoint", lambda self: seen.append((tmp_path / "run/global_step_3" / MEMORY).is_file())
+    )
+    monkeypatch.setattr(stock, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+    trainer.spanwise.scheme.entry.estimator.load_state_dict({"anchors": [0.5, 0.7], "rates": []})
+    trainer.global_steps = 3
+    trainer._save_checkpoint()
+    other = trainer_of(config)
+    other._load_checkpoint()
+    assert seen == [True]
+    assert other.spanwise.scheme.entry.estimator.state_dict() == {"anchors": [0.5, 0.7], "rates": []}
