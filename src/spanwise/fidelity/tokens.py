@@ -40,8 +40,8 @@ class TokenFidelity:
         ...     prompt_n=torch.tensor([0, 1]), reward_n=torch.tensor([1.0, 0.0]), value_nt=torch.tensor([[0.5, 1.0], [0.5, 0.0]]),
         ...     noise_nt=torch.zeros(2, 2), logp_nt=torch.zeros(2, 2), mask_nt=torch.ones(2, 2).bool(),
         ... )
-        >>> found = token_fidelity(trajectories, {"half": torch.full((2, 2), 0.5)}, draws=10)
-        >>> found.critics, found.count()
+        >>> fidelity = token_fidelity(trajectories, {"half": torch.full((2, 2), 0.5)}, draws=10)
+        >>> fidelity.critics, fidelity.count()
         (('half',), 4)
     """
 
@@ -168,9 +168,9 @@ def token_fidelity(
         ...     value_nt=torch.tensor([[.5, .5, 1.], [.5, .25, 0.]]), noise_nt=torch.zeros(2, 3),
         ...     logp_nt=torch.tensor([[.9, .5, 1.], [.5, .4, 1.]]).log(), mask_nt=torch.ones(2, 3, dtype=torch.bool),
         ... )  # A_MC is 0, .5, 0 and -.25, -.25, 0
-        >>> found = token_fidelity(trajectories, {"half": torch.full((2, 3), 0.5)}, draws=10)
+        >>> fidelity = token_fidelity(trajectories, {"half": torch.full((2, 3), 0.5)}, draws=10)
         >>> for name in ("GAE 0", "GAE 1", "SAE start 0.9, 0"):  # 0, 0, .5 and 0, 0, -.5; then +-.5; then 0, .5, .5 and 0, -.5, -.5
-        ...     print(f"{found.interval('half', name, 'correlation').value:.3f}")
+        ...     print(f"{fidelity.interval('half', name, 'correlation').value:.3f}")
         0.000
         0.667
         0.612
