@@ -14,11 +14,10 @@ SOURCE = Path(spanwise.__file__).parent
 #: Parts that import each other.
 CIRCLES: set[tuple[str, ...]] = {("spanwise.report.headline", "spanwise.report.tokens", "spanwise.report.why")}
 #: Public classes of one name in two places.
-TWICE = {"Blocks", "Columns", "Credited", "Part", "Rows", "Segments"}
+TWICE = {"Credited", "Part", "Rows"}
 #: Functions that have the name of a room.
 NAMED_AS_A_ROOM = {
-    "measure.compare.compare", "measure.fidelity.fidelity", "pipeline.credit", "remarks.remarks", "rollouts.schema.credit",
-    "rollouts.schema.methods", "zeros.tally.zeros",
+    "pipeline.credit", "remarks.remarks", "rollouts.schema.credit", "rollouts.schema.methods", "zeros.tally.zeros",
 }  # fmt: skip
 #: Started by a command line (`python -m`), or loaded by a user, an engine or (`logged`, left over) the docs.
 STARTED_FROM_OUTSIDE = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,15 +109,15 @@ class Fidelity:
         return float(self.value_bgf[one] - self.value_bgf[two]), low, high
 
     def _where(self, baseline: str, group_size: int, figure: str) -> tuple[int, int, int]:
-        axes = (
-            ("baseline", self.baselines, baseline),
-            ("group size", self.group_sizes, group_size),
-            ("figure", FIGURES, figure),
-        )
-        for kind, known, name in axes:
-            if name not in known:
-                raise RecipeError(unknown(kind, str(name), map(str, known)))
-        return self.baselines.index(baseline), self.group_sizes.index(group_size), FIGURES.index(figure)
+        b, g = place_of("baseline", self.baselines, baseline), place_of("group size", self.group_sizes, group_size)
+        return b, g, place_of("figure", FIGURES, figure)
+
+
+def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
+    """Where a name stands among those there are; a RecipeError that lists them if it is none of them."""
+    if name not in known:
+        raise RecipeError(unknown(kind, str(name), map(str, known)))
+    return list(known).index(name)
 
 
 def measure_fidelity(
@@ -182,13 +182,14 @@ def measure_fidelity(
     """
     data = _prepare(rerolls, rule)
     _check(rerolls, group_sizes, batch, data)
-    called = [_baseline(name, options, rerolls) for name, options in baselines.items()]
+    estimators = [_estimator(name, options, rerolls) for name, options in baselines.items()]
     generator = torch.Generator().manual_seed(seed)
     sums = torch.zeros(len(baselines), len(group_sizes), len(rerolls.prefix_xs), _SUMS, dtype=torch.float64)
     for g, size in enumerate(group_sizes):
         for rows_pg in _batches(rerolls.prefix_xs.shape, size, batch, resamples, generator):
-            for b, baseline in enumerate(called):
-                _add(sums[b, g], rows_pg, data, baseline)
+            drawn = _Data(*(column[rows_pg.flatten()] for column in data))
+            for b, estimate in enumerate(estimators):
+                sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, estimate(drawn)))
     weight_rx = torch.multinomial(torch.ones(len(sums[0, 0])), draws * sums.shape[2], True, generator=generator)
     weight_rx = torch.nn.functional.one_hot(weight_rx.reshape(draws, -1), sums.shape[2]).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
@@ -230,21 +231,23 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
     )
 
 
-class _Baseline(NamedTuple):
-    """What a baseline is called with."""
-
-    outcomes: int  # how many of them, the first ones
-    judged: int | None  # the column that judges confidences, if it is among them
-    options: Mapping[str, Any]
-
-
-def _baseline(name: str, options: Mapping[str, Any], rerolls: Rerolls) -> _Baseline:
+def _estimator(name: str, options: Mapping[str, Any], rerolls: Rerolls) -> Callable[[_Data], Tensor]:
+    """From a batch to the advantages of a baseline; it may be given the first of several outcomes only."""
     columns = rerolls.outcome_no.shape[1]
     outcomes = options.get("outcomes", columns)
     if not 1 <= outcomes <= columns:
         raise RecipeError(f"Baseline '{name}' is to be given {outcomes} outcomes; there are {columns}.")
     judged = rerolls.judged if rerolls.judged < outcomes else None
-    return _Baseline(outcomes, judged, {key: value for key, value in options.items() if key != "outcomes"})
+    own = {key: value for key, value in options.items() if key != "outcomes"}
+
+    def estimate(batch: _Data) -> Tensor:
+        by_outcome_n2 = None if judged is None else batch.by_outcome_n2
+        given_no = batch.outcome_no[:, :outcomes]
+        return advantage(
+            batch.reward_n, batch.prompt_n, outcome_no=given_no, by_outcome_n2=by_outcome_n2, judged=judged, **own
+        ).advantage_n
+
+    return estimate
 
 
 def _check(rerolls: Rerolls, group_sizes: Sequence[int], batch: int, data: _Data) -> None:
@@ -272,17 +275,8 @@ def _batches(
 _SUMS = 18
 
 
-def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data, baseline: _Baseline) -> None:
-    """Add, by prompt, what the figures of one baseline on one batch are made of."""
-    batch = _Data(*(column[rows_pg.flatten()] for column in data))
-    a = advantage(
-        batch.reward_n,
-        batch.prompt_n,
-        outcome_no=batch.outcome_no[:, : baseline.outcomes],
-        by_outcome_n2=None if baseline.judged is None else batch.by_outcome_n2,
-        judged=baseline.judged,
-        **baseline.options,
-    ).advantage_n
+def _terms(batch: _Data, a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+    """What the figures are made of: sums over completions of these columns, of advantages `a` of a batch."""
     count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_no)).count_n()
     kinds = (batch.usable_n, batch.right_n == 0, batch.right_n == 1, count_n == 1)
     m, noise, square = batch.advantage_n, batch.noise_n, batch.square_n
@@ -290,25 +284,25 @@ def _add(sums_xk: Float[Tensor, "x k"], rows_pg: Int[Tensor, "p g"], data: _Data
     terms = [term for kind in kinds for term in (kind.double(), kind * error)]
     terms += [a, m, a * a, m * m, a * m, noise]
     terms += [square * a * a, square * a * m, square * m * m, square * noise]
-    term_nk = torch.where(batch.usable_n[:, None], torch.stack(terms, dim=1), 0.0)
-    sums_xk.index_add_(0, batch.prompt_n, term_nk)
+    return torch.where(batch.usable_n[:, None], torch.stack(terms, dim=1), 0.0)
 
 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """The figures, in the order of `FIGURES`, from sums over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    rmses = [_root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
+    rmses = [root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
     return torch.stack([
         *rmses,
         torch.where((var_a > 0) & (var_m > 0), cov / (var_a * var_m).sqrt(), torch.nan),
-        _root(var_m - noise, var_m),
-        _root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
-        _root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise),
+        root(var_m - noise, var_m),
+        root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
+        root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise),
     ], dim=-1)  # fmt: skip
 
 
-def _root(top: Tensor, below: Tensor) -> Tensor:
+def root(top: Tensor, below: Tensor) -> Tensor:
+    """The root of a ratio: 0 for one below 0, NaN over nothing."""
     return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)
 
 

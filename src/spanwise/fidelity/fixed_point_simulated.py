@@ -32,8 +32,8 @@ class SimulatedFixedPoint:
     Example:
         A prompt that is right half of the time: the point is .5.
 
-        >>> found = simulated_fixed_point(torch.tensor([[0.5]]).double(), group_size=4, baseline="outcome", copies=16, batches=200)
-        >>> tuple(found.point_bz.shape), bool((found.point_bz - 0.5).abs() < 0.01)
+        >>> result = simulated_fixed_point(torch.tensor([[0.5]]).double(), group_size=4, baseline="outcome", copies=16, batches=200)
+        >>> tuple(result.point_bz.shape), bool((result.point_bz - 0.5).abs() < 0.01)
         ((1, 1), True)
     """
 
@@ -90,8 +90,8 @@ def simulated_fixed_point(
 
     Example:
         >>> p_bz = torch.tensor([[.2], [.5]]).double()
-        >>> found = simulated_fixed_point(p_bz, group_size=4, baseline="outcome", copies=16, batches=200)
-        >>> bool(((found.point_bz[:, 0] - torch.tensor([.0869, .5])).abs() < 0.01).all())
+        >>> result = simulated_fixed_point(p_bz, group_size=4, baseline="outcome", copies=16, batches=200)
+        >>> bool(((result.point_bz[:, 0] - torch.tensor([.0869, .5])).abs() < 0.01).all())
         True
     """
     chance = tuple_chances(p_bz, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
+from spanwise.fidelity.baselines import place_of, root
 from spanwise.fidelity.trajectories import TOKEN_ESTIMATORS, SaeSegments, TokenEstimator, Trajectories, monte_carlo_advantage
 from spanwise.measure.bootstrap import Weighted, bootstrap
 from spanwise.measure.intervals import Interval
@@ -39,8 +40,8 @@ class TokenFidelity:
         ...     prompt_n=torch.tensor([0, 1]), reward_n=torch.tensor([1.0, 0.0]), value_nt=torch.tensor([[0.5, 1.0], [0.5, 0.0]]),
         ...     noise_nt=torch.zeros(2, 2), logp_nt=torch.zeros(2, 2), mask_nt=torch.ones(2, 2).bool(),
         ... )
-        >>> found = token_fidelity(trajectories, {"half": torch.full((2, 2), 0.5)}, draws=10)
-        >>> found.critics, found.count()
+        >>> fidelity = token_fidelity(trajectories, {"half": torch.full((2, 2), 0.5)}, draws=10)
+        >>> fidelity.critics, fidelity.count()
         (('half',), 4)
     """
 
@@ -55,7 +56,7 @@ class TokenFidelity:
 
     def count(self, kind: str = "all") -> int:
         """How many tokens of a kind were compared."""
-        return int(self.count_s[_index("kind of token", TOKEN_KINDS, kind)])
+        return int(self.count_s[place_of("kind of token", TOKEN_KINDS, kind)])
 
     @property
     def counts(self) -> dict[str, int]:
@@ -68,7 +69,7 @@ class TokenFidelity:
 
     def critic_interval(self, critic: str, figure: str, *, kind: str = "all", level: float = 0.95) -> Interval:
         """One figure of the critic's values themselves, held against the Monte Carlo values."""
-        c, s = _index("critic", self.critics, critic), _index("kind of token", TOKEN_KINDS, kind)
+        c, s = place_of("critic", self.critics, critic), place_of("kind of token", TOKEN_KINDS, kind)
         return self._bootstrap(_figure_of(self.value_sum_csnk[c, s], figure), level)
 
     def best(self, critic: str, among: str, figure: str = "correlation", *, kind: str = "all") -> str:
@@ -113,8 +114,8 @@ class TokenFidelity:
         return names
 
     def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
-        c, e = _index("critic", self.critics, critic), _index("estimator", self.estimators, estimator)
-        return _figure_of(self.sum_cesnk[c, e, _index("kind of token", TOKEN_KINDS, kind)], figure)
+        c, e = place_of("critic", self.critics, critic), place_of("estimator", self.estimators, estimator)
+        return _figure_of(self.sum_cesnk[c, e, place_of("kind of token", TOKEN_KINDS, kind)], figure)
 
     def _bootstrap(self, figure: Weighted, level: float) -> Interval:
         return bootstrap(figure, self.prompt_n, resamples=self.draws, level=level, seed=self.seed)
@@ -167,9 +168,9 @@ def token_fidelity(
         ...     value_nt=torch.tensor([[.5, .5, 1.], [.5, .25, 0.]]), noise_nt=torch.zeros(2, 3),
         ...     logp_nt=torch.tensor([[.9, .5, 1.], [.5, .4, 1.]]).log(), mask_nt=torch.ones(2, 3, dtype=torch.bool),
         ... )  # A_MC is 0, .5, 0 and -.25, -.25, 0
-        >>> found = token_fidelity(trajectories, {"half": torch.full((2, 3), 0.5)}, draws=10)
+        >>> fidelity = token_fidelity(trajectories, {"half": torch.full((2, 3), 0.5)}, draws=10)
         >>> for name in ("GAE 0", "GAE 1", "SAE start 0.9, 0"):  # 0, 0, .5 and 0, 0, -.5; then +-.5; then 0, .5, .5 and 0, -.5, -.5
-        ...     print(f"{found.interval('half', name, 'correlation').value:.3f}")
+        ...     print(f"{fidelity.interval('half', name, 'correlation').value:.3f}")
         0.000
         0.667
         0.612
@@ -236,7 +237,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figure_of(sum_nk: Tensor, figure: str) -> Weighted:
-    place = _index("figure", TOKEN_FIGURES, figure)
+    place = place_of("figure", TOKEN_FIGURES, figure)
     return lambda weight_rn: _figures(weight_rn @ sum_nk)[:, place]
 
 
@@ -247,21 +248,11 @@ def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # what rounding leaves of a constant is no variance
     return torch.stack([
         torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan),
-        _root(var_m - noise, var_m),
-        _root(aa - 2 * am + mm - noise, n),
-        _root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
+        root(var_m - noise, var_m),
+        root(aa - 2 * am + mm - noise, n),
+        root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
     ], dim=-1)  # fmt: skip
-
-
-def _root(top: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)
 
 
 def _sign(figure: str) -> float:
     return -1.0 if figure.startswith("rmse") else 1.0
-
-
-def _index(kind: str, known: Sequence[str], name: str) -> int:
-    if name not in known:
-        raise RecipeError(unknown(kind, name, known))
-    return list(known).index(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from statistics import NormalDist
 from typing import Literal
 
@@ -96,13 +96,11 @@ def paired_bootstrap(
     >>> paired_bootstrap(partial(weighted_mean, a), partial(weighted_mean, b), [7, 8, 9], [7, 8, 9]).value
     0.3333333333333333
     """
-    check_same_prompts(prompts_a, prompts_b)
-    size = len(prompts_a)
+    size, prompts = len(prompts_a), paired_prompts(prompts_a, prompts_b)
 
     def difference(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
         return figure_a(weight_rn[:, :size]) - figure_b(weight_rn[:, size:])
 
-    prompts = [*plain_ids(prompts_a), *plain_ids(prompts_b)]
     return bootstrap(difference, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
 
 
@@ -120,15 +118,17 @@ def on_rows(function: Callable[..., float], *columns: Tensor) -> Weighted:
     return figure
 
 
-def check_same_prompts(prompts_a: Prompts, prompts_b: Prompts) -> None:
-    """Refuse to pair runs on different prompts."""
-    a, b = set(plain_ids(prompts_a)), set(plain_ids(prompts_b))
+def paired_prompts(prompts_a: Prompts, prompts_b: Prompts) -> list[Hashable]:
+    """The prompts of two runs one after the other; runs on different prompts are refused."""
+    ids_a, ids_b = plain_ids(prompts_a), plain_ids(prompts_b)
+    a, b = set(ids_a), set(ids_b)
     if a != b:
         extra, run = (a - b, "second") if a - b else (b - a, "first")
         raise AlignmentError(
             f"A paired difference needs the same prompts in both runs: {len(a)} and {len(b)} prompts, {len(a & b)} of them shared; "
             f"prompt {next(iter(extra))!r} is not in the {run}."
         )
+    return [*ids_a, *ids_b]
 
 
 def _draws(prompts: int, completions: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r p"]]:

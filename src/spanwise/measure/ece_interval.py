@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.measure.bins import BinScheme, One
-from spanwise.measure.bootstrap import Weighted, check_same_prompts, resampled
-from spanwise.measure.intervals import Interval, Prompts, check_level, plain_ids
+from spanwise.measure.bootstrap import Weighted, paired_prompts, resampled
+from spanwise.measure.intervals import Interval, Prompts, check_level
 from spanwise.measure.weighted import weighted_gaps
 
 
@@ -110,7 +110,7 @@ def ece_difference(
     >>> print(ece_difference(Reports(q, c, ids), Reports(q - .3, c, ids)))  # .1 - (.4 + .2) / 2
     -0.200 [-0.463, -0.069]
     """
-    check_same_prompts(a.prompts, b.prompts)
+    prompts = paired_prompts(a.prompts, b.prompts)
     options = {"bins": bins, "scheme": scheme, "one": one}
     left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, **options) for run in (a, b))
     size = len(a.confidence_n)
@@ -118,7 +118,6 @@ def ece_difference(
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
         return torch.cat([left(weight_rn[:, :size]), right(weight_rn[:, size:])], dim=1)
 
-    prompts = [*plain_ids(a.prompts), *plain_ids(b.prompts)]
     return gaps_interval(gaps, prompts, minus=True, resamples=resamples, level=level, seed=seed)
 
 

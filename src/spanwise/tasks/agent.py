@@ -36,10 +36,10 @@ class Chain:
     @staticmethod
     def of(prompt: str) -> Chain:
         """The chain that a prompt names."""
-        found = _PROMPT.fullmatch(prompt)
-        if found is None:
+        match = _PROMPT.fullmatch(prompt)
+        if match is None:
             raise DataError(f"{prompt!r} is no digit chain; write a digit, steps such as +3 or *4, and '=': '7+3*4='.")
-        return Chain(int(found[1]), tuple(re.findall(r"..", found[2])))
+        return Chain(int(match[1]), tuple(re.findall(r"..", match[2])))
 
     @property
     def prompt(self) -> str:
@@ -132,8 +132,8 @@ class Episode:
         turn = len(self.said)
         before = self.said[-1] if turn else self.chain.start
         assert before is not None, "a reply that is no digit ends the episode"
-        found = _DIGIT.fullmatch(text.strip())
-        digit = int(found[1]) if found else None
+        match = _DIGIT.fullmatch(text.strip())
+        digit = int(match[1]) if match else None
         self.anchors.append(self.anchor)
         self.turn_rewards.append(float(digit == taken(before, self.chain.steps[turn])))
         self.said.append(digit)

@@ -163,8 +163,8 @@ def _prompts(part: Dataset, columns: DatasetColumns, instruction: str, style: Pr
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
     prompt = cells[columns.prompt]
-    found = {"prompt": prompt if columns.whole else asked(str(prompt).strip(), instruction, style)}
-    return found if columns.answer is None else {**found, "answer": str(cells[columns.answer])}
+    row = {"prompt": prompt if columns.whole else asked(str(prompt).strip(), instruction, style)}
+    return row if columns.answer is None else {**row, "answer": str(cells[columns.answer])}
 
 
 def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:

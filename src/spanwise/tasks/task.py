@@ -108,14 +108,13 @@ def digits_task(
     else:
         evaluation = held_out_problems(eval_size)
         train = draw_problems(train_size, rng=rng, exclude=held_out_prompts())
-    model = warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
     return Task(
-        name=f"digits-{start}",
-        model=str(model),
-        train=_dataset(train.prompts, train.answers),
-        evaluation=_dataset(evaluation.prompts, evaluation.answers),
-        layout=CHAIN_LAYOUTS.get(f"digits_{start}", DIGITS_LAYOUT),
-        max_completion_length=LONGEST if start == "long" else 32,
+        f"digits-{start}",
+        str(warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)),
+        _dataset(train.prompts, train.answers),
+        _dataset(evaluation.prompts, evaluation.answers),
+        CHAIN_LAYOUTS.get(f"digits_{start}", DIGITS_LAYOUT),
+        LONGEST if start == "long" else 32,
     )
 
 
@@ -146,14 +145,13 @@ def fields_task(
     evaluation = held_out_field_problems(fields.kind, eval_size)
     rng = np.random.default_rng([seed, 1])
     train = draw_field_problems(train_size, fields.kind, rng=rng, exclude=held_out_field_prompts(fields.kind))
-    model = warm_start(fields, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)
     return Task(
-        name=f"fields-{fields.kind}-{fields.count}",
-        model=str(model),
-        train=_dataset(train.prompts, field_answers(train, fields)),
-        evaluation=_dataset(evaluation.prompts, field_answers(evaluation, fields)),
-        layout=fields.layout,
-        max_completion_length=fields.longest,
+        f"fields-{fields.kind}-{fields.count}",
+        str(warm_start(fields, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)),
+        _dataset(train.prompts, field_answers(train, fields)),
+        _dataset(evaluation.prompts, field_answers(evaluation, fields)),
+        fields.layout,
+        fields.longest,
     )
 
 

@@ -22,6 +22,7 @@ from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.again import assignments, compare_command, credit_command, fidelity_command
+from spanwise.commands.shared.options import recipe_fields
 from spanwise.commands.shared.task import run_or_model
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
@@ -260,7 +261,7 @@ def test_fields_of_a_recipe_survive_the_command_line():
     }  # fmt: skip
     words = assignments(fields)
     assert words[::2] == ["--set"] * len(fields)
-    read = cli._assignments(words[1::2])
+    read = recipe_fields(words[1::2])
     assert read == fields
     assert list(read["layout"]) == ["c", "a b"]  # blocks have an order
 

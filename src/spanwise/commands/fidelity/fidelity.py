@@ -62,9 +62,13 @@ def show(
             checkpoint, recipe, prompts=tokens["token_prompts"], rerolls=rerolls, seed=seed, console=console,
             critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
         )  # fmt: skip
-        found = token_fidelity(trajectories, critic_values, segments=segments, seed=seed)
-        show_tokens(found, segments=segments, console=console)
-        about |= {"tokens": token_rows(found), "counts": found.counts, "options": {**options, "tokens": True, **tokens}}
+        fidelity = token_fidelity(trajectories, critic_values, segments=segments, seed=seed)
+        show_tokens(fidelity, segments=segments, console=console)
+        about |= {
+            "tokens": token_rows(fidelity),
+            "counts": fidelity.counts,
+            "options": {**options, "tokens": True, **tokens},
+        }
     if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
         console.print("The last block states no confidence, so there is nothing else to compare.", highlight=False)
     else:
@@ -94,16 +98,16 @@ def show_baselines(
     return {"fidelity": fidelity, "rolled": rolled, "points": points}
 
 
-def show_tokens(found: TokenFidelity, *, segments: SaeSegments | None = None, console: Console) -> None:
+def show_tokens(fidelity: TokenFidelity, *, segments: SaeSegments | None = None, console: Console) -> None:
     """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO."""
-    tokens, decisions = (found.count(kind) for kind in TOKEN_KINDS)
-    completions, prompts = found.counts["completions"], found.counts["prompts"]
+    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
+    completions, prompts = fidelity.counts["completions"], fidelity.counts["prompts"]
     console.print(
         f"{tokens} tokens of the first blocks of {completions} completions of {prompts} prompts; {decisions} of the tokens "
         f"are decisions (p < .97). {reference_words(segments)}",
         highlight=False,
     )
-    for table in token_tables(found):
+    for table in token_tables(fidelity):
         console.print(Fitted(table))
 
 

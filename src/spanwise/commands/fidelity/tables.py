@@ -59,10 +59,10 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def token_tables(found: TokenFidelity) -> Iterator[Table]:
+def token_tables(fidelity: TokenFidelity) -> Iterator[Table]:
     """Correlations of all tokens and of decisions, then the leads over GAE and over GRPO."""
-    yield from (_correlations(found, kind) for kind in TOKEN_KINDS)
-    yield from (_leads(found, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN))
+    yield from (_correlations(fidelity, kind) for kind in TOKEN_KINDS)
+    yield from (_leads(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN))
 
 
 def reference_words(segments: SaeSegments | None) -> str:
@@ -75,28 +75,28 @@ def reference_words(segments: SaeSegments | None) -> str:
     )
 
 
-def _correlations(found: TokenFidelity, kind: str) -> Table:
+def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
     """A row per estimator and a column per critic; first the error of the critic's own values."""
-    ceiling = found.interval(found.critics[0], found.estimators[0], "ceiling", kind=kind)
+    ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
-    table = _plain(title, "", *found.critics)
-    own = (found.critic_interval(critic, "rmse", kind=kind).value for critic in found.critics)
+    table = _plain(title, "", *fidelity.critics)
+    own = (fidelity.critic_interval(critic, "rmse", kind=kind).value for critic in fidelity.critics)
     table.add_row("RMSE of the values", *map(_decimals, own), end_section=True)
-    for name in found.estimators:
-        values = (found.interval(critic, name, "correlation", kind=kind).value for critic in found.critics)
+    for name in fidelity.estimators:
+        values = (fidelity.interval(critic, name, "correlation", kind=kind).value for critic in fidelity.critics)
         table.add_row(name, *map(_decimals, values))
     return table
 
 
-def _leads(found: TokenFidelity, kind: str, other: str) -> Table:
+def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """How far one SAE, and the best SAE, are ahead in correlation of the best of others, or of one other; paired over prompts."""
-    single = other in found.estimators
+    single = other in fidelity.estimators
     title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
     table = _plain(title, "critic", *([] if single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
-    for critic in found.critics:
-        best = [] if single else [_short(found.best(critic, other, kind=kind), other)]
-        one_lead, best_lead = (_signed(found.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
-        table.add_row(critic, *best, one_lead, _short(found.best(critic, "SAE", kind=kind), "SAE"), best_lead)
+    for critic in fidelity.critics:
+        best = [] if single else [_short(fidelity.best(critic, other, kind=kind), other)]
+        one_lead, best_lead = (_signed(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
+        table.add_row(critic, *best, one_lead, _short(fidelity.best(critic, "SAE", kind=kind), "SAE"), best_lead)
     return table
 
 
