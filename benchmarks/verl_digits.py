@@ -23,12 +23,14 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.commands.demo.digits import ARMS, COMMON
-from spanwise.commands.eval.evaluate import confidences, evaluate
+from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
 from spanwise.commands.shared.folder import new_folder
 from spanwise.measure import figures
+from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task, is_refusal
+from spanwise.tasks.task import stated_confidences
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines/verl/cpu"))
 from run_verl import options, run, write_task
@@ -75,7 +77,7 @@ def curve(folder: Path, steps: int) -> list[dict[str, float | None]]:
         )
         answers = [(entry.get("solution") or {}).get("answer") for entry in text]
         right_n = torch.tensor([float(answer == row["gts"]) for answer, row in zip(answers, rows, strict=True)])
-        stated_n = confidences(text, "confidence", DIGITS_LAYOUT)
+        stated_n = stated_confidences(text, "confidence", DIGITS_LAYOUT)
         refusal_n = torch.tensor([is_refusal(entry) for entry in text])
         points.append(figures(stated_n, right_n.double(), well_formed_n=spans.fault_n == 0, refusal_n=refusal_n))
     return points
@@ -102,7 +104,7 @@ def main() -> None:
         curves[arm] = curve(folder, choice.steps)
         end = folder / f"checkpoints/global_step_{choice.steps}/actor/huggingface"
         model = AutoModelForCausalLM.from_pretrained(end, dtype=torch.float32).eval()
-        seen = evaluate(model, AutoTokenizer.from_pretrained(task.model), task, prompts=512, samples=8)
+        seen = evaluate(model, AutoTokenizer.from_pretrained(task.model), task, load(None), prompts=512, samples=8)
         peak = max(point["refusal_rate"] or 0.0 for point in curves[arm])
         found[arm] = {**seen.figures(), "peak_refusal_rate": peak, "seconds": seconds}
         console.print(f"{arm}: {seconds:.0f} s", highlight=False)

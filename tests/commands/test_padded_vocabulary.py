@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import trl_small
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.fidelity.rerolls import Roller, collect_last_blocks, collect_tokens
+from spanwise.recipe import load
 from spanwise.segment import Vocabulary
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
 
@@ -44,7 +45,7 @@ def padded():
 
 
 def test_evaluate_reads_them_as_nothing(padded):
-    samples = evaluate(*padded, TASK, prompts=2, samples=2)
+    samples = evaluate(*padded, TASK, load(None), prompts=2, samples=2)
     assert samples.answers["solution"] == ["2"] * 4
     assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
     assert samples.confidence_n.tolist() == [1.0] * 4

@@ -19,9 +19,10 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from spanwise.cli import main
 from spanwise.commands.compare import compare
+from spanwise.commands.shared import task
 stub = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
 compare.train_command = lambda run, *, resume: [sys.executable, "-c", stub, f"{run.folder}.pid"]
-compare._warm_up = lambda recipe, console: None
+task.make_task = lambda recipe, console: None
 sys.argv = ["spanwise", "compare", "--arms", "group,outcome,rlcr", "--seeds", "0,1", "--processes", "2", "--output", sys.argv[1]]
 main()
 """

@@ -31,9 +31,10 @@ def test_scores_are_those_of_each_completion_by_itself():
     model, tokenizer = small()
     rows = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
     task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
-    options = {"samples": 8, "max_new_tokens": 24, "temperature": 200.0, "seed": 3}  # some end, some do not
-    found = evaluate(model, tokenizer, task, prompts=2, scored=LASER, **options)
-    ids_nt, mask_nt = sample(model, tokenizer, PROMPTS, **options)
+    options = {"samples": 8, "seed": 3}
+    recipe = load(None).model_copy(update={"max_completion_length": 24, "temperature": 200.0})  # some end, some do not
+    found = evaluate(model, tokenizer, task, recipe, prompts=2, scored=LASER, **options)
+    ids_nt, mask_nt = sample(model, tokenizer, PROMPTS, max_new_tokens=24, temperature=200.0, **options)
     starts = prompt_ids(tokenizer, PROMPTS)
     for n in range(16):
         ids = ids_nt[n][mask_nt[n]].tolist()
@@ -44,7 +45,7 @@ def test_scores_are_those_of_each_completion_by_itself():
         logp = 200.0 * float((logits / 200.0).log_softmax(dim=0)[tokenizer.unk_token_id])
         assert float(found.self_reward_n[n]) == pytest.approx(0.1 * (logp + 12.0), rel=1e-5)
     assert 0 < int(found.self_reward_n.isnan().sum()) < 16
-    assert evaluate(model, tokenizer, task, prompts=2, **options).self_reward_n is None
+    assert evaluate(model, tokenizer, task, recipe, prompts=2, **options).self_reward_n is None
 
 
 def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_behind(tmp_path):

@@ -30,7 +30,6 @@ from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.measure import LASER, ArmComparison, Interval, compare_arms
-from spanwise.recipe import Recipe
 from spanwise.rollouts.folder import sole_writer, write_summary
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
@@ -55,30 +54,24 @@ def compare(
     if reference is not None and reference not in {run.arm for run in runs}:
         raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
     check_no_run(output)
+    folder = Path(output)
     with sole_writer(output):
-        return _compare(runs, Path(output), reference, processes, console)
+        waiting = [run for run in runs if not run.finished()]
+        if waiting:
+            try:
+                _train_waiting(waiting, len(runs), processes, console)
+            except (KeyboardInterrupt, SystemExit):
+                console.print("Stopped. The same command goes on with what is missing.", highlight=False)
+                raise
+        figures = figures_by_arm(runs)
+        comparison = compare_arms(figures, figures=_present(figures), reference=reference)
+        _write(folder, runs, comparison, reference)
+        for table in comparison_tables(comparison):
+            console.print(table)
+        console.print(comparison.summary(), highlight=False)
+        from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
-
-def _compare(
-    runs: Sequence[Run], output: Path, reference: str | None, processes: int | None, console: Console
-) -> ArmComparison:
-    """Train what is missing, compare, write."""
-    waiting = [run for run in runs if not run.finished()]
-    if waiting:
-        try:
-            _train_waiting(waiting, len(runs), processes, console)
-        except (KeyboardInterrupt, SystemExit):
-            console.print("Stopped. The same command goes on with what is missing.", highlight=False)
-            raise
-    found = figures_by_arm(runs)
-    comparison = compare_arms(found, figures=_present(found), reference=reference)
-    _write(output, runs, comparison, reference)
-    for table in comparison_tables(comparison):
-        console.print(table)
-    console.print(comparison.summary(), highlight=False)
-    from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
-
-    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {report_folder(folder)}", highlight=False, soft_wrap=True)
     return comparison
 
 
@@ -136,16 +129,11 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
     return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
 
 
-def _warm_up(recipe: Recipe, console: Console) -> None:
-    """Make the shared start once, before several processes would."""
-    from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
-
-    make_task(recipe, console)
-
-
 def _train_waiting(waiting: Sequence[Run], count: int, processes: int | None, console: Console) -> None:
     """Train what is missing of so many runs; a DataError that names the first that failed, once all have ended."""
-    _warm_up(waiting[0].recipe, console)
+    from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
+
+    make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes would
     beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     console.print(f"{count - len(waiting)} of {count} runs are there; {beside} side by side.", highlight=False)
     failed = _train_all(waiting, beside, console)

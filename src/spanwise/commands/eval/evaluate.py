@@ -27,14 +27,11 @@ def evaluate(
     model: Any,
     tokenizer: Any,
     task: Task,
+    recipe: Recipe,
     *,
     prompts: int,
     samples: int,
-    temperature: float = 1.0,
-    max_new_tokens: int | None = None,
     seed: int = 1,
-    tags: Mapping[str, str] | None = None,
-    verifier: Mapping[str, Any] | None = None,
     scored: Mode | None = None,
 ) -> Samples:
     """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
@@ -44,15 +41,15 @@ def evaluate(
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
     """
-    names = {"answer": "answer", "confidence": "confidence", **(tags or {})}
+    tags = answer_tags(recipe)
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     ids_nt, mask_nt = sample(
         model,
         tokenizer,
         rows["prompt"][:],
         samples=samples,
-        max_new_tokens=max_new_tokens or task.max_completion_length,
-        temperature=temperature,
+        max_new_tokens=recipe.max_completion_length or task.max_completion_length,
+        temperature=recipe.temperature,
         seed=seed,
     )
     spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
@@ -60,16 +57,18 @@ def evaluate(
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
     inside = task.layout.keys
-    options = {"tag": names["answer"], **(verifier or {})}
-    answering = [name for name in task.layout.names if names["answer"] in inside[name]] or [task.layout.names[0]]
+    options = {"tag": tags["answer"], **recipe.verifier}
+    answering = [name for name in task.layout.names if tags["answer"] in inside[name]] or [task.layout.names[0]]
     return Samples(
         torch.arange(len(rows)).repeat_interleave(samples),
-        {name: [(entry.get(name) or {}).get(names["answer"]) for entry in text] for name in answering},
+        {name: [(entry.get(name) or {}).get(tags["answer"]) for entry in text] for name in answering},
         {name: _correct(name, text, columns, task.layout, options) for name in answering},
-        stated_confidences(text, task.layout.names[-1], task.layout, tag=names["confidence"]),
+        stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
-        None if scored is None else _scores(model, tokenizer, scored, rows["prompt"][:], ids_nt, mask_nt, temperature),
+        None
+        if scored is None
+        else _scores(model, tokenizer, scored, rows["prompt"][:], ids_nt, mask_nt, recipe.temperature),
     )
 
 
@@ -107,8 +106,5 @@ def evaluate_folder(
     scored = next((mode.as_trained(places) for mode in modes_of(recipe) if mode.judge is not None), None)
     torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
-    found = evaluate(
-        model, tokenizer, task, prompts=prompts, samples=samples, temperature=recipe.temperature, seed=seed,
-        max_new_tokens=recipe.max_completion_length, tags=answer_tags(recipe), verifier=recipe.verifier, scored=scored,
-    )  # fmt: skip
-    return found, unmeasured(task.layout.keys, answer_tags(recipe), scored=scored is not None)
+    evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=scored)
+    return evaluated, unmeasured(task.layout.keys, answer_tags(recipe), scored=scored is not None)

@@ -14,7 +14,7 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
 from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, remembered
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
-from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_recipe
+from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_yaml
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.mixing import own_shares
 from spanwise.commands.shared.paid import paid_of, rule_of
@@ -58,7 +58,7 @@ def report_folder(folder: str | Path) -> Path:
 def train_page(folder: Path) -> str:
     """The report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
-    recipe = read_recipe(folder)
+    recipe = read_yaml(folder / "recipe.yaml")
     view, credit = last_rollouts(folder, recipe)
     return train_report(
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},

@@ -25,11 +25,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def read_recipe(folder: Path) -> dict[str, Any]:
-    """Read `recipe.yaml` of a folder; a DataError if it cannot be read."""
-    return read_yaml(folder / "recipe.yaml")
-
-
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file of fields; a DataError if it cannot be read."""
     try:

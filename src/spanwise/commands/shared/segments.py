@@ -56,10 +56,6 @@ class Segments:
     def opens(self, logp: Float[np.ndarray, " t"], trained: Bool[np.ndarray, " t"]) -> list[int]:
         """The tokens that open a segment, but for the first trained one, which has none before it.
 
-        Args:
-            logp: log-probability of each token.
-            trained: the tokens that the method runs over; the others are as if they were deleted.
-
         Example:
             >>> logp, trained = np.log([0.1, 0.1, 0.9, 0.1]), np.array([True, False, True, True])
             >>> Segments(0.2, "start").opens(logp, trained), Segments(0.2, "end").opens(logp, trained)

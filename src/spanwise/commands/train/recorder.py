@@ -164,17 +164,9 @@ class Recorder(TrainerCallback):
     def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
         model = trainer.accelerator.unwrap_model(trainer.model)
         return evaluate(
-            model,
-            trainer.processing_class,
-            self.task,
-            prompts=self.recipe.eval_prompts,
-            samples=samples,
-            temperature=self.recipe.temperature,
-            max_new_tokens=self.recipe.max_completion_length,
-            tags=answer_tags(self.recipe),
-            verifier=self.recipe.verifier,
-            scored=_readable(trainer),
-        )
+            model, trainer.processing_class, self.task, self.recipe,
+            prompts=self.recipe.eval_prompts, samples=samples, scored=_readable(trainer),
+        )  # fmt: skip
 
     def _write_modes(self) -> None:
         """Leave behind the files of modes, each once it is there."""
