@@ -145,11 +145,7 @@ def _begins(file: Path) -> bytes:
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet.
-
-    Raises:
-        DataError: it does not begin as parquet does, and can be read as text.
-    """
+    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
     start = _begins(file)
     try:
         line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""

@@ -50,9 +50,6 @@ def check_roles(columns: Mapping[str, str] | None) -> dict[str, str]:
     >>> check_roles({"completoin": "output"})
     Traceback (most recent call last):
     spanwise.errors.RecipeError: There is no role of --columns 'completoin'. Did you mean 'completion'? Known: answer, ...
-
-    Raises:
-        RecipeError: a role that there is not, both `completion` and `completions`, one column for two roles.
     """
     asked = dict(columns or {})
     for role in asked:
@@ -69,17 +66,7 @@ def check_roles(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str], formats: str) -> Roles:
-    """The column of each role.
-
-    Args:
-        path: as messages call the file.
-        names: its columns.
-        asked: role -> column, of `check_roles`.
-        formats: what else could be read, in words.
-
-    Raises:
-        DataError: a column that is not there, no completions, no prompts, or several columns that may hold them.
-    """
+    """The column of each role."""
     for role, name in asked.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {_no_column(path, name, names)}")

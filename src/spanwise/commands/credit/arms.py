@@ -49,23 +49,7 @@ def choose_arms(
     blocks: Blocks | None = None,
     given: bool = False,
 ) -> tuple[list[Arm], list[str]]:
-    """The arms asked for, each once; without any, those of the usual ones and the recipe's own that fit the file.
-
-    Args:
-        recipe: objectives and options; its own method is always called by its own settings.
-        wanted: `method`, `method:baseline` or `recipe`; None for the usual ones.
-        table: the file they are applied to.
-        rewards: objective -> recorded reward, see `taken_rewards`.
-        blocks: what the file is read by; None: what the recipe says.
-        given: the recipe is the user's, so that it must fit.
-
-    Returns:
-        The arms, and sentences on those of the usual ones that do not fit the recipe or the file.
-
-    Raises:
-        RecipeError: an unknown method or baseline, a method that needs what the file does not have; LayoutError, DataError:
-            none fits, why the last one does not, or why a recipe that was given does not.
-    """
+    """The arms asked for, each once, else the usual ones and the recipe's own; and sentences on those that do not fit the file."""
     taken = taken_rewards(table, rewards or {})
     asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken)
     own: Arm | SpanwiseError
@@ -114,9 +98,6 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
 
     `correct` is also taken from the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
-
-    Raises:
-        RecipeError: the file does not record what `rewards` names.
     """
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
@@ -138,11 +119,7 @@ def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
 
 
 def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str, str]:
-    """Where each reward of an arm comes from, in words.
-
-    Raises:
-        DataError: one can come from nowhere.
-    """
+    """Where each reward of an arm comes from, in words."""
     origin: dict[str, str] = {}
     for objective in arm.scheme.objectives:
         name = objective.name

@@ -58,23 +58,10 @@ class Marked:
 def score_file(
     table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
-    """Find the blocks and the rewards of every completion under every arm.
+    """Find the blocks and rewards of every completion: layout -> its spans, arm -> what completions say and what that is worth.
 
     A reward that the file records (`taken_rewards`) is taken from it; what it would be under the other outcome, and every other
     reward, is computed from the text.
-
-    Args:
-        table: N completions.
-        arms: methods with their layouts and objectives.
-        rewards: objective -> recorded reward, see `taken_rewards`.
-        also: further layouts whose spans are found.
-
-    Returns:
-        layout -> its spans; arm -> what the completions say and what that is worth.
-
-    Raises:
-        RecipeError: an unknown objective or recorded reward.
-        DataError: a reward that needs a column which is not there.
     """
     taken = _taken(table, arms, rewards or {})
     for arm in arms:
@@ -151,22 +138,10 @@ def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str])
 def fitting(
     table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str], texts: Sequence[str], *, asked: Collection[str]
 ) -> tuple[list[Arm], list[str]]:
-    """The arms that the file's tags are enough for.
+    """The arms that the tags of a file are enough for, and sentences on the others and on parts that nobody writes.
 
     An arm needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; and a method
     by block a tag of every block that it pays. A recorded reward of the whole completion needs none.
-
-    Args:
-        table, arms: as `score_file` has them.
-        taken: objective -> recorded reward, see `taken_rewards`.
-        texts: what the model wrote, of each completion.
-        asked: the arms that must fit, by name.
-
-    Returns:
-        The arms, and sentences: on those left out, and on parts of the layout that nobody writes.
-
-    Raises:
-        RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
     found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, texts)}
     lacking = [one for one in found.values() if one.lacking]

@@ -38,15 +38,6 @@ def read_plain(
     Every numeric column without a role is taken for a reward, `rewards/NAME` under the name NAME; a list of numbers beside a list
     of completions has one for each of them. Rows without a completion are left out and counted: null is no empty text. A
     conversation in `messages`, without a completion beside it, ends with what the model said.
-
-    Args:
-        path, files, tokenizer: see `read_rollouts`.
-        columns: role -> column, see `roles.NAMES`; the others are found by their names.
-        formats: what else could be read, for messages.
-
-    Raises:
-        DataError: columns that are not there or not clear, cells that are no prompt or completion.
-        RecipeError: a role that there is not.
     """
     asked = check_roles(columns)
     held = {name: cells for name, cells in _read(path, files).items() if name not in _INDEX or name in asked.values()}
