@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
+from spanwise.commands.credit.arms import Arm, left_out
 from spanwise.commands.credit.blocks import remedy
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
@@ -56,16 +56,13 @@ class Marked:
 
 
 def score_file(
-    table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None, also: Sequence[Layout] = ()
+    table: RolloutTable, arms: Sequence[Arm], *, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
     """Find the blocks and rewards of every completion: layout -> its spans, arm -> what completions say and what that is worth.
 
-    A reward that the file records (`taken_rewards`) is taken from it; what it would be under the other outcome, and every other
+    A reward that the file records (`Arm.taken`) is taken from it; what it would be under the other outcome, and every other
     reward, is computed from the text.
     """
-    taken = _taken(table, arms, rewards or {})
-    for arm in arms:
-        sources(table, arm, taken)
     layouts = list(dict.fromkeys([*(arm.scheme.layout for arm in arms), *also]))
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
@@ -75,7 +72,6 @@ def score_file(
         ids, filled = part.tokens.padded(0, len(part))
         mask = np.zeros(filled.shape, dtype=np.bool_)
         mask[filled] = part.trainable
-        recorded = {name: part.rewards[column] for name, column in taken.items()}
         ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
         batch = Batch(part.group_n, ids_nt, mask_nt, columns=part.columns)
         for layout in layouts:
@@ -85,6 +81,7 @@ def score_file(
             flat[layout].append(spans.block_nt.numpy()[filled])
             for arm in arms:
                 if arm.scheme.layout == layout:
+                    recorded = {name: part.rewards[column] for name, column in arm.taken.items()}
                     asked = replace(batch, columns={**part.columns, **_asked(part, text, arm)})
                     reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
                     found[arm.name].append(reading.take(slice(None)))
@@ -126,17 +123,8 @@ def _asked(part: RolloutTable, text: Sequence[BlockText], arm: Arm) -> dict[str,
     }
 
 
-def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str]) -> dict[str, str]:
-    """Objective -> the recorded reward it is taken from."""
-    names = dict.fromkeys(objective.name for arm in arms for objective in arm.scheme.objectives)
-    for objective in rewards:
-        if objective not in names:
-            raise RecipeError(unknown("objective", objective, names))
-    return {name: column for name, column in taken_rewards(table, rewards).items() if name in names}
-
-
 def fitting(
-    table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str], texts: Sequence[str], *, asked: Collection[str]
+    table: RolloutTable, arms: Sequence[Arm], texts: Sequence[str], *, asked: Collection[str]
 ) -> tuple[list[Arm], list[str]]:
     """The arms that the tags of a file are enough for, and sentences on the others and on parts that nobody writes.
 
@@ -146,7 +134,7 @@ def fitting(
     found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, texts)}
     lacking = [one for one in found.values() if one.lacking]
     seen = next(iter(lacking), census(texts, []))
-    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, taken, seen))}
+    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
     rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
     if not lost:
@@ -159,11 +147,11 @@ def fitting(
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
 
-def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
+def _lacking(arm: Arm, seen: Census) -> list[str]:
     """The marks that an arm needs and no completion has."""
     layout, objectives = arm.scheme.layout, arm.scheme.objectives
     own = layout.parts_of(seen.segmenter)
-    wanted = {key for o in objectives if o.name not in taken for key in _reads(o)}
+    wanted = {key for o in objectives if o.name not in arm.taken for key in _reads(o)}
     needed = [part for part in own if part.key in wanted]
     if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
         paid = {name for o in objectives for name in o.pays}
