@@ -30,8 +30,6 @@ def read_plain(
     files: Sequence[Path],
     tokenizer: str | Path | None,
     columns: Mapping[str, str] | None = None,
-    *,
-    formats: str = "",
 ) -> RolloutTable:
     """Read a table with a completion in each row, or a list of completions of one prompt.
 
@@ -43,7 +41,7 @@ def read_plain(
     held = {name: cells for name, cells in _read(path, files).items() if name not in _INDEX or name in asked.values()}
     if not any(map(len, held.values())):
         raise DataError(f"'{path}' holds no completions.")
-    roles = find_roles(path, list(held), asked, formats)
+    roles = find_roles(path, list(held), asked)
     said, absent = said_in(path, held, roles)
     if not said:
         raise DataError(f"'{path}' holds no completions: none of its {absent} rows has one.")
