@@ -37,14 +37,6 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
 def nearest(rows: Rows, *, x: alt.X, key: str, title: str, value: str = "value", percent: bool = False) -> alt.Chart:
     """A band around each `key`, half-way to its neighbours, which says what every series is there.
 
-    Args:
-        rows: `key`, `series` and `value`; `low` and `high` where there is an interval.
-        x: the horizontal axis as the other layers have it, of the field `left`.
-        key: the field of the horizontal axis in the rows.
-        title: what it is called.
-        value: the field of the vertical one.
-        percent: values are shares of 1.
-
     Example:
         >>> rows = [{"x": x, "series": "a", "value": 0.5} for x in (0, 2)]
         >>> chart = nearest(rows, x=alt.X("left:Q"), key="x", title="step").to_dict()
@@ -70,16 +62,7 @@ def bands(
     also: Sequence[str] = (),
     **place: Any,
 ) -> alt.Chart:
-    """A band for each place along one axis, as high or as wide as the chart, which says what every series is there.
-
-    Args:
-        rows: the fields of `keys`, `series` and `value`.
-        keys: the fields that say where it is, and what they are called.
-        value: the field of the other axis.
-        percent: values are shares of 1.
-        also: further fields, which are not said.
-        place: the encoding of the band: `x`, `x2` or `y`.
-    """
+    """A band for each place along one axis, as high or as wide as the chart, which says what every series is there."""
     found, tips = _beside(rows, (*keys, *also), value, percent)
     where = [
         alt.Tooltip(f"{key}:{'Q' if _numeric(rows, key) else 'N'}", title=title or " ",
@@ -91,12 +74,7 @@ def bands(
 
 
 def lit(chart: alt.Chart, **place: Any) -> alt.Chart:
-    """The same of a chart whose rows are said as they are: its tooltip is among the encodings.
-
-    Args:
-        chart: with its data.
-        place: encodings of the band.
-    """
+    """The same of a chart whose rows are said as they are: its tooltip is among the encodings."""
     return chart.properties(name="hover").mark_rect(style="pointed").encode(**place, opacity=_lit()).add_params(_pointer())
 
 

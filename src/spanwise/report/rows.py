@@ -95,14 +95,6 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
     """Mean of a figure over seeds at each step, from the lowest to the highest seed.
 
-    Args:
-        seeds: the evaluations of each seed.
-        name: of the figure; seeds that lack it at a step are left out there, and a step that no seed has is left out.
-        series: what the curve is called.
-
-    Returns:
-        Rows of `series`, `x`, `value`, `seeds`; `low` and `high` where there are two seeds.
-
     Example:
         >>> for row in seed_curves({0: [{"step": 0, "ece": .1}, {"step": 9, "ece": .3}], 1: [{"step": 9, "ece": .5}]}, "ece", "a"):
         ...     print(row)
@@ -182,11 +174,7 @@ _BIN = ("low", "high", "count", "confidence", "accuracy", "accuracy_low", "accur
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out.
-
-    Returns:
-        Rows of `series`, `x`, `value`, `low`, `high`, and how many prompts (or seeds, see `over`) they rest on.
-    """
+    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -207,13 +195,6 @@ WAYS = {
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
     """Histograms of several series over the same bins, symmetric about 0, with one bin around 0.
-
-    Args:
-        values: series -> values; NaN is left out.
-        bins: an odd number.
-
-    Returns:
-        Rows of `series`, `low`, `high`, `share`, `count`, and one that ends each outline at 0; none without values.
 
     Example:
         >>> rows = histogram_rows({"a": torch.tensor([-1.5, 0., 0., 1.5])}, bins=3)

@@ -77,9 +77,6 @@ def payload(view: TokenView) -> dict[str, Any]:
     none}; the character with code point 32 + i (2048 more from U+D800 on, which UTF-8 cannot hold) stands for word i.
     Numbers have a "scale" too: the size that is shown in full colour; and whether they are "rounded" to 2 digits. "outcome" is the
     place of that objective, None without one that ever is 0 or 1.
-
-    Raises:
-        DataError, AlignmentError: as in `token_view`.
     """
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")

@@ -6,7 +6,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -94,9 +94,7 @@ def chats(values: Sequence[Any]) -> list[Any]:
     >>> chats(['[{"role": "user", "content": "a"}]', None])[0][0]["content"], chats(["[]", "b"])
     ('a', ['[]', 'b'])
     """
-    found = [spelled_out(value) for value in values]
-    written = [value for value, cell in zip(found, values, strict=True) if isinstance(cell, str)]
-    return found if written and all(is_chat(value) or is_message(value) for value in written) else list(values)
+    return _if_all(values, lambda value: is_chat(value) or is_message(value))
 
 
 def lists(values: Sequence[Any]) -> list[Any]:
@@ -105,9 +103,14 @@ def lists(values: Sequence[Any]) -> list[Any]:
     >>> lists(["[1, 0]", None]), lists(["[1, 0]", "no"])
     ([[1, 0], None], ['[1, 0]', 'no'])
     """
-    found = [spelled_out(value) for value in values]
-    written = [value for value, cell in zip(found, values, strict=True) if isinstance(cell, str)]
-    return found if written and all(isinstance(value, list) for value in written) else list(values)
+    return _if_all(values, lambda value: isinstance(value, list))
+
+
+def _if_all(values: Sequence[Any], fits: Callable[[Any], bool]) -> list[Any]:
+    """What the texts of a column spell, if there are texts and all of it fits."""
+    spelled = [spelled_out(value) for value in values]
+    written = [value for value, cell in zip(spelled, values, strict=True) if isinstance(cell, str)]
+    return spelled if written and all(map(fits, written)) else list(values)
 
 
 def as_text(value: Any) -> str | None:

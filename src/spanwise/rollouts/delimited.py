@@ -22,9 +22,6 @@ def read_delimited(file: Path) -> pa.Table:
     A cell with nothing in it is null; an empty text in quotes is an empty text. Cells may hold line breaks inside of quotes. Of a
     CSV file whose heading has no comma, `;` or a tab may stand between cells, as spreadsheets write them.
 
-    Raises:
-        DataError: the file is empty, is not UTF-8, or has a row with more or fewer cells than the heading.
-
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "a.csv")

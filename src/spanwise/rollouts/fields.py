@@ -18,9 +18,6 @@ def whole(value: Any, key: str) -> int:
 
     >>> whole(None, "step"), whole(3.0, "step")
     (0, 3)
-
-    Raises:
-        FieldError: anything else, or a number that no 64 bits hold.
     """
     if value is None:
         return 0
@@ -36,9 +33,6 @@ def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
     >>> mapping({"task": None}, "task")
     {}
-
-    Raises:
-        FieldError: anything else.
     """
     value = record.get(key)
     if value is None:

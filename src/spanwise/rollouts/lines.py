@@ -14,11 +14,7 @@ Parsed = TypeVar("Parsed")
 
 
 def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
-    """What `parse` makes of every record; the FieldErrors it raises get their file and line here.
-
-    Raises:
-        DataError: see `records`; a record that does not hold what its format says.
-    """
+    """What `parse` makes of every record; the FieldErrors it raises get their file and line here."""
     for file, place, record in records(files):
         try:
             yield parse(record)
@@ -29,11 +25,7 @@ def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) 
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Every record with its file and its place there, "Line 3" or "Entry 3"; blank lines are skipped.
-
-    Raises:
-        DataError: a file that cannot be read, a line or an entry that is not a JSON object.
-    """
+    """Every record with its file and its place there, "Line 3" or "Entry 3"; blank lines are skipped."""
     for file in files:
         try:
             with file.open("rb") as stream:

@@ -81,10 +81,6 @@ def prompt_text(prompt: Any) -> str:
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     """Why a trainer could not take a prompt, and what to give it; None where it can.
 
-    Args:
-        prompt: a text, or a list of messages.
-        template: the tokenizer has a chat template.
-
     >>> prompt_fault([["user", "2+2"]], template=True)
     "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     """

@@ -17,11 +17,7 @@ from spanwise.rollouts.fields import FieldError, whole
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Read a parquet file inside; what goes wrong with it is one sentence.
-
-    Raises:
-        DataError: the file is empty, damaged, cut off or no parquet.
-    """
+    """Read a parquet file inside; what goes wrong with it is one sentence."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -32,22 +28,14 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
-    """Refuse a table in which a name stands more than once.
-
-    Raises:
-        DataError: naming the file and the column.
-    """
+    """Refuse a table in which a name stands more than once."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
 
 
 def joined(path: Path, tables: Sequence[pa.Table], *, promote: Literal["default", "permissive"]) -> pa.Table:
-    """The tables under each other.
-
-    Raises:
-        DataError: a column has another type in another file.
-    """
+    """The tables under each other."""
     try:
         return pa.concat_tables(tables, promote_options=promote)
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
@@ -78,11 +66,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 
 def steps_of(path: Path, table: pa.Table) -> list[int]:
-    """The step of every row; 0 where there is none.
-
-    Raises:
-        DataError: a step that is no whole number.
-    """
+    """The step of every row; 0 where there is none."""
     steps = []
     for row, value in enumerate(table["step"].to_pylist() if "step" in table.column_names else [None] * len(table)):
         try:

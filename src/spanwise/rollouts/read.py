@@ -19,16 +19,11 @@ from spanwise.rollouts.parquet import check_names, readable
 from spanwise.rollouts.readers import own, trl, verl
 from spanwise.rollouts.readers.plain import read_plain
 from spanwise.rollouts.readers.verifiers import read_verifiers
+from spanwise.rollouts.roles import FORMATS
 from spanwise.rollouts.table import RolloutTable
 
 Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
 
-#: What can be read, in words for messages.
-FORMATS = (
-    "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
-    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces) and tables (csv, tsv, "
-    "json, jsonl, parquet) with prompt, question or messages, and completion(s) or response(s)"
-)
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _SHEETS = (".xls", ".xlsx", ".ods")
 _PLACES = (
@@ -109,7 +104,7 @@ def _natural(file: Path) -> list[int | str]:
 
 def _reader(files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader:
     """What reads the files; a table that is no trainer's, or whose columns the user names, is read as a plain one."""
-    plain = partial(read_plain, columns=columns, formats=FORMATS)
+    plain = partial(read_plain, columns=columns)
     if files[0].suffix.lower() in SUFFIXES:
         return plain
     start = _begins(files[0])
@@ -145,11 +140,7 @@ def _begins(file: Path) -> bytes:
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet.
-
-    Raises:
-        DataError: it does not begin as parquet does, and can be read as text.
-    """
+    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
     start = _begins(file)
     try:
         line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""

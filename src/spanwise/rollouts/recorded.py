@@ -18,26 +18,14 @@ from spanwise.rollouts.parquet import readable
 
 
 def read_numbers(file: Path) -> pa.Table:
-    """The columns with one number per completion: credit, rewards, spans, steps; no text and nothing per token.
-
-    Raises:
-        DataError: the file cannot be read, or is of another version.
-    """
+    """The columns with one number per completion: credit, rewards, spans, steps; no text and nothing per token."""
     with readable(file):
         opened = _opened(file)
         return opened.read(columns=[one.name for one in opened.schema_arrow if _is_number(one.type)])
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
-    """Some completions with all that the file holds of them.
-
-    Args:
-        file: of any size; only the parts that a row lies in are read, one at a time.
-        rows: their numbers, ascending; None: all.
-
-    Raises:
-        DataError: the file cannot be read, or is of another version.
-    """
+    """Some completions, by ascending numbers, or all, with all that the file holds of them."""
     with readable(file):
         opened = _opened(file)
         if rows is None:
@@ -58,9 +46,6 @@ def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
 
     >>> numbers(pa.table({"reward/correct": [1.0, None]}), "reward/correct")
     tensor([1., nan], dtype=torch.float64)
-
-    Raises:
-        DataError: there is no such column.
     """
     if name not in table.column_names:
         raise DataError(f"The rollouts have no column '{name}'; they have {', '.join(table.column_names) or 'none'}.")
@@ -91,11 +76,7 @@ def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
 
 
 def with_stop(block_n: Mapping[str, Float[Tensor, " n"]], stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """The credit of each block, and under `stop` what completions are credited with for leaving out every paid block.
-
-    Args:
-        block_n: block -> credit of each completion; NaN where it does not have the block.
-        stop_n: stop credit. Where it is 0 there is none: NaN in the result. Where it is 0 everywhere, there is no `stop`.
+    """The credit of each block, and under `stop` that of leaving out every paid block: NaN where it is 0.
 
     Example:
         >>> with_stop({"all": torch.tensor([.5, .5])}, torch.tensor([0., -1.]))

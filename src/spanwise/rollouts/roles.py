@@ -8,6 +8,12 @@ from pathlib import Path
 
 from spanwise.errors import DataError, RecipeError, unknown
 
+#: What can be read, in words for messages.
+FORMATS = (
+    "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
+    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces) and tables (csv, tsv, "
+    "json, jsonl, parquet) with prompt, question or messages, and completion(s) or response(s)"
+)
 #: Role -> the names that a column of it may have. A column that is called like the role itself goes before the others.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "messages", "input", "instruction"),
@@ -50,9 +56,6 @@ def check_roles(columns: Mapping[str, str] | None) -> dict[str, str]:
     >>> check_roles({"completoin": "output"})
     Traceback (most recent call last):
     spanwise.errors.RecipeError: There is no role of --columns 'completoin'. Did you mean 'completion'? Known: answer, ...
-
-    Raises:
-        RecipeError: a role that there is not, both `completion` and `completions`, one column for two roles.
     """
     asked = dict(columns or {})
     for role in asked:
@@ -68,18 +71,8 @@ def check_roles(columns: Mapping[str, str] | None) -> dict[str, str]:
     return asked
 
 
-def find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str], formats: str) -> Roles:
-    """The column of each role.
-
-    Args:
-        path: as messages call the file.
-        names: its columns.
-        asked: role -> column, of `check_roles`.
-        formats: what else could be read, in words.
-
-    Raises:
-        DataError: a column that is not there, no completions, no prompts, or several columns that may hold them.
-    """
+def find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str]) -> Roles:
+    """The column of each role."""
     for role, name in asked.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {_no_column(path, name, names)}")
@@ -92,7 +85,7 @@ def find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str], forma
         raise DataError(
             f"{_has(path, names)}, which is no rollout format known here: none of them is called "
             f"{_either((*NAMES['completion'], *NAMES['completions']))}. Say which holds the completions: "
-            f"{HOW.format(role='completion')}. Known here: {formats}."
+            f"{HOW.format(role='completion')}. Known here: {FORMATS}."
         )
     if found["prompt"] is None and found["group"] is None:
         raise DataError(

@@ -29,16 +29,7 @@ class Said(NamedTuple):
 
 
 def said_in(path: Path, held: Mapping[str, Sequence[Any]], roles: Roles) -> tuple[list[Said], int]:
-    """Every completion with its prompt, and how many rows hold none.
-
-    Args:
-        path: as messages call the file.
-        held: the columns.
-        roles: of them.
-
-    Raises:
-        DataError: a cell that is no prompt, no completion and no list of them, or a completion without a prompt.
-    """
+    """Every completion with its prompt, and how many rows hold none."""
     size = len(next(iter(held.values())))
     prompts = chats(held[roles.prompt]) if roles.prompt else [None] * size
     if roles.completion is None:
@@ -63,9 +54,6 @@ def columns_of(path: Path, held: Mapping[str, Sequence[Any]], roles: Roles, said
 
     That is the one of its row, or its own, where the row has a list of completions and the column a list of numbers as long.
     Numbers as text become numbers, but for answers, which are text. An object of rewards becomes a column for each, `rewards/NAME`.
-
-    Raises:
-        DataError: rewards that are not as many as the completions.
     """
     several = roles.grouped or any(one.size > 1 for one in said)
     found: dict[str, list[Any]] = {}

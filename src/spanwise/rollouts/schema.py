@@ -237,11 +237,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check(file: Path, schema: pa.Schema) -> None:
-    """Refuse a file of another version; one without any is taken at its columns.
-
-    Raises:
-        DataError: another version, or the columns from before the format had one.
-    """
+    """Refuse a file of another version; one without any is taken at its columns."""
     said = (schema.metadata or {}).get(_VERSION_KEY)
     if said is not None and said != VERSION.encode():
         raise DataError(

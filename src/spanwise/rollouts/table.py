@@ -311,11 +311,6 @@ def is_made(name: str) -> bool:
 def as_trained(columns: Mapping[str, Sequence[Any]], rewards: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
     """What the completions of a trainer's table were trained with: its credit by block, its advantage, or a reward.
 
-    Args:
-        columns: all of the table; what `is_made` is taken from them.
-        rewards: what it records.
-        tokens: of the completions.
-
     Example:
         >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
         >>> sorted(as_trained(columns, {}, Ragged.of([[5], [7]])).by_block)

@@ -35,15 +35,7 @@ def pieces(text: str) -> list[str]:
 
 
 def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) -> Cut:
-    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words.
-
-    Args:
-        completions: the parts of each.
-        tokenizer: folder with a `tokenizer.json`.
-
-    Raises:
-        DataError: the folder holds no tokenizer.
-    """
+    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words."""
     if tokenizer is not None:
         return _encode(completions, tokenizer)
     known: dict[str, int] = {}
@@ -67,9 +59,6 @@ def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
 
     The last one that was loaded is kept until its file changes: a page is made of files that name the tokenizer they were made
     with, and a large one takes a second.
-
-    Raises:
-        DataError: there is no readable `tokenizer.json`.
     """
     place = Path(folder)
     file = place if place.is_file() else place / "tokenizer.json"

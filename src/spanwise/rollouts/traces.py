@@ -168,11 +168,7 @@ def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def trained_traces(record: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], TraceHead]]:
-    """The traces of an episode whose agent is trained, each with its position.
-
-    Raises:
-        FieldError: a field that holds something else than it should.
-    """
+    """The traces of an episode whose agent is trained, each with its position."""
     work = mapping(mapping(record, "run"), "work")
     own = mapping(record, "group").get("id")
     for k, trace in enumerate(_traces(record)):
@@ -198,9 +194,6 @@ def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
 
     A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
     the history trains if the agent went on from it.
-
-    Raises:
-        FieldError: a parent that does not come before its node.
     """
     parents = [None if node.get("parent") is None else whole(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parents):
@@ -231,11 +224,7 @@ def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
 
 
 def node_tokens(trace: Mapping[str, Any], i: int) -> NodeTokens:
-    """What the tokens of node i hold.
-
-    Raises:
-        FieldError: a stream whose length is not that of its tokens.
-    """
+    """What the tokens of node i hold."""
     node = trace["nodes"][i]
     ids = listed(node, "token_ids", int, "ids")
     mask = [bool(flag) for flag in listed(node, "mask", int, "flags")]
@@ -268,11 +257,7 @@ def _where(trace: Mapping[str, Any], i: int) -> str:
 
 
 def trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run.
-
-    Raises:
-        FieldError: a weight that is no number.
-    """
+    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run."""
     found: dict[str, Any] = {}
     total, ran = 0.0, False
     for name, reward in mapping(trace, "rewards").items():

@@ -143,15 +143,7 @@ def credit_columns(
     advantages: Shaped[Any, " v"],
     parts: Parts | None = None,
 ) -> dict[str, Any]:
-    """What one method credits completions with.
-
-    Args:
-        method: its name.
-        by_block: block -> credit of each completion, NaN where it does not have the block.
-        stop_n: credit of the decision to stop.
-        advantages: of each token, flat; NaN at the tokens of completions that were left out of the loss.
-        parts: what the credit is made of, objective by objective; None where nobody knows.
-    """
+    """What one method credits completions with; NaN where a block is absent, and at tokens that were left out of the loss."""
     return {
         **{schema.credit_column(method, block): credit_n for block, credit_n in by_block.items()},
         schema.credit_column(method, schema.STOP): stop_n,

@@ -96,15 +96,7 @@ class CreditResult:
 
 
 def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]) -> Applied:
-    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step.
-
-    Args:
-        table: N completions.
-        arm: the method.
-        reading: what they say and are worth under its scheme.
-        marked: spans of its layout.
-        group_n: the group of each completion.
-    """
+    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step."""
     if arm.scheme.entry.kind == "token" or arm.scheme.refine is not None:
         return _per_token(table, arm, reading, marked, group_n)
     block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
@@ -33,11 +33,13 @@ class Arm:
         name: as the user wrote it: a method, or `method:baseline`.
         scheme: the rule of credit.
         own: it is the recipe as it stands.
+        taken: objective -> the recorded reward that it is taken from; the others are computed from the text.
     """
 
     name: str
     scheme: Scheme
     own: bool = False
+    taken: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose_arms(
@@ -49,23 +51,7 @@ def choose_arms(
     blocks: Blocks | None = None,
     given: bool = False,
 ) -> tuple[list[Arm], list[str]]:
-    """The arms asked for, each once; without any, those of the usual ones and the recipe's own that fit the file.
-
-    Args:
-        recipe: objectives and options; its own method is always called by its own settings.
-        wanted: `method`, `method:baseline` or `recipe`; None for the usual ones.
-        table: the file they are applied to.
-        rewards: objective -> recorded reward, see `taken_rewards`.
-        blocks: what the file is read by; None: what the recipe says.
-        given: the recipe is the user's, so that it must fit.
-
-    Returns:
-        The arms, and sentences on those of the usual ones that do not fit the recipe or the file.
-
-    Raises:
-        RecipeError: an unknown method or baseline, a method that needs what the file does not have; LayoutError, DataError:
-            none fits, why the last one does not, or why a recipe that was given does not.
-    """
+    """The arms asked for, each once, else the usual ones and the recipe's own; and sentences on those that do not fit the file."""
     taken = taken_rewards(table, rewards or {})
     asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken)
     own: Arm | SpanwiseError
@@ -77,15 +63,15 @@ def choose_arms(
             raise
         own = error
     if wanted is not None:
-        arms = [_arm(name, asked, own, table) for name in wanted]
-        return list({arm.name: arm for arm in arms}.values()), []  # two names may mean one arm
+        arms = list({arm.name: arm for arm in [_arm(name, asked, own, table) for name in wanted]}.values())  # two may be one
+        _check_objectives(arms, rewards or {})
+        return [_rewarded(arm, taken, table) for arm in arms], []
     arms: list[Arm] = []
     reasons: dict[str, list[str]] = {}
     failure: SpanwiseError | None = None
     for name in (*USUAL, "recipe"):
         try:
-            arm = _arm(name, asked, own, table)
-            sources(table, arm, taken)
+            arm = _rewarded(_arm(name, asked, own, table), taken, table)
         except (RecipeError, LayoutError, DataError) as error:
             if given and name == "recipe":
                 raise
@@ -96,6 +82,7 @@ def choose_arms(
             arms.append(arm)
     if failure is not None and not arms:
         raise failure
+    _check_objectives(arms, rewards or {})
     return arms, [left_out(names, reason) for reason, names in reasons.items()]
 
 
@@ -114,9 +101,6 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
 
     `correct` is also taken from the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
-
-    Raises:
-        RecipeError: the file does not record what `rewards` names.
     """
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
@@ -137,28 +121,27 @@ def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
     return unknown(f"reward in '{table.path}' called", column, table.rewards)
 
 
-def sources(table: RolloutTable, arm: Arm, taken: Mapping[str, str]) -> dict[str, str]:
-    """Where each reward of an arm comes from, in words.
+def _check_objectives(arms: Sequence[Arm], rewards: Mapping[str, str]) -> None:
+    """Refuse a reward of no objective."""
+    names = dict.fromkeys(objective.name for arm in arms for objective in arm.scheme.objectives)
+    for objective in rewards:
+        if objective not in names:
+            raise RecipeError(unknown("objective", objective, names))
 
-    Raises:
-        DataError: one can come from nowhere.
-    """
-    origin: dict[str, str] = {}
+
+def _rewarded(arm: Arm, taken: Mapping[str, str], table: RolloutTable) -> Arm:
+    """The arm with the recorded rewards that it takes; a DataError if a reward can come from nowhere."""
     for objective in arm.scheme.objectives:
         name = objective.name
-        if name in taken:
-            origin[name] = "the file" if taken[name] == name else f"the file's '{taken[name]}'"
-            continue
-        origin[name] = "the text"
         options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
-        column = options.get("column")
+        column = None if name in taken else options.get("column")
         if column is not None and not any(value is not None for value in table.columns.get(column, ())):
             lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
             taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
             there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
             named = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
             raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}{named}")
-    return origin
+    return replace(arm, taken={o.name: taken[o.name] for o in arm.scheme.objectives if o.name in taken})
 
 
 @dataclass(frozen=True)

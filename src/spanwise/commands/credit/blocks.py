@@ -106,12 +106,7 @@ def verdict_of(table: RolloutTable) -> str | None:
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """What to do where the tags are not there; it must run as it stands.
-
-    Args:
-        table, texts: the file, and what its completions say.
-        name: the objective that says what is right.
-    """
+    """What to do where the tags are not there; it must run as it stands."""
     tags, _ = usual_tags(texts)
     made = f" (most are made of {_spoken(layout_of(tags))})" if tags else ""
     records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""

@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from spanwise.commands.credit.apply import Applied, CreditResult, apply_arm
-from spanwise.commands.credit.arms import Arm, choose_arms, left_out, sources, taken_rewards
+from spanwise.commands.credit.arms import Arm, choose_arms, left_out
 from spanwise.commands.credit.blocks import blocks_of, sampled_texts
 from spanwise.commands.credit.groups import compared_groups
 from spanwise.commands.credit.own_score import score_figures, score_note, warm_up_note
@@ -73,10 +73,10 @@ def credit_rollouts(
     named = [name for name in methods if name != RECORDED]
     arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
-    marked_by, readings = score_file(table, arms, rewards=reward, also=[blocks.layout] if recorded else [])
+    marked_by, readings = score_file(table, arms, also=[blocks.layout] if recorded else [])
     if arms and (given or own is None):  # a run of ours may babble, and have no tags at first
         must = [arm.name for arm in arms if methods or (given and arm.own)]
-        arms, untagged = fitting(table, arms, taken_rewards(table, reward or {}), texts, asked=must)
+        arms, untagged = fitting(table, arms, texts, asked=must)
         notes += untagged
     told = {text: None for arm in arms for text in remarks(readings[arm.name], arm.scheme).values()}
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
@@ -94,15 +94,7 @@ def credit_rollouts(
     scores = _scores(table, arms, readings)
     own_score = score_figures(table, arms, scores)
     of_score = (score_note(own_score), warm_up_note(table, arms))
-    said = (
-        blocks.note,
-        *notes,
-        *told,
-        table.note,
-        *counted,
-        _origins(table, arms, taken_rewards(table, reward or {})),
-        *of_score,
-    )
+    said = (blocks.note, *notes, *told, table.note, *counted, _origins(arms), *of_score)
     kept = tuple(part for part in said if part)
     return CreditResult(table, group_n, tuple(arms), tuple(applied), scores, marked, kept, own_score)
 
@@ -260,9 +252,14 @@ def _stated(scores: Scores, m: int) -> Tensor:
     return torch.full((len(scores.reward_nm),), torch.nan).double() if scores.stated_nm is None else scores.stated_nm[:, m]
 
 
-def _origins(table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str]) -> str:
-    origin = {name: place for arm in arms for name, place in sources(table, arm, taken).items()}
-    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in origin.items()) + "." if origin else ""
+def _origins(arms: Sequence[Arm]) -> str:
+    """Where each reward comes from."""
+    taken = {o.name: arm.taken.get(o.name) for arm in arms for o in arm.scheme.objectives}
+    places = {
+        name: "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
+        for name, column in taken.items()
+    }
+    return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in places.items()) + "." if places else ""
 
 
 def _as_recorded(table: RolloutTable) -> str:

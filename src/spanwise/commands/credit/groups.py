@@ -24,12 +24,6 @@ def compared_groups(
 
     A run of ours is cut by its own group size, whatever recipe it is credited with; a file of another trainer by the group
     size that the recipe or the user names, if one does.
-
-    Args:
-        table: N completions.
-        recipe: what they are credited with.
-        own: the recipe of the run that the file lies in.
-        overrides: what the user has set; a group size there wins over the run's.
     """
     if table.rollout_n is None:
         return _compared(table.group_n, table.step_n, recipe, own, overrides, keyed=table.keyed)

@@ -15,18 +15,7 @@ _SHOWN = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> dict[str, Any] | None:
-    """Coverage and calibration of the clipped scores against the verdict; None where the file has none.
-
-    Args:
-        table: the file.
-        arms: the verdict is that of the first whose scheme has a score, else `correct`.
-        scores: rewards of all objectives.
-
-    Returns:
-        `completions` with a score, `coverage`, `verdict` (its objective, None where nothing says what is right), `ece`, `brier`,
-        `auroc`, `mean_confidence` and `sharpness`, as far as they exist, and `alarms`, in sentences. Where SciPy is not
-        installed, no figures and no alarms.
-    """
+    """Coverage and calibration of the clipped scores against the verdict; None where the file has none."""
     if table.self_reward_n is None:
         return None
     verdict = next((mode.judge for arm in arms for mode in arm.scheme.modes if mode.judge is not None), "correct")

@@ -24,11 +24,7 @@ from spanwise.rollouts.rows import read_vocabulary, token_rows
 
 
 def credit_page(folder: Path) -> str:
-    """The report of a credit export; tokens are ids where the tokenizer that its file names is not there any more.
-
-    Raises:
-        DataError: a file that cannot be read.
-    """
+    """The report of a credit export; tokens are ids where the tokenizer that its file names is not there any more."""
     file, summary = folder / EXPORT, read_json(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
     credit = recorded_credit(table)

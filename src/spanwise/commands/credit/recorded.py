@@ -21,9 +21,6 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> Applied:
 
     A number is shared out evenly over the tokens that the model sampled in the rollout, as a trainer does, one of a block over
     those of the block; one per token keeps its place.
-
-    Raises:
-        RecipeError: the file says nothing of the kind, or it is of other blocks.
     """
     held = table.as_recorded
     if held is None:

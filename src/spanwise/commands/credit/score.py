@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.commands.credit.arms import Arm, left_out, sources, taken_rewards
+from spanwise.commands.credit.arms import Arm, left_out
 from spanwise.commands.credit.blocks import remedy
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
@@ -56,29 +56,13 @@ class Marked:
 
 
 def score_file(
-    table: RolloutTable, arms: Sequence[Arm], *, rewards: Mapping[str, str] | None = None, also: Sequence[Layout] = ()
+    table: RolloutTable, arms: Sequence[Arm], *, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
-    """Find the blocks and the rewards of every completion under every arm.
+    """Find the blocks and rewards of every completion: layout -> its spans, arm -> what completions say and what that is worth.
 
-    A reward that the file records (`taken_rewards`) is taken from it; what it would be under the other outcome, and every other
+    A reward that the file records (`Arm.taken`) is taken from it; what it would be under the other outcome, and every other
     reward, is computed from the text.
-
-    Args:
-        table: N completions.
-        arms: methods with their layouts and objectives.
-        rewards: objective -> recorded reward, see `taken_rewards`.
-        also: further layouts whose spans are found.
-
-    Returns:
-        layout -> its spans; arm -> what the completions say and what that is worth.
-
-    Raises:
-        RecipeError: an unknown objective or recorded reward.
-        DataError: a reward that needs a column which is not there.
     """
-    taken = _taken(table, arms, rewards or {})
-    for arm in arms:
-        sources(table, arm, taken)
     layouts = list(dict.fromkeys([*(arm.scheme.layout for arm in arms), *also]))
     parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
     flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
@@ -88,7 +72,6 @@ def score_file(
         ids, filled = part.tokens.padded(0, len(part))
         mask = np.zeros(filled.shape, dtype=np.bool_)
         mask[filled] = part.trainable
-        recorded = {name: part.rewards[column] for name, column in taken.items()}
         ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
         batch = Batch(part.group_n, ids_nt, mask_nt, columns=part.columns)
         for layout in layouts:
@@ -98,6 +81,7 @@ def score_file(
             flat[layout].append(spans.block_nt.numpy()[filled])
             for arm in arms:
                 if arm.scheme.layout == layout:
+                    recorded = {name: part.rewards[column] for name, column in arm.taken.items()}
                     asked = replace(batch, columns={**part.columns, **_asked(part, text, arm)})
                     reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
                     found[arm.name].append(reading.take(slice(None)))
@@ -139,39 +123,18 @@ def _asked(part: RolloutTable, text: Sequence[BlockText], arm: Arm) -> dict[str,
     }
 
 
-def _taken(table: RolloutTable, arms: Sequence[Arm], rewards: Mapping[str, str]) -> dict[str, str]:
-    """Objective -> the recorded reward it is taken from."""
-    names = dict.fromkeys(objective.name for arm in arms for objective in arm.scheme.objectives)
-    for objective in rewards:
-        if objective not in names:
-            raise RecipeError(unknown("objective", objective, names))
-    return {name: column for name, column in taken_rewards(table, rewards).items() if name in names}
-
-
 def fitting(
-    table: RolloutTable, arms: Sequence[Arm], taken: Mapping[str, str], texts: Sequence[str], *, asked: Collection[str]
+    table: RolloutTable, arms: Sequence[Arm], texts: Sequence[str], *, asked: Collection[str]
 ) -> tuple[list[Arm], list[str]]:
-    """The arms that the file's tags are enough for.
+    """The arms that the tags of a file are enough for, and sentences on the others and on parts that nobody writes.
 
     An arm needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; and a method
     by block a tag of every block that it pays. A recorded reward of the whole completion needs none.
-
-    Args:
-        table, arms: as `score_file` has them.
-        taken: objective -> recorded reward, see `taken_rewards`.
-        texts: what the model wrote, of each completion.
-        asked: the arms that must fit, by name.
-
-    Returns:
-        The arms, and sentences: on those left out, and on parts of the layout that nobody writes.
-
-    Raises:
-        RecipeError: an arm that was asked for, or every arm, needs a tag that opens nowhere in the file.
     """
     found = {one.sentence: one for arm in arms for one in census_of(arm.scheme.layout, texts)}
     lacking = [one for one in found.values() if one.lacking]
     seen = next(iter(lacking), census(texts, []))
-    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, taken, seen))}
+    lost = {arm.name: lack for arm in arms if (lack := _lacking(arm, seen))}
     kept = [arm for arm in arms if arm.name not in lost]
     rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
     if not lost:
@@ -184,11 +147,11 @@ def fitting(
     raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
 
 
-def _lacking(arm: Arm, taken: Mapping[str, str], seen: Census) -> list[str]:
+def _lacking(arm: Arm, seen: Census) -> list[str]:
     """The marks that an arm needs and no completion has."""
     layout, objectives = arm.scheme.layout, arm.scheme.objectives
     own = layout.parts_of(seen.segmenter)
-    wanted = {key for o in objectives if o.name not in taken for key in _reads(o)}
+    wanted = {key for o in objectives if o.name not in arm.taken for key in _reads(o)}
     needed = [part for part in own if part.key in wanted]
     if arm.scheme.entry.kind == "block" and len(layout.names) > 1:
         paid = {name for o in objectives for name in o.pays}

@@ -24,11 +24,7 @@ EXPORT = "credit.parquet"
 
 
 def write_credit(file: Path, result: CreditResult) -> None:
-    """Write the completions of a file with what every method credits them with, in the columns of `rollouts.schema`.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Write the completions of a file with what every method credits them with, in the columns of `rollouts.schema`."""
     table = result.table
     pieces = None if table.has_ids else table.vocabulary.pieces
     write_rollouts(file, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
@@ -68,16 +64,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
 
 
 def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page of an export needs beside its figures, for its `summary.json`.
-
-    Args:
-        arms: the methods.
-        options: of `credit_rollouts`, and `rows`.
-
-    Returns:
-        `options` as plain data; `paid`, the objectives of each arm; `own`, the arm that the recipe is; `outcome`, the objective
-        that says what is right, if there is one; `segments`, where a method cuts completions into some.
-    """
+    """What the page of an export needs beside its figures, for its `summary.json`."""
     given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
     cut = (Segments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
     segments = next((found for found in cut if found is not None), None)
@@ -104,10 +91,6 @@ def _paying(arm: Arm) -> dict[str, Any]:
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
     """The objective that says what is right: the one that others are given or judged by, else `correct`, else none.
-
-    Args:
-        names: of all objectives.
-        given: what each is given or judged by.
 
     Example:
         >>> outcome_of(["format", "right", "brier"], [None, None, "right"]), outcome_of(["format"], [None])

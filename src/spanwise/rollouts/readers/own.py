@@ -29,10 +29,6 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
     Credit is left where it is: it is what a method made of the rest. So are advantages, but for those of the only method, or of
     `recorded`: they are what the completions were trained with.
-
-    Raises:
-        DataError: lists of one completion that differ in length, a tokenizer that spells another text, or one where the file
-            holds no ids.
     """
     folder = run_folder(files[0])
     found = pq.read_schema(files[0])

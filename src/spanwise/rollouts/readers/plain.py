@@ -30,29 +30,18 @@ def read_plain(
     files: Sequence[Path],
     tokenizer: str | Path | None,
     columns: Mapping[str, str] | None = None,
-    *,
-    formats: str = "",
 ) -> RolloutTable:
     """Read a table with a completion in each row, or a list of completions of one prompt.
 
     Every numeric column without a role is taken for a reward, `rewards/NAME` under the name NAME; a list of numbers beside a list
     of completions has one for each of them. Rows without a completion are left out and counted: null is no empty text. A
     conversation in `messages`, without a completion beside it, ends with what the model said.
-
-    Args:
-        path, files, tokenizer: see `read_rollouts`.
-        columns: role -> column, see `roles.NAMES`; the others are found by their names.
-        formats: what else could be read, for messages.
-
-    Raises:
-        DataError: columns that are not there or not clear, cells that are no prompt or completion.
-        RecipeError: a role that there is not.
     """
     asked = check_roles(columns)
     held = {name: cells for name, cells in _read(path, files).items() if name not in _INDEX or name in asked.values()}
     if not any(map(len, held.values())):
         raise DataError(f"'{path}' holds no completions.")
-    roles = find_roles(path, list(held), asked, formats)
+    roles = find_roles(path, list(held), asked)
     said, absent = said_in(path, held, roles)
     if not said:
         raise DataError(f"'{path}' holds no completions: none of its {absent} rows has one.")

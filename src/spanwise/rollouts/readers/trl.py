@@ -43,9 +43,6 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     are left out. Every numeric column is taken for a reward, but for `answer` and what a trainer made of rewards (`advantage`, and
     `credit/<block>` of spanwise's own). Messages of a completion that are not the assistant's count as not sampled; of the
     assistant's, reasoning and calls of tools are part of what it said.
-
-    Raises:
-        DataError: files whose columns differ in type, a step that is no whole number.
     """
     tables: list[pa.Table] = []
     repeated = 0

@@ -57,9 +57,6 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     Token ids are taken where every trace has them and a tokenizer is given to read them with; else the messages are. The
     group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
     metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
-
-    Raises:
-        DataError: a line that is not JSON, lacks a field or holds something else in it, ids and streams of different lengths.
     """
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]

@@ -30,9 +30,6 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     `gts` is the gold answer, also under the name `answer`; `score` and every other numeric field are taken for rewards. `uid`
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
     one step share it; else the text does.
-
-    Raises:
-        DataError: a line that is not JSON, lacks a field or has a step that is no whole number.
     """
     rows = list(parsed(files, _row))
     names = dict.fromkeys(name for row in rows for name in row.record)

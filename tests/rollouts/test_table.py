@@ -1,0 +1,65 @@
+"""The one table of completions: some of its rows are a table with all that is known of them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from spanwise.errors import AlignmentError
+from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
+
+LENGTHS = (3, 0, 2, 4)
+
+
+def table(folder):
+    """Four completions of three rollouts, the third left out of the loss, with whatever a file may hold of them."""
+    tokens = sum(LENGTHS)
+    columns = {
+        "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 1, 2], "prompt": ["a", "a", "b", "b"],
+        "answer": ["4", {"x": 1}, None, "5"], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
+        "self_reward": [0.5, np.nan, 0.25, 1.0], "reward/correct": [1.0, 0.0, np.nan, 1.0],
+        "status/correct": ["ok", "ok", "timeout", "ok"],
+        "completion_ids": np.arange(tokens), "trainable": np.arange(tokens) % 4 != 1, "logprobs": -np.arange(tokens) / 8,
+        "advantages/bae": np.arange(tokens) / 4,
+    }  # fmt: skip
+    part = rollout_table(columns, np.cumsum([0, *LENGTHS]))
+    write_rollouts(folder / "a.parquet", [part], pieces=[f"{n} ".encode() for n in range(tokens)])
+    return read_rollouts(folder / "a.parquet")
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])
+def test_some_rows_are_a_table_with_all_that_is_known_of_them(first, last, tmp_path):
+    whole = table(tmp_path)
+    part = whole.rows(first, last)
+    assert len(part) == last - first
+    assert part.prompts == ["a", "a", "b", "b"][first:last]
+    assert part.columns["answer"] == ["4", '{"x": 1}', None, "5"][first:last]
+    assert part.step_n.tolist() == [1, 1, 2, 2][first:last]
+    assert part.group_n.tolist() == [0, 0, 1, 1][first:last]
+    assert part.rollout_n.tolist() == [0, 0, 1, 2][first:last]
+    assert part.learned_n.tolist() == [True, True, False, True][first:last]
+    assert part.self_reward_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0][first:last]
+    assert part.rewards["correct"].value_n.nan_to_num(nan=9.0).tolist() == [1.0, 0.0, 9.0, 1.0][first:last]
+    spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]][first:last]
+    flat = [n for row in spoken for n in row]
+    words = [whole.vocabulary.join(part.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(part))]
+    assert words == ["".join(f"{n} " for n in row) for row in spoken]
+    assert part.trainable.tolist() == [n % 4 != 1 for n in flat]
+    assert part.token_values["logp"].tolist() == [-n / 8 for n in flat]
+    assert part.as_recorded.number.tolist() == [n / 4 for n in flat]
+
+
+def test_the_columns_of_a_table_have_their_types_and_nothing_stands_for_what_is_not_known():
+    made = rollout_table(
+        {"prompt": [[{"role": "user"}]], "completion_ids": torch.tensor([5, 6]), "reward/correct": [np.nan], "text": None},
+        [0, 2],
+    )
+    assert made.schema == pa.schema(
+        {"prompt": pa.string(), "completion_ids": pa.list_(pa.int32()), "reward/correct": pa.float64()}
+    )
+    assert made.to_pylist() == [{"prompt": '[{"role": "user"}]', "completion_ids": [5, 6], "reward/correct": None}]
+
+
+def test_a_token_too_many_is_refused_by_the_name_of_its_column():
+    with pytest.raises(AlignmentError, match=r"There are 2 tokens and 3 entries of 'advantages/bae'; give one"):
+        rollout_table({"advantages/bae": [0.5] * 3}, [0, 2])
