@@ -25,7 +25,7 @@ def refusal(error: BaseException) -> str | None:
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
     seen: list[BaseException] = []
-    found = None
+    reason = None
     link: BaseException | None = error
     while link is not None and link not in seen:
         seen.append(link)
@@ -33,14 +33,14 @@ def refusal(error: BaseException) -> str | None:
         if number in _REFUSALS:
             return os.strerror(number or 0)
         if isinstance(link, RuntimeError) and any(word in str(link) for word in _TORCH):
-            found = "a file ended before all of it was written"
+            reason = "a file ended before all of it was written"
         link = link.__cause__ or link.__context__
-    return found
+    return reason
 
 
 def _number(error: BaseException) -> int | None:
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return None if told is None else int(told[1])
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return None if match is None else int(match[1])
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:

@@ -145,7 +145,7 @@ def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) 
     this command needs 'my_rewards', which is no part of spanwise; install it, or put it on PYTHONPATH.
     """
     package = (error.name or "").split(".")[0]
-    said = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
+    sentence = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
     if package in EXTRAS:
-        said = f"{part} needs '{package}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package]}]'"
-    return ModuleNotFoundError(said, name=error.name)
+        sentence = f"{part} needs '{package}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package]}]'"
+    return ModuleNotFoundError(sentence, name=error.name)

@@ -96,15 +96,15 @@ class Layout:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """All that blocks are made of, in the order of the layout."""
-        found = []
+        parts = []
         for block, (name, marks, index) in enumerate(self._single):
             for written in marks:
                 segmenter, mark = self._split(written)
                 key = mark or name
                 if index is not None:
                     key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
-                found.append(Part(block, segmenter, mark, key, index))
-        return tuple(found)
+                parts.append(Part(block, segmenter, mark, key, index))
+        return tuple(parts)
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
@@ -146,10 +146,10 @@ class Layout:
         if pattern == "*":
             return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
         wanted = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
-        found = tuple(name for name in self.names if wanted.fullmatch(name))
-        if not found:
+        names = tuple(name for name in self.names if wanted.fullmatch(name))
+        if not names:
             raise RecipeError(unknown("block", pattern, self.names))
-        return found
+        return names
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -58,9 +58,9 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
         """Put one entry in; the same function may come again, another one is refused."""
-        known = self._functions.get(name) if name in self else None
-        if known is not None and known is not function:
-            place = f"{known.__module__}.{known.__qualname__}"
+        function_before = self._functions.get(name) if name in self else None
+        if function_before is not None and function_before is not function:
+            place = f"{function_before.__module__}.{function_before.__qualname__}"
             raise RecipeError(f"There is a {self.noun} '{name}' already ({place}); register yours under another name.")
         try:
             self[name] = self.entry(name, function, kind, **facts)
@@ -80,10 +80,10 @@ def _registry(kind: str) -> Registry[Any]:
 
 def is_registered(name: str, *, kind: str) -> bool:
     """Whether a name is known, here or among the plug-ins."""
-    known = _registry(kind)
-    if name not in known and entry_points(group=known.group):
-        known.load_plugins()
-    return name in known
+    registry = _registry(kind)
+    if name not in registry and entry_points(group=registry.group):
+        registry.load_plugins()
+    return name in registry
 
 
 def entry_of(name: str, *, kind: str) -> Any:
@@ -137,11 +137,11 @@ def imported(path: str, *, what: str) -> Any:
             if sys.modules.get(module) in _FILES.values():
                 del sys.modules[module]  # a file of this name was run, and it lies somewhere else
             with _first(Path.cwd()):
-                found = import_module(module)
-            if getattr(found, "__file__", None) is None and found.__spec__ is not None and found.__spec__.origin is None:
+                loaded = import_module(module)
+            if getattr(loaded, "__file__", None) is None and loaded.__spec__ is not None and loaded.__spec__.origin is None:
                 raise ModuleNotFoundError(name=module)  # a folder of that name
         else:
-            found = _run(file, module)
+            loaded = _run(file, module)
     except (Exception, SystemExit) as error:  # whatever a stranger's module raises, the user must learn which one it was
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and file is None and f"{module}.".startswith(f"{error.name}."):
@@ -149,10 +149,10 @@ def imported(path: str, *, what: str) -> Any:
             reason = f"there is no {sort} '{module}' in the current folder '{Path.cwd()}', beside the recipe or installed"
         raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
     try:
-        return attrgetter(name)(found)
+        return attrgetter(name)(loaded)
     except AttributeError as error:
-        there = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-        place = f"'{getattr(found, '__file__', module)}'"
+        there = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
+        place = f"'{getattr(loaded, '__file__', module)}'"
         raise RecipeError(
             f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, there)}"
         ) from error
@@ -178,9 +178,9 @@ def seen_from_here(path: str, folder: Path) -> str:
 def _is_installed(module: str) -> bool:
     """Whether a module can be imported, or the package that it is a part of; a file that was run here under its name is none."""
     top, _, part = module.partition(".")
-    known = sys.modules.get(top)
-    if known is not None:
-        return known not in _FILES.values()
+    loaded = sys.modules.get(top)
+    if loaded is not None:
+        return loaded not in _FILES.values()
     spec = find_spec(top)
     # A folder without __init__.py is a package by its parts alone.
     return (spec is not None and (spec.origin is not None or bool(part))) or (bool(part) and (Path.cwd() / top).is_dir())
@@ -194,9 +194,9 @@ def _file(module: str) -> Path | None:
 
 def _run(file: Path, name: str) -> ModuleType:
     """The module of a file, run once in a process, whatever else has its name."""
-    known = sys.modules.get(name)
-    if known is not None and Path(getattr(known, "__file__", None) or ".").resolve() == file.resolve():
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or ".").resolve() == file.resolve():
+        return loaded
     if file.resolve() not in _FILES:
         spec = spec_from_file_location(name, file)
         assert spec is not None, "a file ending in .py has a loader"

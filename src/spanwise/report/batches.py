@@ -92,8 +92,8 @@ def _improved(batches: Lines, objectives: Sequence[str], recipe: Mapping[str, An
 
 
 def _mean(batches: Lines, key: str) -> float | None:
-    found = [value for line in batches if (value := figure(line, key)) is not None]
-    return sum(found) / len(found) if found else None
+    values = [value for line in batches if (value := figure(line, key)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def optimiser_section(batches: Lines) -> Section:
@@ -103,13 +103,13 @@ def optimiser_section(batches: Lines) -> Section:
 
 def _batch_panels(batches: Lines, names: Sequence[str], *wanted: tuple[str, str, Mapping[str, str]]) -> list[Panel]:
     """Panels of (title, y, series -> key of the metrics), as far as there are values; `names` come first among the colours."""
-    made = []
+    panels = []
     for title, y, series in wanted:
         rows = [row for name, key in series.items() for row in batch_curve(batches, key, name)]
         if rows:
             listed = list(dict.fromkeys([*names, *series]))
-            made.append(figure_panel(title, rows, listed, y, zero=y.startswith(("share", "mean |"))))
-    return made
+            panels.append(figure_panel(title, rows, listed, y, zero=y.startswith(("share", "mean |"))))
+    return panels
 
 
 _OPTIMISER = (

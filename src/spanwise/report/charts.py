@@ -212,9 +212,9 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    found = {key for row in rows for key in row if row[key] != ""}
+    keys = {key for row in rows for key in row if row[key] != ""}
     named = {"series": " ", **titles, "low": "from", "high": "to"}
-    return [_tip(key, title or " ") for key, title in named.items() if key in found]
+    return [_tip(key, title or " ") for key, title in named.items() if key in keys]
 
 
 def _tip(key: str, title: str) -> alt.Tooltip:

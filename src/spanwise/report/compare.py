@@ -50,7 +50,7 @@ def compare_report(
     most = max((cell.interval.count for cell in comparison.cells.values()), default=0)
     clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
-    points = [point for by_seed in curves.values() for found in by_seed.values() for point in found]
+    points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     sections = [
         Section(
             "Figures",
@@ -106,7 +106,7 @@ def compare_report(
 
 def _warnings(comparison: ArmComparison) -> list[str]:
     """What is wrong with which arm, what usually causes it, and arms that are not there at all."""
-    said = [
+    sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
     ]
@@ -114,7 +114,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
         arm for arm in comparison.methods
         if not any(comparison.cells[arm, figure].interval.count for figure in comparison.figures)
     ]  # fmt: skip
-    return said + [
+    return sentences + [
         f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
     ]
 
@@ -127,7 +127,7 @@ def _votes_by_score(samples: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 def _best(comparison: ArmComparison) -> list[Headline]:
     """The arms that no difference puts behind another one, for the two figures of a calibrated policy."""
-    made = []
+    headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
             continue
@@ -139,8 +139,10 @@ def _best(comparison: ArmComparison) -> list[Headline]:
         left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].interval.count]
         note = ", ".join(left)
         wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
-        made.append(Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note, wrong))
-    return made
+        headlines.append(
+            Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note, wrong)
+        )
+    return headlines
 
 
 def _table(comparison: ArmComparison, most: int) -> list[Row]:
@@ -161,13 +163,13 @@ def _table(comparison: ArmComparison, most: int) -> list[Row]:
 def _forests(comparison: ArmComparison) -> list[Panel]:
     panels = []
     for figure in comparison.figures:
-        found = [d for d in comparison.differences if d.figure == figure]
-        rows = [{"name": f"{d.a} - {d.b}", "series": d.verdict, **_bounds(d)} for d in found if d.interval.count]
+        differences = [d for d in comparison.differences if d.figure == figure]
+        rows = [{"name": f"{d.a} - {d.b}", "series": d.verdict, **_bounds(d)} for d in differences if d.interval.count]
         table: list[Row] = [
             {"pair": f"{d.a} - {d.b}", "difference": d.interval.value, "from": d.interval.low, "to": d.interval.high,
              "p (Holm)": d.p_adjusted, "verdict": d.verdict,
              "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
-            for d in found
+            for d in differences
         ]  # fmt: skip
         if rows:
             panels.append(

@@ -96,29 +96,29 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def _summed(statuses: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
     """The counts of each objective; of repeated blocks together."""
-    found: dict[str, Counter[str]] = {}
+    totals: dict[str, Counter[str]] = {}
     for name, counts in statuses.items():
-        found.setdefault(any_index(name), Counter()).update(counts)
-    return {name: dict(counts) for name, counts in found.items()}
+        totals.setdefault(any_index(name), Counter()).update(counts)
+    return {name: dict(counts) for name, counts in totals.items()}
 
 
 def _mean(shares: Mapping[str, float]) -> dict[str, float]:
     """The share of each objective; the mean over repeated blocks, of those that have one."""
-    found: dict[str, list[float]] = {}
+    shares_of: dict[str, list[float]] = {}
     for name, share in shares.items():
-        found.setdefault(any_index(name), []).extend([share] if share == share else [])
-    return {name: fsum(known) / len(known) if known else nan for name, known in found.items()}
+        shares_of.setdefault(any_index(name), []).extend([share] if share == share else [])
+    return {name: fsum(values) / len(values) if values else nan for name, values in shares_of.items()}
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
-    made = []
+    headlines = []
     for name, reward_n in rewards.items():
         there = int((~reward_n.isnan()).sum())
         mean = float(reward_n.double().nanmean()) if there else None
         failed = sum(n for status, n in statuses.get(name, {}).items() if status not in ("ok", "absent"))
         notes = [f"{there:,} present", *([f"{failed:,} failed"] if failed else [])]
-        made.append(Headline(f"mean reward: {name}", mean, ", ".join(notes)))
-    return made
+        headlines.append(Headline(f"mean reward: {name}", mean, ", ".join(notes)))
+    return headlines
 
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
@@ -154,8 +154,8 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
     order = ["ok", "absent", "unparsable", "timeout", "error"]
-    known = {status for counts in statuses.values() for status in counts}
-    names = [name for name in order if name in known] + sorted(known - set(order))
+    statuses_there = {status for counts in statuses.values() for status in counts}
+    names = [name for name in order if name in statuses_there] + sorted(statuses_there - set(order))
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
         for name, counts in statuses.items()

@@ -155,9 +155,9 @@ def render(
         >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
         (True, True, False)
     """
-    shown = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
-    drawn = any(section.panels for section in shown)
-    needs = list(dict.fromkeys(asset for section in shown for asset in section.needs))
+    filled = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
+    drawn = any(section.panels for section in filled)
+    needs = list(dict.fromkeys(asset for section in filled for asset in section.needs))
     scripts = [_static("report.js"), *(_static(f"{asset}.js") for asset in needs)]
     runs = [*scripts, *([_vega()] if drawn else [])]
     template, terms = _environment().get_template("page.html.j2"), Terms()
@@ -172,7 +172,7 @@ def render(
         notes=notes,
         terms=terms,
         headlines=headlines,
-        sections=shown,
+        sections=filled,
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{name}.css") for name in ("report", *needs))),
         scripts=[Markup(script) for script in scripts],

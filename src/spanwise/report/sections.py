@@ -55,9 +55,9 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
     if not rows:
         return []
     count = sum(row["count"] for row in rows)
-    known = f"{count:,} of {len(columns['correct']):,} completions {have} and could be judged."
+    counted = f"{count:,} of {len(columns['correct']):,} completions {have} and could be judged."
     title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
-    diagram = Panel(title, reliability_diagram(rows, by=kind), _bins(rows, kind), f"{known} {note}".strip())
+    diagram = Panel(title, reliability_diagram(rows, by=kind), _bins(rows, kind), f"{counted} {note}".strip())
     if name:
         return [diagram]
     names = ("right answers", "wrong answers")
@@ -79,12 +79,12 @@ def scores_alone(columns: Mapping[str, Tensor]) -> bool:
 def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts", note: str = "") -> Section:
     """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over, `note` says more."""
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
-    ways = list(dict.fromkeys(row["series"] for found in rows.values() for row in found))
+    ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
     panels = []
-    for name, found in rows.items():
-        if found:
-            chart = curves(found, names=ways, x="samples n", y="accuracy", percent=True, height=280)
-            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(found, key="x", label="n")))
+    for name, curve_rows in rows.items():
+        if curve_rows:
+            chart = curves(curve_rows, names=ways, x="samples n", y="accuracy", percent=True, height=280)
+            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(curve_rows, key="x", label="n")))
     text = (
         f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
         f"pass@k: at least one is right. {note}"

@@ -104,7 +104,7 @@ def train_report(
             steps=_done(batches, points),
             intervals=_intervals(samples or {}),
             unmeasured=unmeasured or {},
-            rewards={name: (found[0] if len(found) > 1 else None, found[-1]) for name, found in _rewards(batches).items()},
+            rewards={name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in _rewards(batches).items()},
         ),
         command=command,
         warnings=[
@@ -163,8 +163,8 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    known = METHODS.get(str(recipe.get("method")))
-    if known is not None and "baseline" not in known.inputs:
+    method = METHODS.get(str(recipe.get("method")))
+    if method is not None and "baseline" not in method.inputs:
         return ""
     named = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
     name = next((name for name in reversed(named) if name), None)
@@ -209,15 +209,15 @@ def _rewards(batches: Lines) -> dict[str, list[float | None]]:
 def _reward_headlines(batches: Lines) -> list[Headline]:
     """Mean rewards of the last training batch, with what they were in the first."""
     return [
-        Headline(f"mean reward: {name}", found[-1], f"{shown(found[0])} in the first batch" if len(found) > 1 else "")
-        for name, found in _rewards(batches).items()
+        Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
+        for name, means in _rewards(batches).items()
     ]
 
 
 def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: Mapping[str, str]) -> list[Headline]:
     last, start = (points[-1], points[0]) if points else ({}, {})
     intervals = _intervals(samples or {})
-    made, wrong = [], alarms(last)
+    headlines, wrong = [], alarms(last)
     wrong = {**wrong, **({"malformed": wrong["format_rate"]} if "format_rate" in wrong else {})}
     for name in (
         "accuracy",
@@ -239,25 +239,25 @@ def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: 
         value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
         notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
         notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
-        made.append(
+        headlines.append(
             Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), wrong.get(name, ""))
         )
-    return made
+    return headlines
 
 
 def _intervals(samples: Mapping[str, Tensor]) -> dict[str, Interval | None]:
     """The figures of the samples, by what they state and, as `laser_<figure>`, by their score."""
     if not {"prompt", "well_formed"} <= samples.keys():
         return {}
-    found: dict[str, Interval | None] = {}
+    intervals: dict[str, Interval | None] = {}
     for kind, prefix in (("score", LASER), ("confidence", "")):
         if kind in samples:
             by_kind = figure_intervals(
                 samples[kind], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
                 refusal_n=samples.get("refusal"),
             )  # fmt: skip
-            found |= {f"{prefix}{name}": interval for name, interval in by_kind.items()}
-    return found
+            intervals |= {f"{prefix}{name}": interval for name, interval in by_kind.items()}
+    return intervals
 
 
 def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:

@@ -81,16 +81,16 @@ def runs(
     verdicts: dict[int, Verdict | bool | None] = {}
     asked: dict[int, tuple[str, str | None]] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
-        here, said = read_tag(blocks, pays, tag)
+        here, code = read_tag(blocks, pays, tag)
         judge = cell if isinstance(cell, str) or not isinstance(cell, list | tuple) else "\n".join(map(str, cell))
         if not here:
             continue
         if tests is not None and not (isinstance(judge, str) and judge.strip()):
             verdicts[n] = None
-        elif said is None or not said.strip():
+        elif code is None or not code.strip():
             verdicts[n] = False
         else:
-            asked[n] = (_code(said), judge)
+            asked[n] = (_code(code), judge)
     runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     verdicts.update(zip(asked, runner.check(list(asked.values())), strict=True))
     return of_verdicts(len(text), verdicts)

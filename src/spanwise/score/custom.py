@@ -80,7 +80,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> list[inspect.Param
         ) from error
 
 
-def _arguments(function: Callable[..., Any], known: dict[str, Any], options: dict[str, Any], name: str) -> dict[str, Any]:
+def _arguments(function: Callable[..., Any], given: dict[str, Any], options: dict[str, Any], name: str) -> dict[str, Any]:
     parameters = parameters_of(function, name)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {
@@ -89,12 +89,12 @@ def _arguments(function: Callable[..., Any], known: dict[str, Any], options: dic
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     }
     if "blocks" not in named:
-        known.pop("blocks")
-    known |= options
+        given.pop("blocks")
+    given |= options
     for parameter in named.values():
-        if parameter.name not in known and parameter.default is parameter.empty:
-            raise _missing(parameter.name, known, name)
-    return {key: value for key, value in known.items() if takes_all or key in named}
+        if parameter.name not in given and parameter.default is parameter.empty:
+            raise _missing(parameter.name, given, name)
+    return {key: value for key, value in given.items() if takes_all or key in named}
 
 
 def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError | DataError:

@@ -29,14 +29,14 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    found: list[Objective] = []
+    plain: list[Objective] = []
     for objective in objectives:
         pays = _blocks(objective, layout)
         if objective.each is None:
-            found.append(objective if pays == objective.pays else replace(objective, pays=pays))
+            plain.append(objective if pays == objective.pays else replace(objective, pays=pays))
         else:
-            found += _each(objective, pays, layout)
-    return tuple(found)
+            plain += _each(objective, pays, layout)
+    return tuple(plain)
 
 
 def _blocks(objective: Objective, layout: Layout) -> tuple[str, ...]:
@@ -50,14 +50,16 @@ def _blocks(objective: Objective, layout: Layout) -> tuple[str, ...]:
 
 def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[Objective]:
     assert objective.each is not None, "asked for by the caller"
-    made: list[Objective] = []
+    objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        earlier = tuple(one.name for one in reversed(made))  # backing off drops the last one first, and that says least
+        earlier = tuple(
+            one.name for one in reversed(objectives)
+        )  # backing off drops the last one first, and that says least
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         own: dict[str, Any] = {"baseline": objective.baseline, "back_off": objective.back_off}
         if not given and objective.baseline in ("outcome", "blended"):  # the first block has nothing before it
             own = {"baseline": "group", "back_off": None}
-        made.append(
+        objectives.append(
             replace(
                 objective,
                 **own,
@@ -68,7 +70,7 @@ def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[O
                 options={**_reading(objective, block, layout), **objective.options},
             )
         )
-    return made
+    return objectives
 
 
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:

@@ -185,12 +185,12 @@ def listed(
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
-        held = _parsed(cell)
+        numbers = _parsed(cell)
         number: Any = _MISSING
-        if isinstance(held, Mapping):
-            number = held.get(name, _MISSING)
-        elif isinstance(held, list | tuple) and index is not None and int(index[1]) < len(held):
-            number = held[int(index[1])]
+        if isinstance(numbers, Mapping):
+            number = numbers.get(name, _MISSING)
+        elif isinstance(numbers, list | tuple) and index is not None and int(index[1]) < len(numbers):
+            number = numbers[int(index[1])]
         absent = blocks.get(name) is None or number is None or number != number
         value = None if absent or isinstance(number, str) else _number(number)
         values.append(value if value is not None and math.isfinite(value) else None)
@@ -209,10 +209,10 @@ def _judged(
     """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
     verdicts: dict[int, bool | None] = {}
     for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
-        here, said = read_tag(blocks, pays, tag)
+        here, value = read_tag(blocks, pays, tag)
         if here:
             gold = _gold(_parsed(cell), tag)
-            verdicts[n] = False if gold is _BEYOND else None if gold is _MISSING else rule(said, gold)
+            verdicts[n] = False if gold is _BEYOND else None if gold is _MISSING else rule(value, gold)
     return of_verdicts(len(text), verdicts)
 
 
@@ -234,21 +234,21 @@ def _parsed(cell: Any) -> Any:
     return cell if value is None else value[0]
 
 
-def _gold(held: Any, path: str) -> Any:
+def _gold(value: Any, path: str) -> Any:
     """The gold value; `_MISSING` or `_BEYOND` if there is none."""
-    if not isinstance(held, Mapping):
-        return _MISSING if held is None else held
-    if path in held:
-        return held[path]
+    if not isinstance(value, Mapping):
+        return _MISSING if value is None else value
+    if path in value:
+        return value[path]
     try:
         way = steps(path)
     except LayoutError:  # another segmenter's mark
         return _MISSING
     for step in way:
-        if isinstance(held, Mapping):
-            held = held.get(step, _MISSING)
-        elif isinstance(held, list) and isinstance(step, int):
-            held = held[step] if -len(held) <= step < len(held) else _BEYOND
+        if isinstance(value, Mapping):
+            value = value.get(step, _MISSING)
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step] if -len(value) <= step < len(value) else _BEYOND
         else:
-            return held if held is _BEYOND else _MISSING
-    return held
+            return value if value is _BEYOND else _MISSING
+    return value

@@ -67,7 +67,9 @@ def complete(text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> list[b
     [True, False, None]
     """
     first = [next(iter(blocks.values()), None) for blocks in text]
-    return [None if block is None else all((held or "").strip() for tag, held in block.items() if tag) for block in first]
+    return [
+        None if block is None else all((content or "").strip() for tag, content in block.items() if tag) for block in first
+    ]
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -237,9 +239,9 @@ def _values(function: Callable[..., Any], text: Sequence[BlockText], columns: Ma
             f"Outcome '{name}' of completion {n} is {result[n]!r}; return a bool, a finite number below 2**52, a string, or "
             f"None where it is unknown."
         )
-    known = [NAN if code is None else code for code in codes]
-    check_discrete({code for code in known if not math.isnan(code)}, name)
-    return known
+    values = [NAN if code is None else code for code in codes]
+    check_discrete({code for code in values if not math.isnan(code)}, name)
+    return values
 
 
 def _code(value: Any) -> float | None:

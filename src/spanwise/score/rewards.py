@@ -60,10 +60,10 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     golds = column_of(columns, column, len(text))
-    found = [read_tag(blocks, pays, tag) for blocks in text]
-    there = [n for n, (present, _) in enumerate(found) if present]
+    answers = [read_tag(blocks, pays, tag) for blocks in text]
+    there = [n for n, (present, _) in enumerate(answers) if present]
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
-    verdicts = judge([golds[n] for n in there], [found[n][1] for n in there], verify=verify, verifier=judges)
+    verdicts = judge([golds[n] for n in there], [answers[n][1] for n in there], verify=verify, verifier=judges)
     return of_verdicts(len(text), dict(zip(there, verdicts, strict=True)))
 
 
@@ -269,11 +269,11 @@ def _report(
                 f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]. "
                 f"Let it be 'given' an objective that says right or wrong, or leave the score of the confidence out."
             )
-        said = read_tag(blocks, pays, tag)[1]
-        q = None if said is None else parse_confidence(said)
+        report = read_tag(blocks, pays, tag)[1]
+        q = None if report is None else parse_confidence(report)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
         if q is None:
-            status.append(Status.ABSENT if said is None else Status.UNPARSABLE)
+            status.append(Status.ABSENT if report is None else Status.UNPARSABLE)
         else:  # a stated confidence is unscored only for the reason that its answer is
             status.append(Status(verdict))
         rows.append(None if q is None else (rule(q, 0.0), rule(q, 1.0)))
@@ -317,11 +317,11 @@ def _signs(tags: frozenset[str]) -> re.Pattern[str]:
 
 def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty: bool) -> bool:
     names = [name for name in block if name in counted]
-    held = [block[name] for name in names]
-    if any(inside is None or not (empty or inside.strip()) for inside in held):
+    contents = [block[name] for name in names]
+    if any(inside is None or not (empty or inside.strip()) for inside in contents):
         return False
     if not counted:
         return True
-    found = _signs(counted).findall(block.get("") or "")
+    signs = _signs(counted).findall(block.get("") or "")
     expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
-    return found in (expected, expected[1:])
+    return signs in (expected, expected[1:])

@@ -66,8 +66,8 @@ def json_schema(
         if validator is None:
             verdicts[n] = None
         else:
-            found = _whole(whole_text(blocks)) if not tag else _field(block, tag)
-            verdicts[n] = found is not None and _is_valid(validator, found[0])
+            value = _whole(whole_text(blocks)) if not tag else _field(block, tag)
+            verdicts[n] = value is not None and _is_valid(validator, value[0])
     return of_verdicts(len(text), verdicts)
 
 
@@ -84,15 +84,15 @@ def _whole(said: str) -> tuple[Any] | None:
 
 def _field(block: Mapping[str, str | None], tag: str) -> tuple[Any] | None:
     """What a field says as JSON; what stood in quotes is a string."""
-    said = block.get(tag)
-    if said is None:
+    content = block.get(tag)
+    if content is None:
         return None
-    value = json_value(said)
+    value = json_value(content)
     if value is None:
-        return (said,)
+        return (content,)
     # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
-    written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(said), block.get("") or "")
-    return (said,) if written and written[1] else value
+    written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(content), block.get("") or "")
+    return (content,) if written and written[1] else value
 
 
 def _is_valid(validator: Any, value: Any) -> bool:
@@ -108,17 +108,17 @@ def _written(schema: Any) -> Any:
         return None
     if isinstance(schema, str):
         try:
-            held, where = Path(schema).read_text(encoding="utf-8"), f"The schema '{schema}'"
+            source, where = Path(schema).read_text(encoding="utf-8"), f"The schema '{schema}'"
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RecipeError(f"The schema '{schema}' cannot be read: {reason}.") from error
     else:
         try:
-            held, where = json.dumps(schema, sort_keys=True), "The schema"
+            source, where = json.dumps(schema, sort_keys=True), "The schema"
         except (TypeError, ValueError) as error:
             raise RecipeError(f"The schema {schema!r:.200} is no JSON: {error}.") from error
     try:
-        return _validator(held)
+        return _validator(source)
     except ValueError as error:
         raise RecipeError(f"{where} of reward 'json_schema' is none: {error}.") from error
 
@@ -153,9 +153,9 @@ def _validator(text: str) -> Any:
         place = "/".join(map(str, error.absolute_path))
         raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
     resource = Resource.from_contents(schema, default_specification=DRAFT202012)
-    known = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
-    _follow(resource, known.resolver(resource.id() or ""))
-    validator = kind(schema, registry=known)
+    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
+    _follow(resource, registry.resolver(resource.id() or ""))
+    validator = kind(schema, registry=registry)
     try:
         validator.is_valid({})
     except RecursionError:
@@ -168,13 +168,13 @@ def _follow(resource: Any, resolver: Any) -> None:
     from referencing.exceptions import Unresolvable
 
     resolver = resolver.in_subresource(resource)
-    held = resource.contents
+    contents = resource.contents
     for key in ("$ref", "$dynamicRef"):
-        if isinstance(held, dict) and isinstance(held.get(key), str):
+        if isinstance(contents, dict) and isinstance(contents.get(key), str):
             try:
-                resolver.lookup(held[key])
+                resolver.lookup(contents[key])
             except Unresolvable:
-                why = f"its {key} {held[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
+                why = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
                 raise ValueError(why) from None
     for inner in resource.subresources():
         _follow(inner, resolver)

@@ -49,11 +49,11 @@ def score_all(
     _check_order(objectives)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        known = (recorded or {}).get(objective.name)
-        if known is None:
+        reward = (recorded or {}).get(objective.name)
+        if reward is None:
             scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
         else:
-            scored[objective.name] = taken_as_recorded(objective, known, text, columns=columns, scored=scored)
+            scored[objective.name] = taken_as_recorded(objective, reward, text, columns=columns, scored=scored)
     return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
 
 
@@ -246,22 +246,27 @@ def _check_built_in(
         read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
         for blocks in read:
             if tag and not any(tag in tags[block] for block in blocks):
-                known = [name for block in blocks for name in tags[block]]
+                there = [name for block in blocks for name in tags[block]]
                 raise RecipeError(
                     f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
-                    f"{'has no tags' if not known else 'has ' + ', '.join(known)}; add it to the layout or set 'tag'."
+                    f"{'has no tags' if not there else 'has ' + ', '.join(there)}; add it to the layout or set 'tag'."
                 )
 
 
 def _check_segmenters(objective: Objective, layout: Layout) -> None:
     """Refuse a reward that looks for one segmenter's signs in the blocks of another."""
-    known = REWARDS.find(str(objective.reward)).segmenters
+    understood = REWARDS.find(str(objective.reward)).segmenters
     other = next(
-        (p for p in layout.parts if known and p.segmenter not in known and layout.names[p.block] in objective.pays), None
+        (
+            p
+            for p in layout.parts
+            if understood and p.segmenter not in understood and layout.names[p.block] in objective.pays
+        ),
+        None,
     )
     if other is not None:
         raise RecipeError(
-            f"Objective '{objective.name}': the reward '{objective.reward}' judges what {' and '.join(known)} find, and block "
+            f"Objective '{objective.name}': the reward '{objective.reward}' judges what {' and '.join(understood)} find, and block "
             f"'{layout.names[other.block]}' is found by {other.segmenter}. Use a reward of its content, such as json_schema, or a "
             f"function of your own."
         )

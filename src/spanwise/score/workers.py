@@ -221,19 +221,19 @@ class Workers:
         """Check every request; the verdicts come in the order of the requests."""
         wanted = list(dict.fromkeys(requests))
         with self._lock:
-            known = {request: self._cache[request] for request in wanted if request in self._cache}
-            for request in known:
+            verdicts = {request: self._cache[request] for request in wanted if request in self._cache}
+            for request in verdicts:
                 self._cache.move_to_end(request)
             futures: dict[Request, Future[Verdict]] = {}
-            if len(known) < len(wanted):
+            if len(verdicts) < len(wanted):
                 threads = self._running_threads()
-                futures = {request: threads.submit(self._check, request) for request in wanted if request not in known}
+                futures = {request: threads.submit(self._check, request) for request in wanted if request not in verdicts}
         try:
-            known.update({request: future.result() for request, future in futures.items()})
+            verdicts.update({request: future.result() for request, future in futures.items()})
         finally:
             for future in futures.values():
                 future.cancel()
-        return [known[request] for request in requests]
+        return [verdicts[request] for request in requests]
 
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""
@@ -305,9 +305,9 @@ def close() -> None:
     >>> close()
     """
     with _shared_lock:
-        known = list(_shared.values())
+        open_workers = list(_shared.values())
         _shared.clear()
-    for workers in known:
+    for workers in open_workers:
         workers.close()
 
 

@@ -41,8 +41,8 @@ class Census:
         if not self.lacking:
             return ""
         lack = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        known = {mark: held for mark, held in self.wanted.items() if mark not in self.lacking}
-        seen = list({**known, **self.others}.items())
+        present = {mark: held for mark, held in self.wanted.items() if mark not in self.lacking}
+        seen = list({**present, **self.others}.items())
         there = ", ".join(f"{self._shown(mark)} ({held})" for mark, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
         nothing = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
         return f"{lack} of {self.size} completions; " + (f"they do contain {there}." if seen else nothing)
@@ -76,8 +76,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     size, seen = 0, Counter[str]()
     for text in texts:
         size += 1
-        told = set() if says is None else set(says(text))
-        seen.update(told if holds is None else told.difference(plain).union(mark for mark in plain if holds(text, mark)))
+        marked = set() if says is None else set(says(text))
+        seen.update(marked if holds is None else marked.difference(plain).union(mark for mark in plain if holds(text, mark)))
     if prefilled is not None:
         seen[prefilled] = size
     wanted = {mark: seen[mark] for mark in plain} if says is not None or holds is not None else {}
@@ -96,9 +96,9 @@ def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
         >>> [one.sentence for one in census_of(Layout({"why": "why", "price": "json:price"}), ["<why>so</why>{}"] * 2)]
         ['', "'price' is in 0 of 2 completions; json finds nothing in them."]
     """
-    found = []
+    counts = []
     for segmenter in layout.segmenters:
         marks = [part.mark for part in layout.parts_of(segmenter)]
         prefilled = layout.prefilled if layout.prefilled in marks else None
-        found.append(census(texts, marks, segmenter=segmenter, prefilled=prefilled))
-    return found
+        counts.append(census(texts, marks, segmenter=segmenter, prefilled=prefilled))
+    return counts

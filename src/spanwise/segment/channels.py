@@ -97,8 +97,8 @@ class _Stretch(NamedTuple):
 def _said(text: str) -> list[str]:
     """The channels that a text opens."""
     openings = [sign.encode() for sign in dict.fromkeys(_KNOWN.findall(text))]
-    found = [_OPENS[sign][0] if sign in _OPENS else _of_header(sign) for sign in openings]
-    return list(dict.fromkeys((*found, _ANSWER)))
+    channels_there = [_OPENS[sign][0] if sign in _OPENS else _of_header(sign) for sign in openings]
+    return list(dict.fromkeys((*channels_there, _ANSWER)))
 
 
 def _opening(mark: str) -> tuple[str, ...]:

@@ -17,28 +17,16 @@ from spanwise.types import Fault
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
+@dataclass(eq=False)
 class Chunk:
-    """Some completions in a row: their trainable tokens and bytes.
+    """Some completions in a row: their bytes, and of every trainable token its id, its end in them and its place."""
 
-    Attributes:
-        data: the bytes of all of them.
-        id_t, end_t: of every trainable token its id, and where in `data` it ends.
-        row_t, column_t: where it stands in the batch.
-        logp_t: its log-probability, where a finder asks for it.
-        vocabulary: what their ids stand for.
-    """
-
-    def __init__(
-        self,
-        data: bytes,
-        id_t: np.ndarray,
-        end_t: np.ndarray,
-        column_t: np.ndarray,
-        logp_t: np.ndarray | None,
-        vocabulary: Vocabulary,
-    ) -> None:
-        self.data, self.id_t, self.end_t, self.column_t, self.logp_t = data, id_t, end_t, column_t, logp_t
-        self.vocabulary = vocabulary
+    data: bytes
+    id_t: np.ndarray
+    end_t: np.ndarray
+    column_t: np.ndarray
+    logp_t: np.ndarray | None  # where a finder asks for it
+    vocabulary: Vocabulary
 
     @cached_property
     def added(self) -> np.ndarray:
@@ -170,9 +158,9 @@ def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
     >>> [part and part.key for part in map(numbered([one, two]), range(3))], numbered([Part(0, "lines", "", "all")])(7).key
     (['line[0]', 'line[1]', None], 'all')
     """
-    known = list(parts)
-    surplus = known[-1] if known[-1].index is None else None
-    return lambda index: known[index] if index < len(known) else surplus
+    listed = list(parts)
+    surplus = listed[-1] if listed[-1].index is None else None
+    return lambda index: listed[index] if index < len(listed) else surplus
 
 
 class Taker:
@@ -214,10 +202,10 @@ class Claims:
 
 def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
     """The parts of each mark, which is written without `[*]` if it is to be bare."""
-    found: dict[str, list[Part]] = {}
+    grouped: dict[str, list[Part]] = {}
     for part in parts:
-        found.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
-    return found
+        grouped.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
+    return grouped
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:

@@ -136,8 +136,8 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     else:
         names = [name for name in _KINDS.get(kind, (kind,)) if name in types]
         if not names:
-            known = [*ours, *(["docstring"] if language == "python" else [])]
-            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(known)}.")
+            kinds = [*ours, *(["docstring"] if language == "python" else [])]
+            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(kinds)}.")
         pattern = " ".join(f"({name}) @it" for name in names)
         if "decorated_definition" in types and kind in ("function", "class"):
             pattern += " ".join(f"(decorated_definition definition: ({name})) @it" for name in names)
@@ -145,14 +145,14 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     query = sitter.Query(grammar, pattern)
 
     def outermost(root: Any) -> list[tuple[int, int, bool]]:
-        found = []
+        outer = []
         places = sorted(
             map(_place, sitter.QueryCursor(query).captures(root).get("it", [])), key=lambda one: (one[0], -one[1])
         )
         for place in places:
-            if not found or place[0] >= found[-1][1]:
-                found.append(place)
-        return found
+            if not outer or place[0] >= outer[-1][1]:
+                outer.append(place)
+        return outer
 
     return outermost
 

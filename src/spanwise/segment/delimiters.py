@@ -54,9 +54,9 @@ def _opens(mark: str) -> tuple[str, ...]:
 
 def _says(text: str) -> list[str]:
     """The pairs of tags in a text, as marks."""
-    found = _TAG_PAIR.findall(text)
-    closed = {name for slash, name in found if slash}
-    return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in found if not slash) if name in closed]
+    tags = _TAG_PAIR.findall(text)
+    closed = {name for slash, name in tags if slash}
+    return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed]
 
 
 @register(

@@ -37,7 +37,7 @@ class Heading(NamedTuple):
 
 def fences(text: bytes) -> list[Fence]:
     """The fenced code blocks of a text, in order; one that never closes runs to the end."""
-    found: list[Fence] = []
+    blocks: list[Fence] = []
     start = end = 0
     sign, language = b"", ""
     for match in _FENCE.finditer(text):
@@ -47,11 +47,11 @@ def fences(text: bytes) -> list[Fence]:
                 start, end, sign = match.start(), match.end(), run
                 language = info.split(None, 1)[0].decode(errors="replace").lower() if info else ""
         elif run.startswith(sign) and not info:
-            found.append(Fence(start, match.end(), (end, match.start()), language, True))
+            blocks.append(Fence(start, match.end(), (end, match.start()), language, True))
             sign = b""
     if sign:
-        found.append(Fence(start, len(text), (end, len(text)), language, False))
-    return found
+        blocks.append(Fence(start, len(text), (end, len(text)), language, False))
+    return blocks
 
 
 def headings(text: bytes, code: Sequence[Fence]) -> Iterator[Heading]:

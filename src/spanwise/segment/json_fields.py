@@ -156,15 +156,15 @@ class _Scan:
             top.begin(within, match.start() if self.from_key else match.end(), match.end())
         elif within is not None and within.part is not None:
             start, stop = match.span(groups)
-            said: tuple[int, int] | bytes = start, stop
+            content: tuple[int, int] | bytes = start, stop
             if groups == _LITERAL:
                 stop = start + len(self.text[start:stop].rstrip(_SPACE))
-                said = start, stop
+                content = start, stop
             else:
                 stop += 1
                 if b"\\" in match[groups]:
-                    said = unescaped(match[groups])
-            self._claim(within, match.start() if self.from_key else match.end(_KEY), stop, said)
+                    content = unescaped(match[groups])
+            self._claim(within, match.start() if self.from_key else match.end(_KEY), stop, content)
 
     def _comma(self, at: int) -> None:
         top = self.stack[-1]
@@ -223,12 +223,12 @@ class _Scan:
         if (within is None or within.part is None) and not more:
             return
         text = self.text[top.value : at]
-        held = text.strip(_SPACE)
-        if more and held:
+        value = text.strip(_SPACE)
+        if more and value:
             self.fault |= _MORE
-        if within is not None and within.part is not None and (held or top.index < 0):
+        if within is not None and within.part is not None and (value or top.index < 0):
             first = top.value + len(text) - len(text.lstrip(_SPACE))
-            self._claim(within, top.start, first + len(held), _said(held, first) if whole else None)
+            self._claim(within, top.start, first + len(value), _said(value, first) if whole else None)
 
     def _claim(self, node: Node, start: int, stop: int, said: tuple[int, int] | bytes | None) -> None:
         part = node.part

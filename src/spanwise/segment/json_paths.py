@@ -38,7 +38,7 @@ def tree(parts: Sequence[Part], layout: Layout) -> Node:
 
 def steps(path: str) -> list[str | int]:
     """The steps of a path: keys, indices, and -1 for `[*]`."""
-    found: list[str | int] = []
+    path_steps: list[str | int] = []
     at = 0
     while at < len(path):
         step = _STEP.match(path, at)
@@ -47,14 +47,14 @@ def steps(path: str) -> list[str | int]:
         key, index, quoted = step.groups()
         if quoted is not None:
             key = unescaped(quoted.encode(errors="replace")).decode()
-        found.append(key if key is not None else -1 if index == "*" else int(index))
+        path_steps.append(key if key is not None else -1 if index == "*" else int(index))
         at = step.end()
-    if at < len(path) or not found or isinstance(found[0], int):
+    if at < len(path) or not path_steps or isinstance(path_steps[0], int):
         raise LayoutError(
             f"'{path}' is no path of JSON, which begins at a key of an object; write price, buyer.name, items[0], items[*].price "
             f'or ["a.b"].'
         )
-    return found
+    return path_steps
 
 
 def _plant(root: Node, part: Part, layout: Layout) -> None:
@@ -86,13 +86,13 @@ def _settle(node: Node, layout: Layout) -> None:
 
 def _merged(one: Node, other: Node, layout: Layout) -> Node:
     for outer, inner in ((one, other), (other, one)):
-        held = inner.part or next(_leaves(inner), None)
-        if outer.part is not None and held is not None:
-            raise _overlap(held, outer.part, layout)
-    made = Node(one.part or other.part, {**one.steps, **other.steps}, one.counted or other.counted, one.many or other.many)
+        part = inner.part or next(_leaves(inner), None)
+        if outer.part is not None and part is not None:
+            raise _overlap(part, outer.part, layout)
+    node = Node(one.part or other.part, {**one.steps, **other.steps}, one.counted or other.counted, one.many or other.many)
     for step in one.steps.keys() & other.steps.keys():
-        made.steps[step] = _merged(one.steps[step], other.steps[step], layout)
-    return made
+        node.steps[step] = _merged(one.steps[step], other.steps[step], layout)
+    return node
 
 
 def _leaves(node: Node) -> Iterator[Part]:
@@ -122,16 +122,16 @@ def unescaped(written: bytes) -> bytes:
 
 def paths(text: str) -> dict[str, None]:
     """The paths of all values in the JSON objects of a text; of what is no JSON the keys alone."""
-    found: dict[str, None] = {}
+    listed: dict[str, None] = {}
     at = text.find("{")
     while at >= 0:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return found | dict.fromkeys(_KEYS.findall(text, at))
-        _walk(value, "", found)
+            return listed | dict.fromkeys(_KEYS.findall(text, at))
+        _walk(value, "", listed)
         at = text.find("{", end)
-    return found
+    return listed
 
 
 def _walk(value: object, path: str, found: dict[str, None], depth: int = 0) -> None:

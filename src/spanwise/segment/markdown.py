@@ -47,9 +47,9 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 def _find(text: bytes, takers: dict[str, Taker]) -> Found:
     claims = Claims()
-    found = list(headings(text, fences(text)))
+    titled = list(headings(text, fences(text)))
     for heading, stop in zip(
-        found, _stops([heading.level for heading in found], [h.start for h in found], len(text)), strict=True
+        titled, _stops([heading.level for heading in titled], [h.start for h in titled], len(text)), strict=True
     ):
         mark = heading.title.lower()
         mark = mark if mark in takers else _ANY

@@ -88,16 +88,16 @@ class TagParser:
 
     def _read(self, text: bytes) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
         """Where the tags stand, and what their sequence means."""
-        found = list(self._pattern.finditer(text)) if self._pattern else []
-        tags = tuple(match[0] for match in found)
-        at_start = bool(found) and found[0].start() == 0
+        matches = list(self._pattern.finditer(text)) if self._pattern else []
+        tags = tuple(match[0] for match in matches)
+        at_start = bool(matches) and matches[0].start() == 0
         known = self._known.get((at_start, tags))
         if known is None:
             known = self._work_out(tags, at_start)
             if len(tags) <= _REPEATED:
                 self._known[at_start, tags] = known
         edges = [0, 0]
-        for match in found:
+        for match in matches:
             edges += match.span()
         return edges, known
 
@@ -107,9 +107,9 @@ class TagParser:
         for i, tag in enumerate(tags):
             place = 0 if i == 0 and at_start else 2 * i + 2
             marks.append(Mark(tag.strip(b"</>").decode(), tag.startswith(b"</"), place, 2 * i + 3))
-        found = _match(marks, [part.mark for part in self._parts])
+        matched = _match(marks, [part.mark for part in self._parts])
         first: dict[int, int] = {}
-        for part, at in zip(self._parts, found, strict=True):
+        for part, at in zip(self._parts, matched, strict=True):
             if at is not None:
                 first.setdefault(part.block, marks[at].start)
         if not first or (0 not in first and min(first.values()) > 0):
@@ -119,13 +119,13 @@ class TagParser:
             first[0] = 0
         blocks, starts = tuple(first), tuple(first.values())
         placed = [_place(mark, blocks, starts) for mark in marks]
-        fault, misplaced = _faults(placed, {at for at in found if at is not None}, self._tags_of)
-        wanted = zip(self._parts, found, strict=True)
+        fault, misplaced = _faults(placed, {at for at in matched if at is not None}, self._tags_of)
+        wanted = zip(self._parts, matched, strict=True)
         lost = {part.mark for part, at in wanted if at is None and not part.index} - misplaced
         inside = _contents(placed).items()
         contents = {(pair[0], self._key_of[pair]): at for pair, at in inside if pair in self._key_of}
-        made = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
-        return made, [None if at is None else marks[at].start for at in found]
+        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
+        return pieces, [None if at is None else marks[at].start for at in matched]
 
 
 def _place(mark: Mark, blocks: tuple[int, ...], starts: tuple[int, ...]) -> Mark:
@@ -136,13 +136,13 @@ def _place(mark: Mark, blocks: tuple[int, ...], starts: tuple[int, ...]) -> Mark
 
 def _match(marks: list[Mark], tags: list[str]) -> list[int | None]:
     """For each tag in order, the index of its first opening after the previous match, or None."""
-    found: list[int | None] = []
+    matched: list[int | None] = []
     cursor = 0
     for tag in tags:
         at = next((i for i in range(cursor, len(marks)) if marks[i].tag == tag and not marks[i].closes), None)
         cursor = cursor if at is None else at + 1
-        found.append(at)
-    return found
+        matched.append(at)
+    return matched
 
 
 def _faults(marks: list[Mark], matched: set[int], tags_of: Mapping[int, set[str]]) -> tuple[Fault, set[str]]:

@@ -57,13 +57,13 @@ def _search(mark: str) -> Callable[[bytes], list[tuple[int, int, tuple[int, int]
     group = pattern.groupindex.get(b"value", min(pattern.groups, 1))
 
     def run(text: bytes) -> list[tuple[int, int, tuple[int, int] | None]]:
-        found = []
+        matches = []
         for match in pattern.finditer(text):
             start, stop = match.span()
             if start < stop:
                 inner = match.span(group)
-                found.append((start, stop, inner if inner[0] >= 0 else None))
-        return found
+                matches.append((start, stop, inner if inner[0] >= 0 else None))
+        return matches
 
     return run
 
@@ -81,7 +81,7 @@ def _compiled(mark: str) -> Any:
     try:
         return re2.compile(mark.encode(), options)
     except re2.error as error:
-        told = error.args[0] if error.args else b""
-        reason = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+        message = error.args[0] if error.args else b""
+        reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
         more = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
         raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){more}.") from None

@@ -124,10 +124,10 @@ def _segment_rows(
     token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
     byte_edge = np.concatenate(([0], ends))[token_edge]
     edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    made = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
-    length = _write(found, rows, made, valid, column_of, ends, token_edge, byte_edge)
+    pieces = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
+    length = _write(found, rows, pieces, valid, column_of, ends, token_edge, byte_edge)
     plan = [(name, [(key, (k, key)) for key in keys]) for k, (name, keys) in enumerate(layout.keys.items())]
-    spoken = zip(edges, made, (length > 0).tolist(), strict=True)
+    spoken = zip(edges, pieces, (length > 0).tolist(), strict=True)
     return [_text(data[held[0] : held[1]], one, present, plan) for (_, held), one, present in spoken]
 
 
@@ -236,13 +236,13 @@ def _text(
     for k, (name, keys) in enumerate(plan):
         text[name] = None
         if present[k]:
-            said: dict[str, str | None] = {}
+            contents: dict[str, str | None] = {}
             for key, place in keys:
                 at = one.contents.get(place)
-                said[key] = None if at is None else _spelled(at if isinstance(at, bytes) else source[at[0] : at[1]])
+                contents[key] = None if at is None else _spelled(at if isinstance(at, bytes) else source[at[0] : at[1]])
             whole = pieces[k]
-            said[""] = _spelled(whole[0] if len(whole) == 1 else source[:0].join(whole))  # pyright: ignore[reportArgumentType]
-            text[name] = said
+            contents[""] = _spelled(whole[0] if len(whole) == 1 else source[:0].join(whole))  # pyright: ignore[reportArgumentType]
+            text[name] = contents
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
 

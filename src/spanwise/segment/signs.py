@@ -27,19 +27,21 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes] | None]] = {}
 
     def find(sample: Sample) -> list[Sign]:
-        known = sample.known
-        if known not in compiled:
-            tokens = frozenset(signs) & known
-            spelled = set(signs) - tokens - (set(tokens_only) if known else set())
+        added = sample.known
+        if added not in compiled:
+            tokens = frozenset(signs) & added
+            spelled = set(signs) - tokens - (set(tokens_only) if added else set())
             longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
-            compiled[known] = tokens, re.compile(b"|".join(map(re.escape, longest))) if longest else None
-        tokens, pattern = compiled[known]
+            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest))) if longest else None
+        tokens, pattern = compiled[added]
         text = sample.text
-        found = [Sign(match.group(), *match.span()) for match in pattern.finditer(text)] if pattern is not None else []
+        spelled_signs = (
+            [Sign(match.group(), *match.span()) for match in pattern.finditer(text)] if pattern is not None else []
+        )
         if tokens:
             whole = [Sign(text[start:end], start, end) for start, end in sample.added if text[start:end] in tokens]
-            found = _merged(found, whole) if found else whole
-        return found
+            spelled_signs = _merged(spelled_signs, whole) if spelled_signs else whole
+        return spelled_signs
 
     return find
 
@@ -64,8 +66,8 @@ class Places:
         """The place of the first wanted sign after a place; the number of signs if there is none."""
         first = self._size
         for written in wanted:
-            known = self._of.get(written, ())
-            at = bisect_left(known, place + 1)
-            if at < len(known):
-                first = min(first, known[at])
+            places = self._of.get(written, ())
+            at = bisect_left(places, place + 1)
+            if at < len(places):
+                first = min(first, places[at])
         return first

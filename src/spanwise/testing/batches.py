@@ -249,11 +249,11 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
     values = draw(st.lists(entry.entries, min_size=count, max_size=count))
     if entry.dtype is None:
         return values
-    made = torch.tensor(values, dtype=entry.dtype).reshape(n, *sizes)
+    tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
         gone = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
-        made[torch.tensor(gone)] = NAN
-    return made
+        tensor[torch.tensor(gone)] = NAN
+    return tensor
 
 
 @st.composite

@@ -78,15 +78,15 @@ def check_estimator(
     if isinstance(method, str):
         method = find(method)
     if isinstance(method, Method):
-        known = method
+        tested = method
     else:
         name = getattr(method, "__name__", "estimator")
         kind = kind or _kind(name, read_inputs(method, optional=optional, entries=inputs))
-        known = Method(name, method, kind, "", None, dict(exceptions or {}))
-    spec = read_inputs(known.estimator, optional=optional, entries=_entries(known, inputs))
-    suite = _Suite(known, spec, dict(options or {}), oracle, sequence)
-    applicable = (*BY_KIND[known.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
-    declared = {name: why for name, why in known.exceptions.items() if name in applicable}
+        tested = Method(name, method, kind, "", None, dict(exceptions or {}))
+    spec = read_inputs(tested.estimator, optional=optional, entries=_entries(tested, inputs))
+    suite = _Suite(tested, spec, dict(options or {}), oracle, sequence)
+    applicable = (*BY_KIND[tested.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
+    declared = {name: why for name, why in tested.exceptions.items() if name in applicable}
     check_properties(suite, suite.strategy, applicable, asked=properties, exceptions=declared, examples=examples)
 
 

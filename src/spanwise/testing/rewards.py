@@ -107,8 +107,8 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    held = (*contents, *HOSTILE)
-    drawn = layout, held, dict(columns or {}), dict(scored or {})
+    inside = (*contents, *HOSTILE)
+    drawn = layout, inside, dict(columns or {}), dict(scored or {})
     plain = _completions(*drawn)
     order = plain.flatmap(lambda c: st.tuples(st.just(c), st.permutations(range(len(c.text)))))
     strategies = {"permutation": order, "threads": st.just(_every(*drawn))}
@@ -123,8 +123,8 @@ def check_reward(
 
 
 def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
-    held = dict(zip(tags, contents, strict=True))
-    return {**held, "": "".join(f"<{tag}>{text}</{tag}>" for tag, text in held.items() if text is not None)}
+    by_tag = dict(zip(tags, contents, strict=True))
+    return {**by_tag, "": "".join(f"<{tag}>{text}</{tag}>" for tag, text in by_tag.items() if text is not None)}
 
 
 @st.composite
@@ -151,8 +151,8 @@ def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], sco
     rows = max([len(values) for values in (*columns.values(), *scored.values())], default=1)
     pairs = list(product(contents, range(rows)))
     text = tuple({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs)
-    made = [{name: tuple(v[i % len(v)] for _, i in pairs) for name, v in source.items()} for source in (columns, scored)]
-    return DrawnCompletions(text, *made)
+    drawn = [{name: tuple(v[i % len(v)] for _, i in pairs) for name, v in source.items()} for source in (columns, scored)]
+    return DrawnCompletions(text, *drawn)
 
 
 def score_completions(objective: Objective, completions: DrawnCompletions) -> tuple[list[float], list[int]]:

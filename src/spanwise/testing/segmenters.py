@@ -54,8 +54,8 @@ def texts(
         >>> find(texts(), lambda text: "</answer>" in text)
         '</answer>'
     """
-    known = [f"<{end}{tag}>" for tag in tags for end in ("", "/")] + list(signs)
-    return st.lists(st.sampled_from([*known, *known, *_NOISE]), max_size=most).map("".join)
+    written = [f"<{end}{tag}>" for tag in tags for end in ("", "/")] + list(signs)
+    return st.lists(st.sampled_from([*written, *written, *_NOISE]), max_size=most).map("".join)
 
 
 def token_rows(
@@ -207,11 +207,11 @@ class _Suite:
         for row, ids in enumerate(batch.tokens["ids_nt"]):
             data = b"".join(self.vocabulary.pieces[i] for i in ids).decode(errors="replace")
             order = sorted(range(len(spans.names)), key=lambda k, row=row: int(spans.start_nk[row, k]))
-            held = [blocks[row][spans.names[k]] for k in order]
+            said_blocks = [blocks[row][spans.names[k]] for k in order]
             there = [bool(spans.present_nk[row, k]) for k in order]
-            if [block is not None for block in held] != there:
-                self.fail("text", batch, f"Completion {row} has text {held} for blocks that are there: {there}.")
-            joined = "".join(str(block[""]) for block in held if block is not None)
+            if [block is not None for block in said_blocks] != there:
+                self.fail("text", batch, f"Completion {row} has text {said_blocks} for blocks that are there: {there}.")
+            joined = "".join(str(block[""]) for block in said_blocks if block is not None)
             straddled = int(spans.fault_n[row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans, row)):
                 self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
