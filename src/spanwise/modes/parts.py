@@ -40,6 +40,15 @@ class TrlPart:
         """Around a pass over prompts and completions: `score` is TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
         return score(*args, **kwargs)
 
+    def read(self, batch: Batch, reading: Reading, output: dict[str, Any]) -> tuple[Batch, dict[str, float]]:
+        """Once completions are read: this process's batch with what models say of its tokens, and metrics.
+
+        Args:
+            batch, reading: of this process, whose groups are not gathered yet.
+            output: TRL's, of its `_generate_and_score_completions`.
+        """
+        return batch, {}
+
     def fill(
         self, batch: Batch, everyone: Reading, whole: Batch, here: slice, output: dict[str, Any]
     ) -> tuple[Batch, Batch]:
@@ -56,6 +65,15 @@ class TrlPart:
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """What is added to the loss of a micro-batch, and what is logged of it."""
         return 0.0, {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether the policy is not trained yet, while the mode is fitted alone."""
+        return False
+
+    def logged(self, step_seconds: float) -> dict[str, float]:
+        """What is logged now and then, given the seconds of the training steps since it last was."""
+        return {}
 
     @property
     def files(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:  # the core installs without it
 
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import LOSS_TYPES
-from spanwise.engines.trl.saving import CRITIC
 from spanwise.engines.trl.trainer import SpanGRPOTrainer
+from spanwise.modes.critic.config import CRITIC
 
 __all__ = ["CRITIC", "LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]

@@ -68,10 +68,7 @@ def check_critic(critic: Any, scheme: Scheme) -> None:
         return
     if not isinstance(critic, CriticConfig):
         raise RecipeError(f"The critic is {critic!r}; write critic=CriticConfig(learning_rate=1e-5, ...).")
-    if not names:
-        raise RecipeError(
-            f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
-        )
+    critic.check_scheme(scheme)
 
 
 def check_args(args: Any) -> None:

@@ -13,25 +13,19 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.errors import DataError
-from spanwise.modes.critic.critic import Critic
 from spanwise.modes.parts import TrlPart
 from spanwise.scheme import Scheme
 
-#: The folder of a checkpoint that holds its critic.
-CRITIC = "critic"
-
 
 class Saving(GRPOTrainer):
-    """TRL's `GRPOTrainer` whose checkpoints hold the critic and what a method remembers, and say themselves that they are whole.
+    """TRL's `GRPOTrainer` whose checkpoints hold what modes and a method remember, and say themselves that they are whole.
 
     Attributes:
         scheme: the rule of credit, whose method may remember earlier batches.
-        critic: the `Critic`, None without one.
-        parts: what each mode of the scheme does here, by its name.
+        parts: what each mode does here, by its name (`spanwise.modes`).
     """
 
     scheme: Scheme
-    critic: Critic | None
     parts: Mapping[str, TrlPart]
     # TRL's annotation allows a None that a trainer never has.
     args: Any
@@ -80,8 +74,6 @@ class Saving(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self.critic is not None and self.args.should_save:
-            self.critic.save(Path(output_dir) / CRITIC, self._text_tokenizer)
         for part in self.parts.values() if self.args.should_save else ():
             part.save(Path(output_dir))
 
@@ -89,8 +81,6 @@ class Saving(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        if self.critic is not None:
-            self.critic.restore(Path(checkpoint) / CRITIC)
         for part in self.parts.values():
             part.restore(Path(checkpoint))
         if self._estimator is not None:

@@ -31,10 +31,8 @@ from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.saving import Saving
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.critic.critic import Critic
-from spanwise.modes.critic.value_model import ValueModel
-from spanwise.modes.sequences import cut_off, sequences
-from spanwise.pipeline import Reading, streams
+from spanwise.modes.sequences import sequences
+from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -42,11 +40,10 @@ from spanwise.step import Ranks, ReadBatch, Step
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that TRL's batches fill in, and those that a critic adds.
+#: The fields of `Batch` that TRL's batches fill in.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 #: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
-WITH_CRITIC = ("value_nt", "bootstrap_n")
 
 
 @dataclass
@@ -120,8 +117,8 @@ class SpanGRPOTrainer(Saving):
         checks.check_version(trl.__version__)
         scheme = arguments.check_scheme(scheme, options)
         arguments.check_critic(critic, scheme)
-        provides = (*PROVIDES, *added_by(scheme.modes, "trl"))
-        scheme.check(provides if critic is None else (*provides, *WITH_CRITIC), at_read=AT_READ)
+        modes = scheme.modes if critic is None else (*scheme.modes, critic)
+        scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
         checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
@@ -164,23 +161,14 @@ class SpanGRPOTrainer(Saving):
         several = self.accelerator.num_processes > 1
         ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own])) if several else None
         self.step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
-        self.critic = None if critic is None else self._critic(critic)
-        self.parts = parts_of(scheme.modes, "trl", self)
-        self._critic_seconds = self._step_seconds = 0.0
+        self.parts = parts_of(modes, "trl", self)
+        self.critic = None if critic is None else self.parts[critic.name].critic
+        self._step_seconds = 0.0
         self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
         self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
         if self.keeping is not None:
             self.add_callback(self.keeping)
-
-    def _critic(self, config: CriticConfig) -> Critic:
-        names, tokenizer = self.scheme.value_names, self._text_tokenizer
-        if config.model is None:
-            model = ValueModel.of_policy(self.model, names, config)
-        else:
-            model = ValueModel.load(config.model, names, config, tokenizer)
-        size = self.args.per_device_train_batch_size
-        return Critic(model, config, self.accelerator, micro_batch=size, gamma=self.scheme.gamma, seed=self.args.seed)
 
     @property
     def zero_batches(self) -> int:
@@ -280,21 +268,13 @@ class SpanGRPOTrainer(Saving):
         return replace(batch, logp_nt=logp_nt[:, : rows.width].float().cpu())
 
     def _with_values(self, batch: Batch, reading: Reading, output: dict[str, Any], mode: str) -> Batch:
-        """The batch with all that the method needs of models: log-probabilities, and a critic's values before it is fitted."""
+        """The batch with all that the method needs of models: log-probabilities, and what modes say of its tokens."""
         if "logp_nt" in self.scheme.needs:
             batch = self._with_logps(batch, output)
-        if self.critic is None:
-            return batch
-        started = time.perf_counter()
-        ends = getattr(self, "eos_token_ids", None) or [self._text_tokenizer.eos_token_id]
-        over = streams(reading, batch, self.scheme)
-        learned = self.critic.learn(sequences(output, batch), over, cut_off(batch, ends), fit=mode == "train")
-        self._span_metrics.add(mode, learned.metrics)
-        self._critic_seconds += time.perf_counter() - started
-        value_nts = learned.value_nts
-        if over.names != ("return",):  # of an objective: outside its blocks it is of nothing
-            value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)
+        for part in self.parts.values():
+            batch, shown = part.read(batch, reading, output)
+            self._span_metrics.add(mode, shown)
+        return batch
 
     def _say(self, sentences: Sequence[str]) -> None:
         for sentence in sentences if self.accelerator.is_main_process else ():
@@ -310,7 +290,7 @@ class SpanGRPOTrainer(Saving):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
         train = self.model.training
-        if train and self._critic_only:
+        if train and self._waits:
             return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
         mask_bt = loss_mask(inputs)
         factor_b1 = fold_factor(
@@ -404,9 +384,9 @@ class SpanGRPOTrainer(Saving):
         return result
 
     @property
-    def _critic_only(self) -> bool:
-        """Whether the policy waits for its critic still."""
-        return self.critic is not None and self.critic.batches <= self.critic.config.policy_training_start_step
+    def _waits(self) -> bool:
+        """Whether the policy waits for a mode still."""
+        return any(part.waits for part in self.parts.values())
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's training; where the run folder is asked for, it is complete however training ends."""
@@ -414,10 +394,10 @@ class SpanGRPOTrainer(Saving):
             return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """A step of TRL's; while the critic alone is fitted, one that leaves the policy without gradients."""
+        """A step of TRL's; while the policy waits, one that leaves it without gradients."""
         started = time.perf_counter()
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._critic_only:
+        if self._waits:
             model.zero_grad(set_to_none=True)  # zeros would still decay the weights
         self._step_seconds += time.perf_counter() - started
         return loss
@@ -426,8 +406,9 @@ class SpanGRPOTrainer(Saving):
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """TRL's log line, with the credit metrics of the batches since the last one."""
-        if self.critic is not None and self.model.training and self._step_seconds > self._critic_seconds > 0:
-            logs["critic/share"] = self._critic_seconds / (self._step_seconds - self._critic_seconds)
-            self._critic_seconds = self._step_seconds = 0.0
+        for part in self.parts.values() if self.model.training else ():
+            if shown := part.logged(self._step_seconds):
+                logs.update(shown)
+                self._step_seconds = 0.0
         logs.update(self._span_metrics.flush("train" if self.model.training else "eval"))
         super().log(logs, start_time)

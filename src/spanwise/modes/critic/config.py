@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from spanwise.errors import RecipeError, check_number, unknown
+from spanwise.mode import Mode
+from spanwise.scheme import Scheme
+
+#: The folder of a run and of a checkpoint that holds its critic.
+CRITIC = "critic"
 
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
 
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(Mode):
     """A value model beside the policy: where it comes from, how it is fitted on every generation batch, what it stands for.
 
     Attributes:
@@ -42,6 +47,10 @@ class CriticConfig:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted once ... set epochs up.
     """
+
+    name: ClassVar[str] = "critic"
+    adds: ClassVar[frozenset[str]] = frozenset({"value_nt", "bootstrap_n"})
+    parts: ClassVar[Mapping[str, str]] = {"trl": "spanwise.modes.critic.trl:CriticInTrl"}
 
     model: str | None = None
     head: Head = "scalar"
@@ -111,8 +120,15 @@ class CriticConfig:
                 "would change nothing; set epochs up."
             )
 
-    @staticmethod
-    def of(written: Mapping[str, Any]) -> CriticConfig:
+    def check_scheme(self, scheme: Scheme) -> None:
+        """Refuse a method that reads no values."""
+        if not scheme.value_names:
+            raise RecipeError(
+                f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
+            )
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> CriticConfig:
         """The configuration that a recipe's `critic:` section says.
 
         Raises:
@@ -128,9 +144,9 @@ class CriticConfig:
                 raise RecipeError(
                     f"critic.{name} belongs to the method, which it makes the advantages of: write options: {{{name}: {value}}}."
                 )
-            if name not in _DEFAULTS:
-                raise RecipeError(unknown("field of critic", str(name), _DEFAULTS))
-        return CriticConfig(**dict(written))
+        critic = super().of(written)
+        assert isinstance(critic, CriticConfig), "a mode makes itself"
+        return critic
 
 
 _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(CriticConfig)}
