@@ -62,7 +62,6 @@ def keep(trainer: Any, record: RunRecord, batch: Batch, reading: Reading, found:
         value_nt=batch.value_nt,
         value_names=trainer.scheme.value_names,
         self_reward_n=batch.self_reward_n,
-        objectives=trainer.scheme.objectives,
     )
     record.write_batch(made, batch.steps)
 

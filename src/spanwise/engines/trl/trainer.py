@@ -356,7 +356,6 @@ class SpanGRPOTrainer(Saving):
             logp_nt=None if batch.logp_nt is None else pad(batch.logp_nt, spare, value=torch.nan),
             value_names=self.scheme.value_names,
             self_reward_n=batch.self_reward_n,
-            objectives=self.scheme.objectives,
         )
 
     def _all_cut_off(self, completions: int) -> None:

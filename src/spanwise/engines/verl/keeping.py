@@ -184,7 +184,6 @@ class Keeper:
             value_nt=batch.value_nt,
             value_names=self.scheme.value_names,
             self_reward_n=batch.self_reward_n,
-            objectives=self.scheme.objectives,
         )
 
     def _text(self, ids_nt: Tensor, mask_nt: Tensor, sent: Spans, tokenizer: Any) -> list[BlockText]:
