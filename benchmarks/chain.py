@@ -249,7 +249,7 @@ def measured(policy: str, fields: Fields) -> dict[str, Any]:
         for name, (arm, options) in VARIANTS.items():
             found = run.credit(value_nk, gold_nk, size, scheme_of(arm, fields, **options))
             if found.coarser_m is not None and arm == "tuple":
-                shares = {"coarser": (found.coarser_m / len(value_nk)).tolist(), "members": _members(found.stratum_nm)}
+                shares = {"coarser": (found.coarser_m / len(value_nk)).tolist(), "members": _members(found)}
                 made["strata"].append({"arm": name, "size": size, **shares})
             for goal, goal_nk in goals.items():
                 figure = partial(_correlations, found.block_nk[:, :-1], goal_nk)
@@ -303,12 +303,11 @@ def _bounds(value: Tensor, draw_r: Tensor) -> dict[str, float]:
     return {"value": float(value), "low": low, "high": high}
 
 
-def _members(stratum_nm: Tensor) -> list[float]:
+def _members(found: Credit) -> list[float]:
     """By objective, how many completions a completion is compared with on average, itself among them."""
-    return [
-        float(torch.bincount(stratum_n[stratum_n >= 0])[stratum_n[stratum_n >= 0]].double().mean())
-        for stratum_n in stratum_nm.T
-    ]
+    assert found.comparison is not None, "it was credited here"
+    columns = zip(found.comparison.members_nm.T, found.comparison.stratum_nm.T, strict=True)
+    return [float(members_n[stratum_n >= 0].double().mean()) for members_n, stratum_n in columns]
 
 
 # ------------------------------------------------------------------------------------------------------------ tables

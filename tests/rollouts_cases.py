@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spanwise.rollouts import rollout_table, schema
 from spanwise.rollouts.write import credit_columns, score_columns, span_columns
-from spanwise.types import Scores, Status
+from spanwise.types import Credit, Scores, Status
 
 NAN = float("nan")
 
@@ -53,7 +53,9 @@ class Case:
         for method in self.methods:
             by_block = {block: table(f"credit/{method}", [block], torch.float64)[:, 0] for block in self.blocks}
             stop_n = torch.tensor([row[f"stop/{method}"] for row in rows], dtype=torch.float64)
-            columns |= credit_columns(method, by_block, stop_n, flat(f"advantages/{method}", np.float32))
+            nobody_m = torch.zeros(0, dtype=torch.long)
+            credit = Credit(torch.zeros(len(rows), 0, dtype=torch.float64), stop_n, nobody_m, nobody_m)
+            columns |= credit_columns(method, by_block, credit, flat(f"advantages/{method}", np.float32))
         return rollout_table(columns, np.cumsum([0, *(len(row["ids"]) for row in rows)]))
 
     def parts(self):

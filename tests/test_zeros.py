@@ -39,7 +39,7 @@ def explained(reading, scheme, group, learned=None):
     """The reasons as the command finds them: rows end to end, a tool's token before each."""
     group_n = torch.tensor(group)
     found = credit(reading, Batch(group_n), scheme)
-    keys = zero_reasons(found, reading, scheme, group_n)
+    keys = zero_reasons(found, scheme)
     learned_n = None if learned is None else torch.tensor(learned)
     spans = reading.spans
     advantage_nt = advantages(found, spans, scheme)
@@ -139,14 +139,14 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     )
     found = credit(reading, Batch(group_n, steps=steps), scheme)
     assert not found.has_signal
-    keys = zero_reasons(found, reading, scheme, group_n, steps=steps)
+    keys = zero_reasons(found, scheme)
     names = [[Zero(key % 32).name for key in row] for row in keys.tolist()]
     wrong, equal = "ALL_WRONG", "ALL_EQUAL"
     assert names == [
         [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
         ["SINGLETON", "ABSENT", "UNPAID"],
     ]  # fmt: skip
-    alone = zero_reasons(found, reading, scheme, torch.tensor([0, 0, 1, 1, 2]), steps=steps)
+    alone = zero_reasons(credit(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
     assert [Zero(key % 32).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
 
 
@@ -163,10 +163,9 @@ def test_what_a_trainer_recorded():
 def test_what_does_not_fit_is_refused(unchecked_shapes):
     with pytest.raises(AlignmentError, match="3 advantages for 2 blocks"):
         zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
-    reading = reading_of([[1]], [[OK]], [[1, 0, 0]])
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
     with pytest.raises(AlignmentError, match=r"take it from pipeline\.credit"):
-        zero_reasons(blank, reading, ONE, torch.tensor([0]))
+        zero_reasons(blank, ONE)
 
 
 # --------------------------------------------------------------------------- any batch
@@ -227,7 +226,7 @@ def by_definition(reading, scheme, group, adv, i, k):
             return "CANCELLED", ""
         if math.isnan(rewards[i][m]):
             left = missing(reading, i, m) in ("TRUNCATED", "ABSENT", "UNPARSABLE")
-            anybody = any(not math.isnan(row[m]) for row in rewards)
+            anybody = o.baseline == "none" or any(not math.isnan(row[m]) for row in rewards)  # nothing needs nobody
             stands = ("AT_BASELINE" if anybody else "SINGLETON") if o.if_missing is not None and left else None
             found.append((stands or missing(reading, i, m), o.name))
             continue

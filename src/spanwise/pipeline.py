@@ -22,6 +22,7 @@ from spanwise.credit import (
     assign_turns,
     group_index,
     keep_for_rollouts,
+    moments,
     refined,
     restrict,
     spread,
@@ -33,7 +34,7 @@ from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.types import BlockText, Credit, Scores, Spans
+from spanwise.types import BlockText, Credit, Fault, Scores, Spans
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,10 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
     later = {name for mode in scheme.modes for name in mode.adds}  # what modes add comes once it counts
     scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # completions have been read
-    inputs: dict[str, Any] = {"length_n": reading.length_nk.sum(dim=1)}
+    inputs: dict[str, Any] = {
+        "length_n": reading.length_nk.sum(dim=1),
+        "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
+    }
     for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt"):
         if getattr(batch, name) is not None:
             inputs[name] = getattr(batch, name)
@@ -394,15 +398,10 @@ def _unanimous(reward_nm: Tensor, group_n: Tensor, objectives: Sequence[Objectiv
     for m, objective in enumerate(objectives):
         if objective.baseline in ("none", "batch"):
             continue
-        here_n = ~reward_nm[:, m].isnan().cpu()
-        values, index = reward_nm[:, m].cpu()[here_n], index_n[here_n]
-        low_g, high_g = (
-            torch.zeros(groups, dtype=values.dtype).scatter_reduce(0, index, values, how, include_self=False)
-            for how in ("amin", "amax")
-        )
-        several_g = torch.bincount(index, minlength=groups) > 1
-        shown[f"credit/{objective.name}/unanimous"] = float((low_g == high_g)[several_g].double().mean())
-        same_g, known_g = same_g & ((low_g == high_g) | ~several_g), known_g | several_g
+        within = moments(reward_nm[:, m].cpu(), index_n)
+        equal_g, several_g = within.square_s == 0, within.count_s > 1
+        shown[f"credit/{objective.name}/unanimous"] = float(equal_g[several_g].double().mean())
+        same_g, known_g = same_g & equal_g, known_g | several_g
     if len(shown) == len(objectives):  # an objective of another baseline may teach where all others agree
         shown["credit/unanimous"] = float(same_g[known_g].double().mean())
     return shown
@@ -417,12 +416,13 @@ def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:
     Returns:
         name of the comparison -> (strata, dead ones).
     """
-    if found.adv_nm is None or found.stratum_nm is None:
+    if found.adv_nm is None or found.comparison is None:
         return {}
+    stratum_nm, moved_nm = found.comparison.stratum_nm, found.adv_nm != 0
     if scheme.entry.kind != "block":
-        return {" + ".join(scheme.names): _dead(found.stratum_nm[:, 0], found.adv_nm[:, 0] != 0)}
+        return {" + ".join(scheme.names): _dead(stratum_nm[:, 0], moved_nm[:, 0])}
     return {
-        objective.name: _dead(found.stratum_nm[:, m], found.adv_nm[:, m] != 0)
+        objective.name: _dead(stratum_nm[:, m], moved_nm[:, m])
         for m, objective in enumerate(scheme.objectives)
         if objective.baseline != "none"
     }

@@ -77,6 +77,58 @@ class Fault(IntFlag):
     STRADDLED = 128  # a part has no token of its own: the one that writes it began before it
 
 
+class Zero(IntEnum):
+    """Why a token gets nothing. Where several would do, the first in this order is the reason."""
+
+    CREDITED = 0  # it does get something
+    MASKED = 1  # the model did not sample it
+    LEFT_OUT = 2  # the trainer left the whole completion out of the loss
+    EMPTY = 3  # of a completion: it has no token at all
+    UNPAID = 4  # no objective pays its block
+    FAILED = 5  # the check ran into its deadline or died
+    UNSCORED = 6  # the file holds no number
+    TRUNCATED = 7  # what the reward reads opens and never closes
+    UNPARSABLE = 8  # what the reward reads is there and cannot be read
+    ABSENT = 9  # what the reward reads is not there
+    SINGLETON = 10  # nobody to be compared with
+    ALL_RIGHT = 11  # everybody that it is compared with has reward 1
+    ALL_WRONG = 12  # everybody that it is compared with has reward 0
+    ALL_EQUAL = 13  # everybody that it is compared with has one and the same reward
+    AT_BASELINE = 14  # the others differ, and its reward is what it is compared with
+    CANCELLED = 15  # what several objectives give it adds up to 0
+    RECORDED = 16  # the trainer recorded 0 where it recorded more for others, and not why
+    NO_SCALE = 17  # the difference should be divided by a spread or a mean that is 0 or less
+    NO_WEIGHT = 18  # the objective weighs 0: it is only logged
+
+    @property
+    def words(self) -> str:
+        """The reason in plain words."""
+        return _SAYS[self]
+
+
+_SAYS = {
+    Zero.CREDITED: "credited",
+    Zero.MASKED: "masked: not sampled by the model (a tool, an observation)",
+    Zero.LEFT_OUT: "left out of the loss by the trainer",
+    Zero.EMPTY: "empty: the completion has no tokens",
+    Zero.UNPAID: "no objective pays the block",
+    Zero.FAILED: "failed: the check timed out or died",
+    Zero.UNSCORED: "unscored: the file holds no number",
+    Zero.TRUNCATED: "truncated: what the reward reads never closes",
+    Zero.UNPARSABLE: "unreadable: what the reward reads is there and says nothing",
+    Zero.ABSENT: "absent: what the reward reads is not there",
+    Zero.SINGLETON: "singleton: nobody to be compared with",
+    Zero.ALL_RIGHT: "unanimous: all right",
+    Zero.ALL_WRONG: "unanimous: all wrong",
+    Zero.ALL_EQUAL: "unanimous: all rewards are equal",
+    Zero.AT_BASELINE: "at the baseline: the reward is what is expected of it",
+    Zero.CANCELLED: "cancelled: several objectives add up to 0",
+    Zero.RECORDED: "recorded as 0, while others of the group got something",
+    Zero.NO_SCALE: "no scale: the difference would be divided by 0",
+    Zero.NO_WEIGHT: "no weight: the objective is only logged",
+}
+
+
 @dataclass(frozen=True)
 class Spans:
     """Where each block of each completion lies, in tokens.
@@ -224,6 +276,72 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What each number was compared with: `(worth - baseline) / divisor` is its advantage wherever there is a baseline.
+
+    Attributes:
+        worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
+        baseline_nm: float64, what is subtracted; NaN where no single number was: there is nobody to compare with, or the method
+            does not say.
+        divisor_nm: float64, what the difference is divided by; 1 where it is not, as where all of those compared are equal; NaN
+            where there is no baseline.
+        stratum_nm: numbers of one stratum were compared with each other; -1: the number is in none.
+        level_nm: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
+        members_nm: how many numbers the stratum has.
+        averaged_nm: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean.
+        reason_nm: `Zero`, why the advantage is exactly 0; `Zero.CREDITED` where it is not.
+        about_nm: the objective that the reason is about; -1: all of them together.
+
+    Example:
+        >>> from spanwise.credit import advantage
+        >>> comparison = advantage(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 9])).comparison
+        >>> comparison.baseline_nm.flatten().tolist(), [Zero(reason).name for reason in comparison.reason_nm.flatten().tolist()]
+        ([0.5, 0.5, nan], ['CREDITED', 'CREDITED', 'SINGLETON'])
+    """
+
+    worth_nm: Float[Tensor, "n m"]
+    baseline_nm: Float[Tensor, "n m"]
+    divisor_nm: Float[Tensor, "n m"]
+    stratum_nm: Int[Tensor, "n m"]
+    level_nm: Int[Tensor, "n m"]
+    members_nm: Int[Tensor, "n m"]
+    averaged_nm: Int[Tensor, "n m"]
+    reason_nm: Int[Tensor, "n m"]
+    about_nm: Int[Tensor, "n m"]
+
+    def take(self, rows: Any) -> Comparison:
+        """That of some of the completions."""
+        return Comparison(**{name: table[rows] for name, table in vars(self).items()})
+
+    def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
+        """This one where the mask is true, the other one elsewhere."""
+        return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
+
+    @staticmethod
+    def joined(columns: Sequence[Comparison]) -> Comparison:
+        """Several comparisons of the same completions, side by side."""
+        return Comparison(**{name: torch.cat([getattr(one, name) for one in columns], dim=1) for name in vars(columns[0])})
+
+    def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
+        """The same with reasons that fit other advantages: none where they are not 0."""
+        credited = int(Zero.CREDITED)
+        still_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
+        return replace(self, reason_nm=torch.where(adv_nm != 0, credited, still_nm))
+
+    def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
+        """The same for advantages that no single baseline gives."""
+        nothing_nm = torch.full_like(self.baseline_nm, torch.nan)
+        return replace(
+            self, baseline_nm=nothing_nm, divisor_nm=nothing_nm, averaged_nm=torch.zeros_like(self.averaged_nm)
+        ).fitting(adv_nm)
+
+    def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
+        """That of advantages from which a number was subtracted, and which were divided by another one."""
+        baseline_nm = self.baseline_nm + shift * self.divisor_nm
+        return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
+
+
+@dataclass(frozen=True)
 class Credit:
     """What every block of every completion is credited with, before it is spread over tokens.
 
@@ -233,8 +351,12 @@ class Credit:
             (`if_missing`), carried by its last trainable token.
         singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.
-        adv_nm: what each objective credits a completion with; one number for all of them where the method has one.
-        stratum_nm: what each reward was compared with: completions of one number are one stratum, -1 is none.
+        adv_nm: what each comparison credits a completion with, before its weight: each objective, or the sum of all where the
+            method has one number for them.
+        comparison: what that was compared with.
+        weight_m: of each comparison; 1 of a sum, whose worth has the weights in it.
+        names: of the comparisons: the objectives, or all of them joined by " + "; () where each token or step is credited by
+            itself, which no baseline alone explains.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block; without `stop_n`.
         refined_nt: what a refinement adds to the advantage of each token (`Scheme.refine`), before it is shared over tokens; the
@@ -243,6 +365,8 @@ class Credit:
         length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
             None: those of the row.
         count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.
+        share_n, own_n: the share of the completion's own score (`Laser`) in the credit of the blocks where it is mixed in, and
+            that score as its group compares it. None: there is none.
 
     Example:
         >>> nothing = torch.zeros(1)
@@ -255,14 +379,18 @@ class Credit:
     stop_n: Float[Tensor, " n"]
     singleton_m: Int[Tensor, " m"]
     absent_m: Int[Tensor, " m"]
-    adv_nm: Float[Tensor, "n m"] | None = None
-    stratum_nm: Int[Tensor, "n m"] | None = None
+    adv_nm: Float[Tensor, "n c"] | None = None
+    comparison: Comparison | None = None
+    weight_m: Float[Tensor, " c"] | None = None
+    names: tuple[str, ...] = ()
     coarser_m: Int[Tensor, " m"] | None = None
     token_nt: Float[Tensor, "n t"] | None = None
     refined_nt: Float[Tensor, "n t"] | None = None
     mean_length_n: Float[Tensor, " n"] | None = None
     length_nk: Int[Tensor, "n k"] | None = None
     count_m: Int[Tensor, " m"] | None = None
+    share_n: Float[Tensor, " n"] | None = None
+    own_n: Float[Tensor, " n"] | None = None
 
     @property
     def has_signal(self) -> bool:
@@ -272,6 +400,6 @@ class Credit:
 
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
-        own = ("block_nk", "stop_n", "adv_nm", "stratum_nm", "token_nt", "refined_nt", "mean_length_n", "length_nk")
-        parts = {name: getattr(self, name) for name in own}
-        return replace(self, **{name: None if value is None else value[rows] for name, value in parts.items()})
+        tables = ("block_nk", "stop_n", "adv_nm", "token_nt", "refined_nt", "mean_length_n", "length_nk", "share_n", "own_n")
+        parts = {name: None if (value := getattr(self, name)) is None else value[rows] for name in tables}
+        return replace(self, **parts, comparison=None if self.comparison is None else self.comparison.take(rows))

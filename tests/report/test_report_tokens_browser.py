@@ -34,7 +34,7 @@ SCRIPT, STYLE = (
 )
 
 
-def page(*rows, methods=("a", "b"), outcome="correct", paid=None):
+def page(*rows, methods=("a", "b"), outcome="correct"):
     """A page with nothing but the view."""
 
     def allowed(text):
@@ -45,7 +45,7 @@ def page(*rows, methods=("a", "b"), outcome="correct", paid=None):
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width"><title>untouched</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome, paid=paid or {}))}"
+        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome))}"
         f"<script>{SCRIPT}</script></body></html>"
     )
 

@@ -10,7 +10,7 @@ import pytest
 from arithmetic import holds
 from rollout_files import quiet, said, verl_file
 from spanwise.commands.credit.credit import credit
-from spanwise.report import Paid, Rule, TokenView
+from spanwise.report import Rule, TokenView
 from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
 from spanwise.report.why import Reasons
@@ -58,7 +58,7 @@ def sentence(one, left="grpo", right="bae", rows=(), **view):
         ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
          "bae praises the solution (+0.5) and charges −0.7 for what it leaves out."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
-        ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [Part("correct", 1.0, None, None, 1.0, 0.0)]}},
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [Part("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
          "bae gives it exactly 0, with nobody to compare it with."),
     ],
 )  # fmt: skip
@@ -77,29 +77,27 @@ def block(one, name, method="bae", **view):
     return found, found["blocks"].get(name)
 
 
-PAID = {"bae": {"solution": Paid(["correct", "form"]), "confidence": Paid(["brier"])}}
+PAYS = {"solution": ["correct", "form"], "confidence": ["brier"]}
+RULES = {"bae": Rule(pays=PAYS)}
 
 
 def test_terms_add_up_and_what_does_not_is_said():
     parts = [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), Part("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
              Part("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
     one = row(parts={"bae": parts})
-    _, solution = block(one, "solution", paid=PAID)
+    _, solution = block(one, "solution", rules=RULES)
     assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 − 0.25", "+0.25 = 0.25 · (1 − 0)"]
     assert solution["share"] == "+0.5 on each of its 2 tokens, together +1"
-    _, confidence = block(one, "confidence", paid=PAID)
+    _, confidence = block(one, "confidence", rules=RULES)
     assert [confidence["total"], confidence["terms"][0]["sum"]] == ["", "−0.8 = −0.9 − (−0.1)"]
-    _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", paid=PAID)
+    _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", rules=RULES)
     assert wrong["terms"] == []
     assert "adds up to +0.75, which is not the credit" in wrong["warning"]
 
 
-def test_a_file_without_parts_says_what_its_rewards_and_credit_say():
-    one = row(rewards={"correct": 1.0}, credit={"bae": {"solution": 0.75}}, own={"bae": (0.1, 1.1)})
-    _, plain = block(one, "solution", paid={"bae": {"solution": Paid(["correct"], plain=True)}})
-    assert plain["terms"][0]["sum"] == "+0.75 = 1 − 0.25"
-    found, unknown = block(one, "solution", paid={"bae": {"solution": Paid(["correct", "form"])}})
+def test_a_file_without_parts_has_no_arithmetic():
+    found, unknown = block(row(), "solution", rules=RULES)
     assert [unknown["terms"], found["note"]] == [[], "The file does not say what the credit of bae is made of."]
 
 
@@ -107,9 +105,7 @@ def test_a_score_of_its_own_is_a_term():
     """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
     one = row(parts={"bae": [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
               own={"bae": (0.1, 1.1)})  # fmt: skip
-    _, solution = block(
-        one, "solution", paid={"bae": {"solution": Paid(["correct"], mixed=True)}}, rules={"bae": Rule(verdict="correct")}
-    )
+    _, solution = block(one, "solution", rules={"bae": Rule(pays={"solution": ["correct"]}, verdict="correct")})
     assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
     assert holds(solution["total"])
 
@@ -119,13 +115,17 @@ def test_a_score_of_its_own_is_a_term():
     [
         (Part("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
         (Part("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and nothing stands for it"),
-        (Part("brier", -0.5, None, None, 1.0, 0.0), "ok", "nobody to compare it with, so the credit is exactly 0"),
+        (
+            Part("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),
+            "ok",
+            "nobody to compare it with, so the credit is exactly 0",
+        ),
         (Part("brier", -0.5, None, None, 1.0, 0.4), "ok", "No single baseline gives this number. about it"),
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
     one = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
-    _, found = block(one, "confidence", paid=PAID, rules={"bae": Rule(about="about it")})
+    _, found = block(one, "confidence", rules={"bae": Rule(pays=PAYS, about="about it")})
     assert [found["terms"][0]["sum"], words in found["terms"][0]["note"]] == ["", True]
 
 
@@ -140,17 +140,18 @@ def test_methods_per_token_and_what_is_recorded_have_a_sentence():
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():
-    def one(worth, baseline, stratum=0):
-        return row(parts={"bae": [Part("brier", worth, baseline, 1.0, 1.0, worth - baseline, stratum)]},
+    def one(worth, baseline, averaged):
+        part = Part("brier", worth, baseline, 1.0, 1.0, worth - baseline, 0, members=2, averaged=averaged)
+        return row(parts={"bae": [part]},
                    credit={"bae": {"confidence": worth - baseline}})  # fmt: skip
 
-    def note(rows):
-        view = TokenView(("grpo", "bae"), rows, paid=PAID, rules={"bae": Rule(baselines={"brier": "same prompt"})})
-        return Reasons(view).of(rows[0], "bae")["blocks"]["confidence"]["terms"][0]["note"]
+    def note(one):
+        view = TokenView(("grpo", "bae"), [one], rules={"bae": Rule(pays=PAYS, baselines={"brier": "same prompt"})})
+        return Reasons(view).of(one, "bae")["blocks"]["confidence"]["terms"][0]["note"]
 
-    assert note([one(-0.2, -0.3), one(-0.4, -0.3)]) == "baseline −0.3: the mean of the 2 compared (same prompt)"
-    assert note([one(-0.2, -0.4), one(-0.4, -0.2)]) == "baseline −0.4: the mean of the 1 others"
-    assert note([one(-0.2, -0.7), one(-0.4, -0.3)]) == "baseline −0.7: same prompt"
+    assert note(one(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
+    assert note(one(-0.2, -0.4, 1)) == "baseline −0.4: the mean of the 1 others"
+    assert note(one(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
 
 
 def test_equations_of_awkward_numbers_hold():
@@ -181,12 +182,11 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     found = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     from spanwise.commands.credit.write import remembered
-    from spanwise.commands.shared.paid import paid_of, rule_of
+    from spanwise.commands.shared.paid import rule_of
 
     listed = remembered(found.arms, {})["paid"]
     rows = token_rows(table, None)
-    view = TokenView(tuple(one.name for one in found.applied), rows, paid={m: paid_of(**one) for m, one in listed.items()},
-                     rules={m: rule_of(**one) for m, one in listed.items()})  # fmt: skip
+    view = TokenView(tuple(one.name for one in found.applied), rows, rules={m: rule_of(**one) for m, one in listed.items()})  # fmt: skip
     seen = dict.fromkeys(view.methods, 0)
     for n, why in enumerate(payload(view)["why"]):
         for method, entry in zip(view.methods, why, strict=True):

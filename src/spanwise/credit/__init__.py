@@ -1,7 +1,7 @@
 """From rewards to advantages: baselines, methods and `spread`. Pure functions on tensors."""
 
 from spanwise.credit.assign import assign
-from spanwise.credit.baselines import Advantage, Compared, advantage, compared
+from spanwise.credit.baselines import Advantage, advantage
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.contrib._canon import canon
 from spanwise.credit.contrib._gagpo import gagpo
@@ -11,6 +11,7 @@ from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighte
 from spanwise.credit.contrib._san import san
 from spanwise.credit.contrib._spo_chain import spo_chain
 from spanwise.credit.contrib._vineppo import vineppo
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.methods._bae import bae
 from spanwise.credit.methods._dcpo import dcpo, smoothed_calibration
 from spanwise.credit.methods._dr_grpo import dr_grpo
@@ -27,13 +28,12 @@ from spanwise.credit.methods._reinforce_plus_plus_baseline import reinforce_plus
 from spanwise.credit.methods._rlcr import rlcr
 from spanwise.credit.methods._rloo import rloo
 from spanwise.credit.methods._sae import sae, segment_openings
-from spanwise.credit.parts import JOINED, Parts, parts
 from spanwise.credit.presets import preset_layout, preset_objectives, states_confidence
 from spanwise.credit.recursion import bootstrap_values, discounted_returns, length_adaptive_lambda
 from spanwise.credit.refinement import Refinement, refined
 from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
-from spanwise.credit.strata import Moments, centred, group_index, moments, precision_mean, refine
+from spanwise.credit.strata import Moments, centred, compare, group_index, moments, precision_mean, refine
 from spanwise.credit.streams import Streams, reward_streams
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.graph import Branch, Trajectory, Turn, merge_counts
@@ -51,16 +51,14 @@ from spanwise.credit.trajectories.turns import Turns, split_turns
 from spanwise.credit.trajectories.unused import keep_for_rollouts
 
 __all__ = [
-    "JOINED",
     "METHODS",
     "Advantage",
     "Branch",
-    "Compared",
+    "Explained",
     "HistoryWeight",
     "Method",
     "Moments",
     "Outcomes",
-    "Parts",
     "Preset",
     "Refinement",
     "Streams",
@@ -79,10 +77,11 @@ __all__ = [
     "canon",
     "centred",
     "check_stepwise",
-    "compared",
+    "compare",
     "dcpo",
     "discounted_returns",
     "dr_grpo",
+    "explains",
     "gae",
     "gagpo",
     "gdpo",
@@ -103,7 +102,6 @@ __all__ = [
     "oar",
     "opo",
     "outcome_methods",
-    "parts",
     "precision_mean",
     "preset_layout",
     "preset_objectives",

@@ -9,15 +9,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import compared
+from spanwise.credit.baselines import advantage
+from spanwise.credit.explained import Explained, explain
+from spanwise.credit.reasons import objective_reasons, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import group_index, weighted
+from spanwise.credit.strata import compare, group_index, weighted
 from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import check_discrete, judged_column
-from spanwise.types import Credit, Scores, Status
+from spanwise.types import Comparison, Credit, Scores, Status, Zero
 
 
 def assign(
@@ -167,6 +169,7 @@ def _by_block(
     options: dict[str, Any],
 ) -> Credit:
     given = _given(scores, objectives)
+    truncated_n = data.pop("truncated_n", None)
     prices = "if_missing_k" in chosen.inputs  # else what is left out is compared as the reward that it stands for
     reward_nm = scores.reward_nm if prices else completed(scores, objectives)
     stand_in_nm = _stand_ins(scores, objectives)
@@ -177,9 +180,25 @@ def _by_block(
         "back_off_k": [o.back_off for o in objectives],
         "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
     }
-    adv_nm = _shaped(chosen, call(chosen, group_n, data, options), tuple(reward_nm.shape), "completions and objectives")
+    said = call(chosen, group_n, data, options)
+    adv_nm = _shaped(chosen, said, tuple(reward_nm.shape), "completions and objectives")
     left_out_nm = left_out(scores)
     adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
+    if isinstance(said, Explained):
+        comparison = said.comparison
+    else:
+        columns = [
+            advantage(
+                reward_nm[:, m],
+                group_n,
+                baseline=objective.baseline or "group",
+                outcome_no=given["outcome_no"][:, given["given_k"][m]] if given["given_k"][m] else None,
+                min_stratum=options.get("min_stratum", 2),
+                back_off=objective.back_off,
+            ).comparison
+            for m, objective in enumerate(objectives)
+        ]
+        comparison = Comparison.joined(columns).unexplained(adv_nm)
     weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
     weighted_nm = weight_m * adv_nm
     block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
@@ -188,25 +207,17 @@ def _by_block(
         block_nk[:, paid_mk[m]] += weighted_nm[:, m, None]
         elsewhere_n = present_nk[:, paid_mk[m]].any(dim=1) | ~left_out_nm[:, m]
         stop_n += torch.where(elsewhere_n, 0.0, weighted_nm[:, m])
-    strata = [
-        compared(
-            reward_nm[:, m],
-            group_n,
-            baseline=objective.baseline or "group",
-            outcome_no=given["outcome_no"][:, given["given_k"][m]] if given["given_k"][m] else None,
-            min_stratum=options.get("min_stratum", 2),
-            back_off=objective.back_off,
-        )
-        for m, objective in enumerate(objectives)
-    ]
+    there_nm = ~reward_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
-        torch.stack([found.alone_n.sum() for found in strata]),
+        ((comparison.reason_nm == int(Zero.SINGLETON)) & there_nm).sum(dim=0),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
-        stratum_nm=torch.stack([found.stratum_n for found in strata], dim=1),
-        coarser_m=torch.stack([((found.level_n > 0) & (found.stratum_n >= 0)).sum() for found in strata]),
+        comparison=objective_reasons(comparison, scores, objectives, reward_nm, truncated_n=truncated_n),
+        weight_m=weight_m,
+        names=tuple(objective.name for objective in objectives),
+        coarser_m=((comparison.level_nm > 0) & (comparison.stratum_nm >= 0)).sum(dim=0),
     )
 
 
@@ -222,7 +233,7 @@ def _by_completion(
     streams: Streams | None,
 ) -> Credit:
     """One number per completion, step or token, paid to every block that an objective pays; with a critic, per stream."""
-    reward_n = summed(scores, objectives)
+    reward_n, truncated_n = summed(scores, objectives), data.pop("truncated_n", None)
     data |= {
         "reward_n": reward_n,
         "reward_s": reward_n,
@@ -231,28 +242,37 @@ def _by_completion(
     }
     stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
     if streams is not None:
-        adv, stop_n = _over_streams(streams, chosen, group_n, data, options)
+        said, stop_n = _over_streams(streams, chosen, group_n, data, options)
     else:
         if "mask_nt" in data:  # a completion without a reward takes no part
             data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
             data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
-        adv = call(chosen, group_n, data, options)
+        said = call(chosen, group_n, data, options)
     if chosen.kind == "token":
-        token_nt = _shaped(chosen, adv, tuple(data["mask_nt"].shape), "completions and tokens")
+        token_nt = _shaped(chosen, said, tuple(data["mask_nt"].shape), "completions and tokens")
         block_nk = _block_means(token_nt, _block_nt(chosen, data), present_nk)
         adv_n = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()  # whether it moved at all; there is no one number
     else:
-        token_nt, adv_n = None, _shaped(chosen, adv, (len(group_n),), "completions").double()
+        token_nt, adv_n = None, _shaped(chosen, said, (len(group_n),), "completions").double()
         block_nk = torch.where(present_nk, adv_n[:, None] * paid_mk.any(dim=0), 0.0)
-    found = compared(reward_n, group_n, baseline="group", min_stratum=options.get("min_stratum", 2))
     m, grouped = len(objectives), not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
+    if isinstance(said, Explained):
+        comparison = said.comparison
+    else:
+        comparison = compare(reward_n, group_n, min_stratum=options.get("min_stratum", 2)).comparison
+        comparison = comparison.unexplained(torch.zeros_like(adv_n[:, None]) if chosen.kind == "token" else adv_n[:, None])
+    alone = (comparison.reason_nm == int(Zero.SINGLETON)).sum() if grouped else torch.zeros((), dtype=torch.long)
+    compared_n = group_n if grouped else torch.zeros_like(group_n)
+    reasons = {"grouped": grouped, "truncated_n": truncated_n}
     return Credit(
         block_nk,
         stop_n,
-        (found.alone_n.sum() * grouped).repeat(m),
+        alone.repeat(m),
         scores.reward_nm.isnan().sum(dim=0),
-        adv_nm=adv_n[:, None].expand(-1, m),
-        stratum_nm=found.stratum_n[:, None].expand(-1, m),
+        adv_nm=adv_n[:, None],
+        comparison=sum_reasons(comparison, scores, objectives, data["reward_nm"], compared_n, **reasons),
+        weight_m=adv_n.new_ones(1),
+        names=(" + ".join(objective.name for objective in objectives),) if chosen.kind == "completion" else (),
         coarser_m=torch.zeros(m, dtype=torch.long),
         token_nt=token_nt,
     )
@@ -277,7 +297,7 @@ def _over_streams(
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method's function with what its parameters ask for by name.
+    """Call a method's function with what its parameters ask for by name; `Explained` if it explains what it gives.
 
     Raises:
         RecipeError: it needs something that is not there, or has no such option.
@@ -293,11 +313,12 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
             )
     facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
     asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
-    return chosen.estimator(**{name: known[name] for name in asked}, **options)
+    return explain(chosen.estimator, **{name: known[name] for name in asked}, **options)
 
 
 def _shaped(chosen: Method, adv: Any, shape: tuple[int, ...], words: str) -> Tensor:
-    """What a method's function returned, if it is what its kind promises."""
+    """The advantages that a method's function returned, if they are what its kind promises."""
+    adv = adv.advantages if isinstance(adv, Explained) else adv
     if not isinstance(adv, Tensor) or tuple(adv.shape) != shape:
         found = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
         raise AlignmentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.strata import as_columns, centred, group_index, member_counts, refine
+from spanwise.credit.explained import Explained, comparison_of
+from spanwise.credit.strata import as_columns, compare, group_index, member_counts, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
+from spanwise.types import Comparison, Zero
 
 
 class Advantage(NamedTuple):
@@ -24,6 +27,7 @@ class Advantage(NamedTuple):
         missing_n: float64 `if_missing` minus baseline, scaled like the rest, where the reward is absent and `if_missing` was
             given; else 0.
         alone_n: the reward is present and has nobody to be compared with.
+        comparison: what each reward, or what stands for it, was compared with; one column.
 
     Example:
         The mean of the two rewards is .5, and what is absent counts as -1.
@@ -36,25 +40,7 @@ class Advantage(NamedTuple):
     advantage_n: Float[Tensor, " n"]
     missing_n: Float[Tensor, " n"]
     alone_n: Bool[Tensor, " n"]
-
-
-class Compared(NamedTuple):
-    """Whom each reward is compared with.
-
-    Attributes:
-        stratum_n: dense id of the stratum; -1 where the reward is absent, in no stratum, or compared with nothing (none).
-        alone_n: the reward is present and has nobody to be compared with.
-        level_n: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
-
-    Example:
-        >>> found = compared(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([7, 7, 9]))
-        >>> found.alone_n.tolist(), bool(found.stratum_n[0] == found.stratum_n[1])
-        ([False, False, True], True)
-    """
-
-    stratum_n: Int[Tensor, " n"]
-    alone_n: Bool[Tensor, " n"]
-    level_n: Int[Tensor, " n"]
+    comparison: Comparison
 
 
 def advantage(
@@ -149,72 +135,53 @@ def advantage(
     stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
         stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
+    if baseline in ("none", "blended"):
+        _refuse_scale(baseline, scale)
     if baseline == "none":  # the only one without a stratum, whose moments would look
         check_rewards(reward_n)
-        _refuse_scale(baseline, scale)
-        return Advantage(reward_n.double().nan_to_num(nan=0.0), stand_in_n.nan_to_num(nan=0.0), torch.zeros_like(absent_n))
+        worth_n = torch.where(absent_n, stand_in_n, reward_n.double())
+        advantage_n, nothing_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n)
+        explained = Explained(advantage_n, comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1))
+        return _advantage(explained, absent_n, torch.zeros_like(absent_n))
+    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n}
+    strata = _strata(group_n, outcome_no, baseline, back_off)
     if baseline == "blended":
-        _refuse_scale(baseline, scale)
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         outcome_no = _outcomes(outcome_no, group_n, baseline)
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        alone_n = baseline_n.isnan() & ~absent_n
-        advantage_n = (reward_n.double() - baseline_n).nan_to_num(nan=0.0)
-        missing_n = (stand_in_n - baseline_n).nan_to_num(nan=0.0)
-        return Advantage(advantage_n, _wider(missing_n, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {}), alone_n)
-    strata = _strata(group_n, outcome_no, baseline, back_off)
+        explained = _blended(reward_n, stand_in_n, baseline_n, strata[0], refine(torch.zeros_like(group_n), outcome_no))
+        explained = _wider(explained, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {})
+        return _advantage(explained, absent_n, baseline_n.isnan() & ~absent_n)
     level_n, alone_n = _levels(reward_n, strata, min_stratum, voter_n)
-    scaling = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n}
-    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "stand_in_n": stand_in_n, **scaling}
-    found_n = _at([centred(reward_n, stratum_n, **options) for stratum_n in strata], level_n)
+    options: dict[str, Any] = {
+        "leave_one_out": leave_one_out,
+        "min_stratum": min_stratum,
+        "stand_in_n": stand_in_n,
+        **scaling,
+    }
+    explained = _at_level([compare(reward_n, stratum_n, **options) for stratum_n in strata], strata, level_n)
     somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
-    missing_n = _wider(found_n.where(absent_n, 0.0), somebody_n, reward_n, group_n, stand_in_n, scaling)
-    return Advantage(found_n.where(~absent_n, 0.0), missing_n, alone_n)
+    explained = _wider(explained, somebody_n, reward_n, group_n, stand_in_n, scaling)
+    return _advantage(explained, absent_n, alone_n)
 
 
-def compared(
-    reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    baseline: BaselineName = "group",
-    outcome_no: Float[Tensor, " n *o"] | None = None,
-    min_stratum: int = 2,
-    back_off: bool | None = None,
-    voter_n: Int[Tensor, " n"] | None = None,
-) -> Compared:
-    """Say in which stratum each reward is compared, and which rewards have nobody to be compared with.
+def _advantage(explained: Explained, absent_n: Tensor, alone_n: Tensor) -> Advantage:
+    """The advantages of rewards and of what stands for absent ones, apart."""
+    adv_n = explained.advantages
+    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, explained.comparison)
 
-    Args:
-        reward_n, group_n, baseline, outcome_no, min_stratum, back_off, voter_n: as in `advantage`.
 
-    Edge cases:
-        An absent reward is in no stratum; its level is the one whose mean it would be compared with. Of `blended` the stratum
-        is that of equal outcomes in one prompt; alone is a reward that no other of the batch with the same outcomes stands beside.
-
-    Raises:
-        AlignmentError, RecipeError: see `advantage`.
-
-    Example:
-        >>> right_complete_n2 = torch.tensor([[1., 1.], [1., 1.], [0., 1.], [0., 0.], [1., 0.]])
-        >>> found = compared(torch.zeros(5), torch.zeros(5).long(), baseline="outcome", outcome_no=right_complete_n2)
-        >>> found.stratum_n, found.level_n
-        (tensor([2, 2, 0, 0, 1]), tensor([0, 0, 1, 1, 1]))
-    """
-    _check(reward_n, group_n, baseline, back_off)
-    present_n = ~reward_n.isnan()
-    if baseline == "none":
-        return Compared(torch.full_like(group_n, -1).long(), torch.zeros_like(present_n), torch.zeros_like(group_n).long())
-    strata = _strata(group_n, outcome_no, baseline, back_off)
-    level_n, alone_n = _levels(reward_n, strata, min_stratum, voter_n)
-    if baseline == "blended":  # whoever is alone in its prompt borrows from the same outcomes of others
-        everywhere_n = refine(torch.zeros_like(group_n), _outcomes(outcome_no, group_n, baseline))
-        alone_n = _levels(reward_n, [everywhere_n], 2)[1]
-    id_n = _at([stratum_n * len(strata) + level for level, stratum_n in enumerate(strata)], level_n)
-    held_n = present_n & (_at(strata, level_n) >= 0)
-    stratum_n = torch.full_like(level_n, -1)
-    stratum_n[held_n] = group_index(id_n[held_n])
-    return Compared(stratum_n, alone_n, level_n)
+def _blended(reward_n: Tensor, stand_in_n: Tensor, baseline_n: Tensor, stratum_n: Tensor, everywhere_n: Tensor) -> Explained:
+    """Rewards and stand-ins minus the blended baseline; who is alone in its prompt borrows from the same outcomes of others."""
+    own, all_ = compare(reward_n, stratum_n).comparison, compare(reward_n, everywhere_n).comparison
+    worth_n = torch.where(reward_n.isnan(), stand_in_n, reward_n.double())
+    advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
+    reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
+    return Explained(advantage_n, comparison_of(
+        advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=own.stratum_nm[:, 0], members_n=own.members_nm[:, 0],
+    ))  # fmt: skip
 
 
 def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | None) -> None:
@@ -276,14 +243,37 @@ def _refuse_scale(baseline: str, scale: str) -> None:
         )
 
 
+def _at_level(levels: Sequence[Explained], strata: Sequence[Tensor], level_n: Tensor) -> Explained:
+    """What each completion is given at its own level; strata of different levels have different numbers."""
+    if len(levels) == 1:
+        return levels[0]
+    comparison = levels[-1].comparison
+    for level in reversed(range(len(levels) - 1)):
+        comparison = levels[level].comparison.where((level_n == level)[:, None], comparison)
+    member_n = comparison.stratum_nm[:, 0] >= 0
+    id_n, stratum_n = _at(strata, level_n) * len(strata) + level_n, torch.full_like(level_n, -1)
+    stratum_n[member_n] = group_index(id_n[member_n])
+    comparison = replace(comparison, stratum_nm=stratum_n[:, None], level_nm=level_n[:, None])
+    return Explained(_at([one.advantages for one in levels], level_n), comparison)
+
+
 def _wider(
-    missing_n: Tensor, somebody_n: Tensor, reward_n: Tensor, group_n: Tensor, stand_in_n: Tensor, scaling: Mapping[str, Any]
-) -> Tensor:
+    explained: Explained,
+    somebody_n: Tensor,
+    reward_n: Tensor,
+    group_n: Tensor,
+    stand_in_n: Tensor,
+    scaling: Mapping[str, Any],
+) -> Explained:
     """What is missing, compared with the group, then with the batch, where nobody is there to compare it with."""
     for wider_n in (group_index(group_n), torch.zeros_like(group_n, dtype=torch.long)):
-        if bool((somebody_n | stand_in_n.isnan()).all()):
+        kept_n = somebody_n | stand_in_n.isnan()
+        if bool(kept_n.all()):
             break
-        instead_n = centred(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
-        missing_n = missing_n.where(somebody_n | stand_in_n.isnan(), instead_n)
+        instead = compare(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
+        explained = Explained(
+            explained.advantages.where(kept_n, instead.advantages),
+            explained.comparison.where(kept_n[:, None], instead.comparison),
+        )
         somebody_n = somebody_n | (member_counts(wider_n, ~reward_n.isnan()) > 0)
-    return missing_n
+    return explained

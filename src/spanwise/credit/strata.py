@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
+from spanwise.credit.explained import Explained, comparison_of
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
@@ -145,6 +146,10 @@ class Moments:
         std_s = torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), 0.0).sqrt()
         return self._look_up(std_s, 0.0)
 
+    def constant_n(self) -> Bool[Tensor, " n"]:
+        """Whether the members of each completion's stratum are all equal; True where there are none."""
+        return self._look_up(self.square_s, 0.0) == 0
+
     def _look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
         """The value of each completion's stratum; `nowhere`, appended as the last one, where it has none (-1)."""
         return torch.cat([value_s, value_s.new_full((1,), nowhere)])[self.stratum_n]
@@ -239,8 +244,38 @@ def centred(
         >>> centred(torch.tensor([1., 1., 0., 0.]), torch.zeros(4).long(), voter_n=torch.tensor([0, 0, 0, 1]))
         tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
+    return compare(
+        value_n, stratum_n, leave_one_out=leave_one_out, min_stratum=min_stratum, scale=scale, ddof=ddof, eps=eps,
+        stand_in_n=stand_in_n, voter_n=voter_n,
+    ).advantages  # fmt: skip
+
+
+def compare(
+    value_n: Float[Tensor, " n"],
+    stratum_n: Int[Tensor, " n"],
+    *,
+    leave_one_out: bool = False,
+    min_stratum: int = 2,
+    scale: str = "none",
+    ddof: int = 1,
+    eps: float = 0.0,
+    stand_in_n: Float[Tensor, " n"] | None = None,
+    voter_n: Int[Tensor, " n"] | None = None,
+) -> Explained:
+    """What `centred` gives, and what each value was compared with.
+
+    Args:
+        value_n, stratum_n, leave_one_out, min_stratum, scale, ddof, eps, stand_in_n, voter_n: see `centred`.
+
+    Example:
+        The means of the others are 0 and 1/3, the standard deviation is .5.
+
+        >>> found = compare(torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long(), leave_one_out=True, scale="std").comparison
+        >>> found.baseline_nm.flatten().tolist(), found.divisor_nm.flatten().tolist()
+        ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
+    """
     if voter_n is not None:
-        return _centred_by_voter(value_n, stratum_n, voter_n, stand_in_n, leave_one_out, min_stratum, scale)
+        return _compare_voters(value_n, stratum_n, voter_n, stand_in_n, leave_one_out, min_stratum, scale)
     if scale not in ("none", "std", "mean"):
         raise RecipeError(unknown("scale", scale, ("none", "std", "mean")))
     within = moments(value_n, stratum_n)
@@ -248,17 +283,23 @@ def centred(
     if leave_one_out:
         advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     kept_n = within.member_n & (count_n >= max(min_stratum, 2))
+    worth_n = value_n.double()
     if stand_in_n is not None:
         instead_n = ~within.member_n & ~stand_in_n.isnan() & (count_n > 0)
         advantage_n = torch.where(instead_n, stand_in_n.double() - within.mean_n(), advantage_n)
         kept_n = kept_n | instead_n
+        worth_n = torch.where(worth_n.isnan(), stand_in_n.double(), worth_n)
+    baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
         spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        divided_n = (advantage_n != 0) | ((spread_n > 0) & ~within.constant_n())
+        divisor_n = torch.where(divided_n, torch.where(spread_n > 0, spread_n, torch.nan), divisor_n)
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
-    return torch.where(kept_n, advantage_n, 0.0)
+    averaged_n = count_n - within.member_n.double() if leave_one_out else count_n
+    return _explained(advantage_n, worth_n, baseline_n, divisor_n, kept_n, within, averaged_n=averaged_n, members_n=count_n)
 
 
-def _centred_by_voter(
+def _compare_voters(
     value_n: Tensor,
     stratum_n: Tensor,
     voter_n: Tensor,
@@ -266,8 +307,8 @@ def _centred_by_voter(
     leave_one_out: bool,
     min_stratum: int,
     scale: str,
-) -> Float[Tensor, " n"]:
-    """`centred` where the rows of one voter in a stratum are one member."""
+) -> Explained:
+    """`compare` where the rows of one voter in a stratum are one member."""
     if scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
@@ -277,13 +318,39 @@ def _centred_by_voter(
     stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
     vote_u = centred(own.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
     between = moments(own.mean_s, stratum_u)
-    enough_n = own._look_up(between.count_n(), 0.0) >= max(min_stratum, 2)
-    advantage_n = torch.where(own.member_n & enough_n, own.deviation_n + own._look_up(vote_u, 0.0), 0.0)
-    if stand_in_n is None:
-        return advantage_n
-    mean_n = own._look_up(between.mean_n(), torch.nan)
-    instead_n = ~own.member_n & ~stand_in_n.isnan() & ~mean_n.isnan()
-    return torch.where(instead_n, stand_in_n.double() - mean_n, advantage_n)
+    count_n = own._look_up(between.count_n(), 0.0)
+    kept_n = own.member_n & (count_n >= max(min_stratum, 2))
+    advantage_n = own.deviation_n + own._look_up(vote_u, 0.0)
+    worth_n = value_n.double()
+    if stand_in_n is not None:
+        mean_n = own._look_up(between.mean_n(), torch.nan)
+        instead_n = ~own.member_n & ~stand_in_n.isnan() & ~mean_n.isnan()
+        advantage_n = torch.where(instead_n, stand_in_n.double() - mean_n, advantage_n)
+        kept_n = kept_n | instead_n
+        worth_n = torch.where(worth_n.isnan(), stand_in_n.double(), worth_n)
+    averaged_n = count_n - own.member_n.double() if leave_one_out else count_n
+    return _explained(
+        advantage_n, worth_n, worth_n - advantage_n, torch.ones_like(advantage_n), kept_n, moments(value_n, stratum_n),
+        averaged_n=averaged_n, members_n=count_n,
+    )  # fmt: skip
+
+
+def _explained(
+    advantage_n: Tensor,
+    worth_n: Tensor,
+    baseline_n: Tensor,
+    divisor_n: Tensor,
+    kept_n: Tensor,
+    within: Moments,
+    **counts: Tensor,
+) -> Explained:
+    """The advantages of those that somebody is compared with, 0 elsewhere, and how they came about."""
+    advantage_n = torch.where(kept_n, advantage_n, 0.0)
+    stratum_n = torch.full_like(within.stratum_n, -1)
+    stratum_n[within.member_n] = group_index(within.stratum_n[within.member_n])
+    equal_n = within.member_n & within.constant_n()
+    where = {"alone_n": ~kept_n, "equal_n": equal_n, "stratum_n": stratum_n, **counts}
+    return Explained(advantage_n, comparison_of(advantage_n, worth_n, baseline_n, divisor_n, **where))
 
 
 def excess_variance_elsewhere(
@@ -366,15 +433,30 @@ def standardised(
     >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)
     tensor([-0.5774,  1.7321], dtype=torch.float64)
     """
+    return standardised_by(value_n, weight_n=weight_n, shift=shift, ddof=ddof, eps=eps, eps_at=eps_at)[0]
+
+
+def standardised_by(
+    value_n: Float[Tensor, " n"],
+    *,
+    weight_n: Float[Tensor, " n"] | None = None,
+    shift: bool = True,
+    ddof: int = 1,
+    eps: float = 0.0,
+    eps_at: EpsAt = "std",
+) -> tuple[Float[Tensor, " n"], float, float]:
+    """`standardised`, the number that was subtracted and the one that was divided by; the latter is 0 where nothing was."""
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
     member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(member_n, value_n.double(), torch.nan)
     weight_n = torch.where(member_n, weight_n.double(), 0.0)
     everyone_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
-    deviation_n = (value_n - weighted_mean(value_n, weight_n, everyone_n)).nan_to_num(nan=0.0)
+    mean_n = weighted_mean(value_n, weight_n, everyone_n)
+    deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
     divisor = _divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
     shifted_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
-    return shifted_n / divisor if divisor > 0 else torch.zeros_like(value_n)
+    mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
+    return shifted_n / divisor if divisor > 0 else torch.zeros_like(value_n), mean, divisor
 
 
 def unit_scale(value_n: Float[Tensor, " n"], *, ddof: int = 1, eps: float = 0.0) -> float:

@@ -14,10 +14,10 @@ from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.sections import VOTES_BY_SCORE
 from spanwise.report.tokens import token_view
 from spanwise.report.train import train_report, unmeasured_sentences
-from spanwise.report.view import Paid, Rule, TokenView
+from spanwise.report.view import Rule, TokenView
 from spanwise.report.why import rule_words
 
 __all__ = [
-    "VOTES_BY_SCORE", "Headline", "Paid", "Panel", "Rule", "Section", "TokenView", "compare_report", "credit_report", "render",
+    "VOTES_BY_SCORE", "Headline", "Panel", "Rule", "Section", "TokenView", "compare_report", "credit_report", "render",
     "rule_words", "token_view", "train_report", "unmeasured_sentences",
 ]  # fmt: skip

@@ -74,7 +74,7 @@ def _zeros(row: TokenRow, method: str, blocks: Sequence[str], *, alone: bool) ->
     if not alone:
         return [f"gives {'the ' + ' and the '.join(blocks) if len(blocks) <= _NAMED else f'{len(blocks)} blocks'} 0"]
     parts = row.parts.get(method, ())
-    nobody = parts and all(part.baseline is None and part.part == 0 and part.worth is not None for part in parts)
+    nobody = parts and all(part.reason == "singleton" for part in parts)
     return ["gives it exactly 0, with nobody to compare it with" if nobody else "gives it exactly 0"]
 
 

@@ -15,6 +15,7 @@ class Rule:
     Attributes:
         kind: what it credits: "block", "completion", "token", "step"; "" is not known.
         about: a sentence on it.
+        pays: block -> the objectives that pay it.
         baselines: objective -> what its baseline is the mean of, in words.
         weights: objective -> weight.
         missing: objective -> what stands for a reward that is left out; None: nothing.
@@ -28,29 +29,11 @@ class Rule:
 
     kind: str = ""
     about: str = ""
+    pays: Mapping[str, Sequence[str]] = field(default_factory=dict)
     baselines: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, float | None] = field(default_factory=dict)
     verdict: str = ""
-
-
-@dataclass(frozen=True)
-class Paid:
-    """What pays a block.
-
-    Attributes:
-        objectives: by name.
-        plain: its credit is the reward of the only one, minus a baseline.
-        mixed: but for the share of the completion's own score, which is mixed into it (`TokenRow.own`).
-
-    Example:
-        >>> Paid(("correct",)).objectives
-        ('correct',)
-    """
-
-    objectives: Sequence[str]
-    plain: bool = False
-    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +45,6 @@ class TokenView:
         completions: in order.
         outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
         segments: what opens a segment, in words; "": there are none.
-        paid: method -> block -> what pays it, as far as that is known.
         rules: method -> how it credits, as far as that is known.
         own: the method of the user's recipe, which stands on the right; None: the second one.
         total: completions that there are, of which these are some; None: these are all.
@@ -77,7 +59,6 @@ class TokenView:
     completions: Sequence[TokenRow]
     outcome: str | None = None
     segments: str = ""
-    paid: Mapping[str, Mapping[str, Paid]] = field(default_factory=dict)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     own: str | None = None
     total: int | None = None

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spanwise.report.arithmetic import DIGITS, added, equation, shown, signed
-from spanwise.report.view import Paid, Rule, TokenView
+from spanwise.report.view import Rule, TokenView
 from spanwise.rollouts.rows import Part, TokenRow
 
 #: Statuses of a reward that the completion left out.
 LEFT_OUT = ("absent", "unparsable")
+#: Why a reward that is there has no baseline.
+_NOTHING = {
+    "singleton": "nobody to compare it with",
+    "no_scale": "there is no spread that the difference could be divided by",
+}
 
 
 class Reasons:
@@ -23,12 +28,6 @@ class Reasons:
 
     def __init__(self, view: TokenView) -> None:
         self.view = view
-        self._worths: dict[tuple[str, int, int], list[float]] = {}
-        for row in view.completions:
-            for method, listed in row.parts.items():
-                for place, part in enumerate(listed):
-                    if part.worth is not None and part.stratum >= 0:
-                        self._worths.setdefault((method, place, part.stratum), []).append(part.worth)
 
     def _rule(self, method: str) -> Rule:
         return self.view.rules.get(method, Rule())
@@ -43,8 +42,7 @@ class Reasons:
         blocks = {}
         for block, credit in row.credit.get(method, {}).items():
             if credit is not None and not math.isnan(credit):
-                paid = self.view.paid.get(method, {}).get(block)
-                blocks[block] = self._block(row, method, block, credit, paid) | {"share": self._share(row, method, block)}
+                blocks[block] = self._block(row, method, block, credit) | {"share": self._share(row, method, block)}
         explained = [one for one in blocks.values() if one["terms"]]
         return {
             "note": "" if explained or not blocks else self._no_arithmetic(method),
@@ -53,13 +51,18 @@ class Reasons:
             "strata": {part.objective: part.stratum for part in parts if part.stratum >= 0},
         }
 
-    def _block(self, row: TokenRow, method: str, block: str, credit: float, paid: Paid | None) -> dict[str, Any]:
+    def _block(self, row: TokenRow, method: str, block: str, credit: float) -> dict[str, Any]:
         found = {"credit": shown(credit, sign=True), "total": "", "terms": [], "warning": ""}
-        listed = self._parts_of(row, method, credit, paid)
+        paying, parts, verdict = (
+            self._rule(method).pays.get(block, ()),
+            row.parts.get(method, ()),
+            self._rule(method).verdict,
+        )
+        joined = bool(paying) and len(parts) == 1 and parts[0].objective not in paying
+        listed = parts if joined else [part for part in parts if part.objective in paying]
         if not listed:
             return found
-        share, own = row.own.get(method, (0.0, 0.0)) if paid is not None and paid.mixed else (0.0, 0.0)
-        verdict = self._rule(method).verdict
+        share, own = row.own.get(method, (0.0, 0.0)) if verdict in paying else (0.0, 0.0)
         terms: list[tuple[str, str]] = []
         total = 0.0
         for part in listed:
@@ -79,21 +82,6 @@ class Reasons:
         found["terms"] = [self._term(row, method, part) for part in listed]
         return found
 
-    def _parts_of(self, row: TokenRow, method: str, credit: float, paid: Paid | None) -> list[Part]:
-        """What pays a block; of a file that does not say its parts, where a block has one plain objective."""
-        if paid is None:
-            return []
-        parts = row.parts.get(method, ())
-        if parts:
-            joined = len(parts) == 1 and parts[0].objective not in paid.objectives
-            return list(parts) if joined else [part for part in parts if part.objective in paid.objectives]
-        reward = row.rewards.get(paid.objectives[0]) if paid.plain else None
-        share, own = row.own.get(method, (0.0, 0.0)) if paid.mixed else (0.0, 0.0)
-        if reward is None or share >= 1:
-            return []
-        apart = (credit - share * own) / (1 - share)
-        return [Part(paid.objectives[0], reward, reward - apart, 1.0, 1.0, apart)]
-
     def _term(self, row: TokenRow, method: str, part: Part) -> dict[str, str]:
         return {
             "objective": part.objective,
@@ -110,7 +98,7 @@ class Reasons:
             return ""
         if part.objective not in row.statuses and part.objective not in row.rewards and weights:
             standing = self._rule(method).missing
-            named = []
+            named, amounts = [], []
             for name, weight in weights.items():
                 reward = row.rewards.get(name)
                 instead = reward is None and row.statuses.get(name) in LEFT_OUT
@@ -119,7 +107,10 @@ class Reasons:
                     return ""
                 number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {signed(reward)}"
                 named.append((number, f"{name}, left out" if instead else name))
-            return added(part.worth, named).removeprefix("+")
+                amounts.append(weight * reward)
+            total = math.fsum(amounts)  # of turns, whose rewards are summed over the rollout, this row may hold some only
+            same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
+            return added(part.worth, named).removeprefix("+") if same else ""
         status = row.statuses.get(part.objective, "ok")
         if status in LEFT_OUT:
             return f"{part.objective} is {status}, and counts as {shown(part.worth)}"
@@ -131,24 +122,19 @@ class Reasons:
         if part.baseline is None:
             if part.part != 0:
                 return f"No single baseline gives this number. {self._rule(method).about}".strip()
-            if part.worth is not None:
-                return "nobody to compare it with, so the credit is exactly 0"
+            if part.reason in _NOTHING:
+                return f"{_NOTHING[part.reason]}, so the credit is exactly 0"
             if status in LEFT_OUT:
                 return f"the reward is {status} and nothing stands for it, so it gets no credit and joins no baseline"
             if status not in ("ok", ""):
                 return f"the check failed ({status}), so there is no reward; it gets no credit and joins no baseline"
             return "a reward is absent, so it gets no credit and joins no baseline"
         rule = self._rule(method).baselines.get(part.objective, "")
-        place = [one.objective for one in row.parts.get(method, ())].index(part.objective) if method in row.parts else -1
-        worths = self._worths.get((method, place, part.stratum), []) if part.stratum >= 0 else []
-        mean = math.fsum(worths) / len(worths) if worths else math.nan
         words = rule
-        if len(worths) > 1 and math.isclose(mean, part.baseline, rel_tol=1e-9, abs_tol=1e-9):
-            words = f"the mean of the {len(worths)} compared{f' ({rule})' if rule else ''}"
-        elif len(worths) > 1 and part.worth is not None:
-            others = (math.fsum(worths) - part.worth) / (len(worths) - 1)
-            if math.isclose(others, part.baseline, rel_tol=1e-9, abs_tol=1e-9):
-                words = f"the mean of the {len(worths) - 1} others"
+        if part.averaged:
+            others = part.averaged < part.members
+            about = "others" if others else f"compared{f' ({rule})' if rule else ''}"
+            words = f"the mean of the {part.averaged} {about}"
         said = f"baseline {shown(part.baseline)}{f': {words}' if words else ''}"
         return said if part.divisor == 1.0 else f"{said}; divided by {shown(part.divisor)}, the scale of those compared"
 
@@ -192,7 +178,7 @@ class Reasons:
     def _unpaid(self, row: TokenRow, method: str, objective: str) -> bool:
         """Whether a completion left an objective's reward out and has none of the blocks that it pays."""
         credit = row.credit.get(method, {})
-        blocks = [block for block, paid in self.view.paid.get(method, {}).items() if objective in paid.objectives]
+        blocks = [block for block, paying in self._rule(method).pays.items() if objective in paying]
         return (
             row.statuses.get(objective) in LEFT_OUT and bool(blocks) and all(credit.get(block) is None for block in blocks)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import Parts, method, parts
 from spanwise.errors import AlignmentError
-from spanwise.objective import Objective
 from spanwise.rollouts import schema
 from spanwise.rollouts.write import credit_columns, rollout_table, score_columns, span_columns
 from spanwise.types import BlockText, Credit, Scores, Spans, whole_text
@@ -38,7 +36,6 @@ class Rollouts:
         spans: where each block lies among the tokens that enter the loss.
         scores: rewards and statuses of the N completions.
         credit: credit per block of the N completions; its two counters cover all processes.
-        objectives: what was credited; None where nobody says, so that a file does not say what the credit is made of.
         advantages_nt: what every token is trained with, before the fold.
         value_nt: what a critic expected before each token, or (N, T, S) by `value_names`; NaN where there is none. None: no critic.
         logp_nt: log-probability of each token under the policy and at the temperature that sampled it.
@@ -64,7 +61,6 @@ class Rollouts:
     logp_nt: Float[Tensor, "n t"] | None = None
     value_names: tuple[str, ...] = ()
     self_reward_n: Float[Tensor, " n"] | None = None
-    objectives: Sequence[Objective] | None = None
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
         """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
@@ -101,16 +97,9 @@ class Rollouts:
                 schema.token_column(name): known_nt.masked_fill(~self.mask_nt, torch.nan)[filled_nt].float()
                 for name, known_nt in self._known().items()
             },
-            **credit_columns(self.method, by_block, self.credit.stop_n, advantages_nt[filled_nt], self._parts()),
+            **credit_columns(self.method, by_block, self.credit, advantages_nt[filled_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
-
-    def _parts(self) -> Parts | None:
-        """What the credit is made of, where it is that of whole completions and each has one number per objective."""
-        whole = self.credit.length_nk is None and self.credit.adv_nm is not None and self.credit.stratum_nm is not None
-        if self.objectives is None or not whole or method(self.method).kind not in ("block", "completion"):
-            return None
-        return parts(self.credit, self.scores, self.group_n, objectives=self.objectives, method=self.method)
 
     def _known(self) -> dict[str, Float[Tensor, "n t"]]:
         """Values, by stream where there are several, and log-probabilities, as far as there are any."""

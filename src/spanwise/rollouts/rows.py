@@ -32,6 +32,9 @@ class Part:
         weight: of the objective.
         part: what it credits.
         stratum: completions of one number were compared with each other; -1: with nobody.
+        members: how many rewards its stratum has.
+        averaged: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean, or nobody says.
+        reason: why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says.
     """
 
     objective: str
@@ -41,6 +44,9 @@ class Part:
     weight: float
     part: float
     stratum: int = -1
+    members: int = 0
+    averaged: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,13 @@ def token_rows(
 
 def _parts(column: pa.ChunkedArray) -> list[list[Part]]:
     """What the credit of each completion is made of."""
-    return [[Part(**entry) for entry in listed or ()] for listed in column.to_pylist()]
+    return [[_part(entry) for entry in listed or ()] for listed in column.to_pylist()]
+
+
+def _part(entry: dict[str, Any]) -> Part:
+    """One part; a file from before parts had reasons does not compare what it can compare with nobody."""
+    alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
+    return Part(**{"reason": "singleton" if alone else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:

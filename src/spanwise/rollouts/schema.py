@@ -27,7 +27,7 @@ under the name of the method that made it. A run has one method, an export has t
 | `self_reward` | double | the score r_s of the completion's reserved token (`Laser`); null where it did not end |
 | `credit/<method>/<block>` | double | null where the completion does not have the block |
 | `credit/<method>/stop` | double | credit of the decision to stop, which the last trainable token carries |
-| `parts/<method>` | list<struct> | what the credit is made of, an entry per objective: the fields of `credit.Parts` |
+| `parts/<method>` | list<struct> | what the credit is made of, an entry per objective, or one for the sum of all, see `PART` |
 | `advantages/<method>` | list<float> | what each token trains with; null where the completion was left out of the loss |
 
 Required are `prompt`, `trainable` and one of `completion_ids` and `tokens`. Any other column is handed to rewards; a gold answer
@@ -63,10 +63,11 @@ _TYPES = {
     SELF_REWARD: pa.float64(),
     **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
 }  # fmt: skip
-#: What `parts/<method>` says of each objective, see `credit.Parts`.
+#: What `parts/<method>` says of each objective: `part = weight (worth - baseline) / divisor`, where there is a baseline; the others
+#: of its stratum, how many members that has and of how many of them the baseline is the mean; why the part is 0 (`types.Zero`).
 PART = pa.struct({
     "objective": pa.string(), "worth": pa.float64(), "baseline": pa.float64(), "divisor": pa.float64(), "weight": pa.float64(),
-    "part": pa.float64(), "stratum": pa.int64(),
+    "part": pa.float64(), "stratum": pa.int64(), "members": pa.int64(), "averaged": pa.int64(), "reason": pa.string(),
 })  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),

@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.credit import Parts
 from spanwise.disk import whole_file
 from spanwise.errors import AlignmentError
 from spanwise.rollouts import schema
 from spanwise.rollouts.messages import clean
-from spanwise.types import Scores, Status
+from spanwise.types import Credit, Scores, Status, Zero
 
 
 def write_rollouts(
@@ -139,30 +138,40 @@ def score_columns(scores: Scores) -> dict[str, Any]:
 def credit_columns(
     method: str,
     by_block: Mapping[str, Float[Tensor, " n"]],
-    stop_n: Float[Tensor, " n"],
+    credit: Credit,
     advantages: Shaped[Any, " v"],
-    parts: Parts | None = None,
 ) -> dict[str, Any]:
     """What one method credits completions with; NaN where a block is absent, and at tokens that were left out of the loss."""
     return {
         **{schema.credit_column(method, block): credit_n for block, credit_n in by_block.items()},
-        schema.credit_column(method, schema.STOP): stop_n,
-        schema.parts(method): None if parts is None else _part_lists(parts),
+        schema.credit_column(method, schema.STOP): credit.stop_n,
+        schema.parts(method): _part_lists(credit) if credit.names else None,
         schema.advantages(method): advantages,
     }
 
 
-def _part_lists(apart: Parts) -> pa.Array:
-    """A list per completion with a struct per objective."""
-    n, m = apart.part_nm.shape
+def _part_lists(credit: Credit) -> pa.Array:
+    """A list per completion with a struct per objective, or one for the sum of all."""
+    comparison, adv_nm, weight_m = credit.comparison, credit.adv_nm, credit.weight_m
+    if comparison is None or adv_nm is None or weight_m is None:
+        raise AlignmentError("This credit has names and no comparison; take it from pipeline.credit.")
+    n, m = adv_nm.shape
+    reasons = pa.array([reason.name.lower() if reason else "" for reason in Zero], pa.string())
     columns = {
-        "objective": pa.array(list(apart.names) * n, pa.string()),
-        "weight": pa.array(np.tile(apart.weight_m.double().numpy(), n)),
-        "stratum": pa.array(apart.stratum_nm.long().flatten().numpy()),
+        "objective": pa.array(list(credit.names) * n, pa.string()),
+        "weight": pa.array(np.tile(weight_m.double().numpy(), n)),
+        "reason": reasons.take(pa.array(comparison.reason_nm.flatten().numpy())),
+        **{
+            name: pa.array(table_nm.long().flatten().numpy())
+            for name, table_nm in (
+                ("stratum", comparison.stratum_nm), ("members", comparison.members_nm), ("averaged", comparison.averaged_nm),
+            )
+        },
         **{
             name: pa.array(table_nm.double().flatten().numpy(), from_pandas=True)
             for name, table_nm in (
-                ("worth", apart.worth_nm), ("baseline", apart.baseline_nm), ("divisor", apart.divisor_nm), ("part", apart.part_nm),
+                ("worth", comparison.worth_nm), ("baseline", comparison.baseline_nm), ("divisor", comparison.divisor_nm),
+                ("part", weight_m * adv_nm),
             )
         },
     }  # fmt: skip

@@ -187,7 +187,6 @@ class Step:
             spans=spans,
             scores=result.own.reading.scores,
             credit=result.credit,
-            objectives=self.scheme.objectives,
             advantages_nt=adv_nt,
             value_nt=None if batch.value_nt is None else _wider(batch.value_nt, spare),
             logp_nt=None if logp_nt is None else _wider(logp_nt, spare),

@@ -4,64 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
+from spanwise.types import Zero
 
 #: A key is a reason plus this times the objective that it is about, counted from 1; 0 is about none.
 KEYS = 32
-
-
-class Zero(IntEnum):
-    """Why a token gets nothing. Where several would do, the first in this order is the reason."""
-
-    CREDITED = 0  # it does get something
-    MASKED = 1  # the model did not sample it
-    LEFT_OUT = 2  # the trainer left the whole completion out of the loss
-    EMPTY = 3  # of a completion: it has no token at all
-    UNPAID = 4  # no objective pays its block
-    FAILED = 5  # the check ran into its deadline or died
-    UNSCORED = 6  # the file holds no number
-    TRUNCATED = 7  # what the reward reads opens and never closes
-    UNPARSABLE = 8  # what the reward reads is there and cannot be read
-    ABSENT = 9  # what the reward reads is not there
-    SINGLETON = 10  # nobody to be compared with
-    ALL_RIGHT = 11  # everybody that it is compared with has reward 1
-    ALL_WRONG = 12  # everybody that it is compared with has reward 0
-    ALL_EQUAL = 13  # everybody that it is compared with has one and the same reward
-    AT_BASELINE = 14  # the others differ, and its reward is what it is compared with
-    CANCELLED = 15  # what several objectives give it adds up to 0
-    RECORDED = 16  # the trainer recorded 0 where it recorded more for others, and not why
-
-    @property
-    def words(self) -> str:
-        """The reason in plain words."""
-        return _SAYS[self]
-
-
-_SAYS = {
-    Zero.CREDITED: "credited",
-    Zero.MASKED: "masked: not sampled by the model (a tool, an observation)",
-    Zero.LEFT_OUT: "left out of the loss by the trainer",
-    Zero.EMPTY: "empty: the completion has no tokens",
-    Zero.UNPAID: "no objective pays the block",
-    Zero.FAILED: "failed: the check timed out or died",
-    Zero.UNSCORED: "unscored: the file holds no number",
-    Zero.TRUNCATED: "truncated: what the reward reads never closes",
-    Zero.UNPARSABLE: "unreadable: what the reward reads is there and says nothing",
-    Zero.ABSENT: "absent: what the reward reads is not there",
-    Zero.SINGLETON: "singleton: nobody to be compared with",
-    Zero.ALL_RIGHT: "unanimous: all right",
-    Zero.ALL_WRONG: "unanimous: all wrong",
-    Zero.ALL_EQUAL: "unanimous: all rewards are equal",
-    Zero.AT_BASELINE: "at the baseline: the reward is what is expected of it",
-    Zero.CANCELLED: "cancelled: several objectives add up to 0",
-    Zero.RECORDED: "recorded as 0, while others of the group got something",
-}
 
 
 @dataclass(frozen=True)

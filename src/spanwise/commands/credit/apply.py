@@ -16,11 +16,10 @@ from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.per_token import recorded, token_keys
 from spanwise.commands.credit.score import AT_A_TIME, Marked
-from spanwise.credit import Parts, parts
 from spanwise.pipeline import Reading, advantages, credit, dead_strata
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
-from spanwise.types import Credit, Scores, Spans
+from spanwise.types import Comparison, Credit, Scores, Spans
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ class Applied:
         credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
         tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
         dead: comparison -> share of its strata in which nobody gets any credit.
-        reading: what the completions say and are worth; None where nothing was compared.
-        parts: what the credit is made of, objective by objective; None where no baseline alone explains it.
     """
 
     name: str
@@ -42,8 +39,6 @@ class Applied:
     credit: Credit
     tokens: np.ndarray | Scheme
     dead: dict[str, float]
-    reading: Reading | None = None
-    parts: Parts | None = None
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
@@ -99,53 +94,48 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step."""
     if arm.scheme.entry.kind == "token" or arm.scheme.refine is not None:
         return _per_token(table, arm, reading, marked, group_n)
-    block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
-    stop_n = torch.zeros(len(table), dtype=torch.float64)
-    singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
-    adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
     strata, dead = Counter[str](), Counter[str]()
-    length_nk = marked.length_nk.clone()
-    mean_length_n = torch.zeros(len(table), dtype=torch.float64)
-    apart: list[tuple[Tensor, Parts]] = []
+    parts: list[tuple[Tensor, Credit]] = []
     for rows in steps(table.step_n):
         batch = Batch(group_n[rows], steps=_steps(table, rows), **recorded(arm.scheme, table, rows))
         found = credit(reading.take(rows), batch, arm.scheme)
-        if found.length_nk is not None:
-            length_nk[rows] = found.length_nk
-        if found.mean_length_n is not None:
-            mean_length_n[rows] = found.mean_length_n
         held_n = (marked.length_nk[rows] > 0).any(dim=1)  # without any token, nothing carries what stopping costs
-        block_nk[rows], stop_n[rows] = found.block_nk, found.stop_n.masked_fill(~held_n, 0.0)
-        if found.adv_nm is not None:
-            adv_nm[rows] = found.adv_nm
-        if table.rollout_n is None and arm.scheme.entry.kind in ("block", "completion"):
-            rule: dict[str, Any] = {"objectives": arm.scheme.objectives, "method": arm.scheme.entry}
-            apart.append((rows, parts(found, reading.take(rows).scores, group_n[rows], **rule)))
-        singleton_m += found.singleton_m
+        parts.append((rows, replace(found, stop_n=found.stop_n.masked_fill(~held_n, 0.0))))
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
             strata[name] += total
             dead[name] += silent
-    absent_m = reading.scores.reward_nm.isnan().sum(dim=0)
-    whole = Credit(block_nk, stop_n, singleton_m, absent_m, adv_nm, mean_length_n=mean_length_n, length_nk=length_nk)
     silent = {name: dead[name] / total for name, total in strata.items() if total}
-    return Applied(arm.name, marked, whole, arm.scheme, silent, reading, _joined(apart, len(table)))
+    whole = _joined(parts, len(table))
+    whole = replace(whole, length_nk=marked.length_nk if whole.length_nk is None else whole.length_nk)
+    return Applied(arm.name, marked, whole, arm.scheme, silent)
 
 
-def _joined(apart: Sequence[tuple[Tensor, Parts]], completions: int) -> Parts | None:
-    """The parts of all steps, each at its rows; strata of different steps have different numbers."""
-    if not apart:
-        return None
-    tables: dict[str, Tensor] = {}
-    first = apart[0][1]
-    strata = 0
-    for rows, part in apart:
-        here = part.stratum_nm
-        numbered = replace(part, stratum_nm=torch.where(here >= 0, here + strata, -1))
+def _joined(parts: Sequence[tuple[Tensor, Credit]], completions: int) -> Credit:
+    """The credit of all parts, each at its rows; strata of different parts have different numbers."""
+
+    def at_rows(values: Sequence[Any]) -> Any:
+        if any(value is None for value in values):
+            return None
+        whole = values[0].new_zeros((completions, *values[0].shape[1:]))
+        for (rows, _), value in zip(parts, values, strict=True):
+            whole[rows] = value
+        return whole
+
+    credits = [one for _, one in parts]
+    numbered, strata = [], 0
+    for one in credits:
+        assert one.comparison is not None, "it was credited here"
+        here = one.comparison.stratum_nm
+        numbered.append(vars(one.comparison) | {"stratum_nm": torch.where(here >= 0, here + strata, -1)})
         strata += int(here.max()) + 1 if here.numel() else 0
-        for name in ("worth_nm", "baseline_nm", "divisor_nm", "part_nm", "stratum_nm"):
-            value_nm = getattr(numbered, name)
-            tables.setdefault(name, value_nm.new_zeros((completions, value_nm.shape[1])))[rows] = value_nm
-    return replace(first, **tables)
+    tables = ("block_nk", "stop_n", "adv_nm", "mean_length_n", "length_nk")
+    return replace(
+        credits[0],
+        **{name: at_rows([getattr(one, name) for one in credits]) for name in tables},
+        comparison=Comparison(**{name: at_rows([one[name] for one in numbered]) for name in numbered[0]}),
+        token_nt=None,
+        refined_nt=None,
+    )
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -175,9 +165,7 @@ def _mean_lengths(table: RolloutTable, marked: Marked) -> Float[Tensor, " n"]:
 def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Tensor) -> Applied:
     """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
-    block_nk = torch.zeros(marked.length_nk.shape, dtype=torch.float64)
-    stop_n = torch.zeros(len(table), dtype=torch.float64)
-    adv_nm = torch.zeros(len(table), len(arm.scheme.objectives), dtype=torch.float64)
+    credited: list[tuple[Tensor, Credit]] = []
     compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
     compares = compares or any(mode.compares for mode in arm.scheme.modes)
     compares = compares or arm.scheme.entry.kind != "token"  # refined: what it refines, and often it, compares completions
@@ -190,15 +178,13 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
             found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
-            block_nk[part], stop_n[part] = found.block_nk, found.stop_n
-            if found.adv_nm is not None:
-                adv_nm[part] = found.adv_nm
-    singleton_m = torch.zeros(len(arm.scheme.objectives), dtype=torch.long)
-    whole = Credit(block_nk, stop_n, singleton_m, reading.scores.reward_nm.isnan().sum(dim=0), adv_nm)
-    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, reading, group_n, adv_nm[:, 0] != 0), reading)
+            credited.append((torch.tensor(part), found))
+    whole = _joined(credited, len(table))
+    assert whole.adv_nm is not None, "it was credited here"
+    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, group_n, whole.adv_nm[:, 0] != 0))
 
 
-def _dead_groups(arm: Arm, reading: Reading, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
+def _dead_groups(arm: Arm, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
     """The share of groups in which no token of any completion moved."""
     groups = int(group_n.max()) + 1 if len(group_n) else 0
     moved = torch.zeros(groups).index_add(0, group_n, moved_n.float()) > 0

@@ -14,7 +14,7 @@ from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import paid_of, rule_of
+from spanwise.commands.shared.paid import rule_of
 from spanwise.commands.shared.segments import Segments
 from spanwise.modes.laser.config import Laser
 from spanwise.report import TokenView, credit_report
@@ -37,7 +37,6 @@ def credit_page(folder: Path) -> str:
     own = {name: [by_row[n] for n in chosen] for name, by_row in shares.items()}
     vocabulary, opens = read_vocabulary(schema.tokenizer_of(shown.schema)), None if segments is None else segments.opens
     rows = token_rows(shown, vocabulary, opens, own)
-    paid = {name: paid_of(**listed) for name, listed in paying.items()}
     return credit_report(
         source=summary["source"],
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
@@ -51,7 +50,6 @@ def credit_page(folder: Path) -> str:
             rows,
             summary.get("outcome"),
             "" if segments is None else segments.words,
-            paid,
             rules={name: rule_of(**listed) for name, listed in paying.items()},
             own=summary.get("own"),
             total=len(table),

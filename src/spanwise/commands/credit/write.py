@@ -58,8 +58,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             if not bool(learned_n.all()):
                 advantages = np.where(np.repeat(learned_n.numpy(), part.tokens.lengths), advantages, np.float32(np.nan))
             by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
-            apart = None if one.parts is None else one.parts.take(rows)
-            columns |= credit_columns(one.name, by_block, one.credit.stop_n[rows], advantages, apart)
+            columns |= credit_columns(one.name, by_block, one.credit.take(rows), advantages)
         yield rollout_table(columns, part.tokens.offsets)
 
 

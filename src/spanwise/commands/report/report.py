@@ -17,7 +17,7 @@ from spanwise.commands.shared.again import MOST, compare_command, fidelity_comma
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_yaml
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import paid_of, rule_of
+from spanwise.commands.shared.paid import rule_of
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
 from spanwise.errors import DataError, SpanwiseError
@@ -216,10 +216,9 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     credit = recorded_credit(table)
     if methods:
         paying = {methods[0]: {"method": str(recipe.get("method")), "objectives": asked, "laser": laser}, **paying}
-    paid = {name: paid_of(**listed) for name, listed in paying.items()}
     rules = {name: rule_of(**listed) for name, listed in paying.items()}
     words = "" if segments is None else segments.words
-    view = TokenView(tuple(credit), rows, outcome, words, paid, rules=rules, own=next(iter(methods), None), total=len(table))
+    view = TokenView(tuple(credit), rows, outcome, words, rules=rules, own=next(iter(methods), None), total=len(table))
     return view, credit
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import torch
 
-from spanwise.modes.laser import Laser, mixed_advantage
+from spanwise.modes.laser import Laser, own_opinion
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers
 
 
 def own_shares(table: pa.Table, laser: Laser) -> list[tuple[float, float]]:
-    """The share of its own score in the credit of each completion, and that score as its group compares it (`mixed_advantage`).
+    """The share of its own score in the credit of each completion, and that score as its group compares it (`own_opinion`).
 
     Args:
         table: whole groups, columns of `rollouts.schema`; none where it has no scores or does not say the groups.
@@ -33,8 +31,5 @@ def own_shares(table: pa.Table, laser: Laser) -> list[tuple[float, float]]:
     step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     score_n = numbers(table, schema.SELF_REWARD).masked_fill(~laser.mixes_at(step_n), torch.nan)
-    rule: dict[str, Any] = {"mix": laser.mix, "threshold": laser.threshold, "scale": laser.scale}
-    own_n = mixed_advantage(torch.zeros_like(score_n), score_n, group_n, **rule)  # tau z
-    share_n = 1 - (mixed_advantage(torch.ones_like(score_n), score_n, group_n, **rule) - own_n)
-    share_n = torch.where(share_n > 1e-12, share_n, 0.0)
-    return list(zip(share_n.tolist(), (own_n / share_n).nan_to_num().tolist(), strict=True))
+    share_n, own_n = own_opinion(score_n, group_n, mix=laser.mix, threshold=laser.threshold, scale=laser.scale)
+    return list(zip(share_n.tolist(), own_n.where(share_n > 0, 0.0).tolist(), strict=True))

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from spanwise.batch import Steps
 from spanwise.commands.credit.apply import Applied, CreditResult
 from spanwise.commands.credit.arms import taken_rewards
 from spanwise.commands.credit.credit import credit_rollouts
@@ -62,15 +61,13 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     name, reward_n = _verdict(result)
     found = {}
     for one in result.applied:
-        if one.reading is None:
+        if one.credit.comparison is None:
             names = (name,)
             keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
             scheme = schemes[one.name]
             names = scheme.names
-            keys_nk = zero_reasons(
-                one.credit, one.reading, scheme, result.group_n, batch_n=table.step_n, steps=_steps(table, one)
-            )
+            keys_nk = zero_reasons(one.credit, scheme)
         found[one.name] = zeros(
             keys_nk,
             _advantages(table, one),
@@ -89,13 +86,6 @@ def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
     if asked or not own or result.table.folder is None:
         return result
     return CreditResult(**{**vars(result), "applied": tuple(one for one in result.applied if one.name in own)})
-
-
-def _steps(table: RolloutTable, one: Applied) -> Steps | None:
-    """Whose parts the completions are, where a rollout is several; a method per token compares nothing."""
-    if table.rollout_n is None or isinstance(one.tokens, np.ndarray):
-        return None
-    return Steps(table.rollout_n, torch.arange(len(table)))
 
 
 def _advantages(table: RolloutTable, one: Applied) -> Tensor:

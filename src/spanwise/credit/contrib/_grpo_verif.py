@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explain, explains
 from spanwise.credit.methods._dcpo import dcpo
 from spanwise.credit.registry import Preset
 from spanwise.registry import register
@@ -20,6 +21,7 @@ from spanwise.registry import register
     source="notes; neither the full paper nor code was read",
     preset=Preset(),
 )
+@explains
 def grpo_verif(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
@@ -29,7 +31,7 @@ def grpo_verif(
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
-) -> Float[Tensor, "n k"]:
+) -> Explained:
     r"""Standardise the rewards of solution and verification over the group; the verification weighs less.
 
     Equation
@@ -65,7 +67,10 @@ def grpo_verif(
         "GRPO-Verif" (arXiv 2511.15137). Its alpha stands in the loss, here in the advantage, which is the same for clipped
         losses. ddof and eps are not verified.
     """
-    advantage_nk = dcpo(reward_nk, group_n, if_missing_k=if_missing_k, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+    inner: Explained = explain(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
-    return advantage_nk * weight_k
+    adv_nk, told_k = inner.advantages * weight_k, weight_k != 0
+    comparison = inner.comparison.rescaled(divisor=1 / torch.where(told_k, weight_k, torch.nan)).fitting(adv_nk)
+    return Explained(adv_nk, comparison)

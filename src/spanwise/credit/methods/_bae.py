@@ -10,10 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import advantage
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
 from spanwise.errors import AlignmentError
 from spanwise.objective import BaselineName, ScaleName
 from spanwise.registry import register
+from spanwise.types import Comparison
 
 _STRATA = ("batch", "group", "outcome")
 _FACTS: Mapping[str, Any] = {
@@ -30,6 +32,7 @@ _FACTS: Mapping[str, Any] = {
 
 @register("bae_paper", preset=Preset(), **_FACTS)
 @register("bae", preset=Preset(format=0.25), **_FACTS)
+@explains
 def bae(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
@@ -47,7 +50,7 @@ def bae(
     min_stratum: int = 2,
     ddof: int = 1,
     eps: float = 1e-6,
-) -> Float[Tensor, "n k"]:
+) -> Explained:
     r"""Give each block its own advantage: its reward minus what completions with the same outcomes so far earn there.
 
     Equation
@@ -114,5 +117,6 @@ def bae(
             if_missing=missing,
             voter_n=voter_n,
         )
-        found.append(result.advantage_n + result.missing_n)
-    return torch.stack(found, dim=1) if found else torch.zeros_like(reward_nk, dtype=torch.float64)
+        found.append(result)
+    columns = [one.advantage_n + one.missing_n for one in found]
+    return Explained(torch.stack(columns, dim=1), Comparison.joined([one.comparison for one in found]))

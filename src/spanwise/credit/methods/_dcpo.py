@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explain, explains
 from spanwise.credit.methods._bae import bae
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import group_index, moments
@@ -24,6 +25,7 @@ from spanwise.registry import register
     source="the authors' code; the paper through notes",
     preset=Preset(),
 )
+@explains
 def dcpo(
     reward_nk: Float[Tensor, "n k"],
     group_n: Int[Tensor, " n"],
@@ -32,7 +34,7 @@ def dcpo(
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
-) -> Float[Tensor, "n k"]:
+) -> Explained:
     r"""Standardise the reward of each block over the group, whatever the outcome of the blocks before it.
 
     Equation
@@ -68,8 +70,8 @@ def dcpo(
     """
     baselines: list[BaselineName] = ["group"] * reward_nk.shape[1]
     scales: list[ScaleName] = ["std"] * reward_nk.shape[1]
-    return bae(
-        reward_nk, group_n, given_k=[()] * reward_nk.shape[1], baseline=baselines, scale_k=scales, if_missing_k=if_missing_k,
+    return explain(
+        bae, reward_nk, group_n, given_k=[()] * reward_nk.shape[1], baseline=baselines, scale_k=scales, if_missing_k=if_missing_k,
         ddof=ddof, eps=eps, min_stratum=min_stratum,
     )  # fmt: skip
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, group_index
+from spanwise.credit.strata import compare, group_index
 from spanwise.registry import register
 
 
@@ -17,9 +18,10 @@ from spanwise.registry import register
     source="the paper and the code of verl and TRL",
     preset=Preset(whole=True, per="length", calibrated=False),
 )
+@explains
 def dr_grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, leave_one_out: bool = False, min_stratum: int = 2
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with the mean of its group.
 
     Equation
@@ -43,4 +45,4 @@ def dr_grpo(
         Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783). Its loss divides by a constant length, here
         `spread(..., per=length)`.
     """
-    return centred(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
+    return compare(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.methods._grpo import grpo
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import EpsAt, standardised
+from spanwise.credit.strata import EpsAt, compare, group_index, standardised_by, weighted
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
@@ -21,6 +24,7 @@ from spanwise.registry import register
     preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )
+@explains
 def gdpo(
     reward_nm: Float[Tensor, "n m"],
     group_n: Int[Tensor, " n"],
@@ -31,7 +35,7 @@ def gdpo(
     eps: float = 1e-6,
     eps_at: EpsAt = "std",
     min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with its group in each reward separately, and add the standardised results.
 
     Equation
@@ -68,10 +72,20 @@ def gdpo(
     weight_m = torch.ones(m, dtype=torch.float64) if weight_m is None else weight_m.double()
     if len(weight_m) != m:
         raise AlignmentError(f"There are {len(weight_m)} weights for {m} rewards; give one weight to each reward.")
-    columns = [grpo(reward_nm[:, k], group_n, ddof=ddof, eps=eps, min_stratum=min_stratum) for k in range(m)]
-    part_nm = torch.stack(columns, dim=1) * weight_m.to(reward_nm.device)
+    stratum_n, weight_m = group_index(group_n), weight_m.to(reward_nm.device)
+    columns = [
+        compare(reward_nm[:, k], stratum_n, scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum) for k in range(m)
+    ]
+    part_nm = torch.stack([one.advantages for one in columns], dim=1) * weight_m
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
     summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # what cancels is 0, not its rounding error
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
     weight_n = None if length_n is None else length_n.double()
-    return standardised(summed_n, weight_n=weight_n, shift=length_n is not None, ddof=ddof, eps=eps, eps_at=eps_at)
+    options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    adv_n, _, divisor = standardised_by(summed_n, weight_n=weight_n, **options)
+    if m == 1 and divisor > 0 and length_n is None:  # the sum of one reward has its weight in it
+        one = columns[0].comparison
+        one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
+        return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+    together = compare(weighted(reward_nm.double(), weight_m).sum(dim=1), stratum_n, min_stratum=min_stratum).comparison
+    return Explained(adv_n, together.unexplained(adv_n[:, None]))

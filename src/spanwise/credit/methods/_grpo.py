@@ -5,8 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, group_index
+from spanwise.credit.strata import compare, group_index
 from spanwise.registry import register
 
 
@@ -17,9 +18,10 @@ from spanwise.registry import register
     source="the paper, which leaves ddof open, and the code of verl, TRL, SkyRL and OpenRLHF",
     preset=Preset(whole=True, per="completion", calibrated=False),
 )
+@explains
 def grpo(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, ddof: int = 1, eps: float = 1e-6, min_stratum: int = 2
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with its group, in units of the group's standard deviation.
 
     Equation
@@ -43,4 +45,4 @@ def grpo(
     Reference:
         Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300). Its text leaves ddof open.
     """
-    return centred(reward_n, group_index(group_n), scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
+    return compare(reward_n, group_index(group_n), scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)

@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, group_index
+from spanwise.credit.strata import compare, group_index
 from spanwise.errors import RewardError
 from spanwise.registry import register
 
@@ -24,9 +25,10 @@ from spanwise.registry import register
         "shift": "the reward is divided by the mean reward",
     },
 )
+@explains
 def maxrl(
     reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, eps: float = 1e-6, min_stratum: int = 2
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with its group, in units of the group's mean: rare successes weigh more.
 
     Equation
@@ -62,4 +64,4 @@ def maxrl(
             f"The reward of completion {i} is {float(reward_n[i]):g}; maxrl divides by the group's mean and takes rewards of 0 "
             f"(failure) and more only. Use rewards in [0, 1] or another method, such as rloo."
         )
-    return centred(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)
+    return compare(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)

@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, comparison_of, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import group_index, moments, weighted_mean
+from spanwise.credit.strata import compare, group_index, weighted_mean
 from spanwise.registry import register
+from spanwise.types import Zero
 
 
 @register(
@@ -18,13 +20,14 @@ from spanwise.registry import register
     source="verl's code",
     preset=Preset(whole=True, per="length", calibrated=False),
 )
+@explains
 def opo(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
     *,
     length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
     min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with the mean of its group in which each completion counts as often as it has tokens.
 
     Equation
@@ -49,6 +52,11 @@ def opo(
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
     stratum_n = group_index(group_n)
-    count_n = moments(reward_n, stratum_n).count_n()
-    advantage_n = reward_n.double() - weighted_mean(reward_n, length_n.double(), stratum_n)
-    return torch.where(count_n >= max(min_stratum, 2), advantage_n, 0.0).nan_to_num(nan=0.0)
+    plain, worth_n = compare(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    baseline_n = weighted_mean(reward_n, length_n.double(), stratum_n)
+    alone_n, equal_n = ((plain.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
+    advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
+    return Explained(advantage_n, comparison_of(
+        advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=alone_n, equal_n=equal_n,
+        stratum_n=plain.stratum_nm[:, 0], members_n=plain.members_nm[:, 0],
+    ))  # fmt: skip

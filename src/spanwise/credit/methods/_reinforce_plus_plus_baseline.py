@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import EpsAt, centred, group_index, moments, standardised
+from spanwise.credit.strata import EpsAt, compare, group_index, moments, standardised_by
 from spanwise.registry import register
+from spanwise.types import Zero
 
 
 @register(
@@ -22,6 +27,7 @@ from spanwise.registry import register
         "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups",
     },
 )
+@explains
 def reinforce_plus_plus_baseline(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
@@ -32,7 +38,7 @@ def reinforce_plus_plus_baseline(
     eps_at: EpsAt = "variance",
     zero_constant_groups: bool = False,
     min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare a completion with its group, in units of the batch, in which each completion counts as often as it has tokens.
 
     Equation
@@ -69,5 +75,14 @@ def reinforce_plus_plus_baseline(
     joins_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
         joins_n &= within.std_n(ddof=0) > 0
-    centred_n = torch.where(joins_n, centred(reward_n, stratum_n, min_stratum=min_stratum), torch.nan)
-    return standardised(centred_n, weight_n=length_n.double(), ddof=ddof, eps=eps, eps_at=eps_at)
+    centred_n, comparison = compare(reward_n, stratum_n, min_stratum=min_stratum)
+    options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    adv_n, mean, divisor = standardised_by(torch.where(joins_n, centred_n, torch.nan), **options)
+    counts_n1 = (joins_n & (length_n > 0))[:, None] & (divisor > 0)
+    scaled = replace(comparison.rescaled(divisor=divisor, shift=mean), averaged_nm=torch.zeros_like(comparison.averaged_nm))
+    nothing = comparison.unexplained(adv_n[:, None])
+    why = torch.where((length_n > 0)[:, None], int(Zero.NO_SCALE), int(Zero.EMPTY))
+    nothing = replace(nothing, reason_nm=torch.where(nothing.reason_nm == int(Zero.AT_BASELINE), why, nothing.reason_nm))
+    return Explained(
+        adv_n, scaled.fitting(adv_n[:, None]).where(counts_n1, comparison.where(centred_n[:, None] == 0, nothing))
+    )

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.methods._dr_grpo import dr_grpo
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import weighted
+from spanwise.credit.strata import compare, group_index, weighted
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
@@ -25,6 +25,7 @@ _FACTS: Mapping[str, Any] = {
 
 @register("rlcr_paper", preset=Preset(), **_FACTS)
 @register("rlcr", preset=Preset(format=0.25), **_FACTS)
+@explains
 def rlcr(
     reward_nm: Float[Tensor, "n m"],
     group_n: Int[Tensor, " n"],
@@ -32,7 +33,7 @@ def rlcr(
     weight_m: Float[Tensor, " m"] | None = None,
     leave_one_out: bool = False,
     min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Compare the sum of correctness and calibration score with the group: one number for the whole completion.
 
     Equation
@@ -66,4 +67,4 @@ def rlcr(
         check_rewards(reward_nm[:, m])
     weight_m = torch.ones(reward_nm.shape[1], dtype=torch.float64) if weight_m is None else weight_m.double()
     total_n = weighted(reward_nm.double(), weight_m.to(reward_nm.device)).sum(dim=1)
-    return dr_grpo(total_n, group_n, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    return compare(total_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

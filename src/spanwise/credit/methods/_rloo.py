@@ -5,8 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, group_index
+from spanwise.credit.strata import compare, group_index
 from spanwise.registry import register
 
 
@@ -17,7 +18,8 @@ from spanwise.registry import register
     source="the code of verl, SkyRL and OpenRLHF",
     preset=Preset(whole=True, per="length", calibrated=False),
 )
-def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_stratum: int = 2) -> Float[Tensor, " n"]:
+@explains
+def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_stratum: int = 2) -> Explained:
     r"""Compare a completion with the mean of the other completions of its group.
 
     Equation
@@ -40,4 +42,4 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     Reference:
         Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740). The same as `dr_grpo(..., leave_one_out=True)`.
     """
-    return centred(reward_n, group_index(group_n), leave_one_out=True, min_stratum=min_stratum)
+    return compare(reward_n, group_index(group_n), leave_one_out=True, min_stratum=min_stratum)

@@ -14,8 +14,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.credit.assign import assign, completed
+from spanwise.credit.assign import summed as summed_rewards
+from spanwise.credit.reasons import sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
+from spanwise.credit.strata import compare
 from spanwise.credit.trajectories.step_returns import Timeline, exact_totals, groups_of, timeline
 from spanwise.errors import RecipeError
 from spanwise.objective import Objective
@@ -79,6 +82,7 @@ def assign_turns(
     length_jk = torch.zeros((len(group_j), length_sk.shape[1]), dtype=length_sk.dtype, device=length_sk.device)
     length_jk.index_add_(0, line.index_s, length_sk)
     data = dict(inputs or {})
+    truncated_s = data.get("truncated_n")
     common: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
     if chosen.kind == "token":
         found = _by_token(scores, group_s, length_sk, line, chosen, {**common, "objectives": objectives, "inputs": data})
@@ -86,10 +90,11 @@ def assign_turns(
         data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
         found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **common)
+        at_rollouts = rollout_scores(scores, line, objectives, summed=True)
+        found = _reasons_of_rollouts(found, at_rollouts, group_j, line, objectives, truncated_s)
     else:
-        data = {"length_n": length_jk.sum(dim=1)}
         at_rollouts = rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
-        found = _blocks(scores, at_rollouts, group_s, group_j, length_sk, length_jk, line, objectives, data, common)
+        found = _blocks(scores, at_rollouts, group_s, group_j, length_sk, length_jk, line, objectives, truncated_s, common)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
@@ -103,24 +108,27 @@ def _blocks(
     length_jk: Tensor,
     line: Timeline,
     objectives: Sequence[Objective],
-    data: Mapping[str, Any],
+    truncated_s: Tensor | None,
     common: Mapping[str, Any],
 ) -> Credit:
     """Objectives of rollouts compared as rollouts, objectives of turns as turns, and both added up."""
     whole = common["method"].kind == "completion"
     turn_m = torch.tensor([objective.scope == "turn" and not whole for objective in objectives])
     only = [_weighing(objectives, turn_m == of_turns) for of_turns in (False, True)]
+    data = {"length_n": length_jk.sum(dim=1), "truncated_n": _any_turn(truncated_s, line)}
     found_j = assign(at_rollouts, group_j, length_jk > 0, objectives=only[0], inputs=data, **common)
     count_m = torch.full((len(objectives),), len(group_j))
     found = replace(_on_turns(found_j, line, length_sk), count_m=count_m)
     if not bool(turn_m.any()):
         return found
-    voters = {"voter_n": line.index_s}
+    voters = {"voter_n": line.index_s, "truncated_n": truncated_s}
     turns = assign(
         turn_scores(scores, at_rollouts, line, turn_m), group_s, length_sk > 0, objectives=only[1], inputs=voters, **common
     )
-    columns = ("adv_nm", "stratum_nm", "singleton_m", "absent_m", "coarser_m")
-    picked = {name: torch.where(turn_m, getattr(turns, name), getattr(found, name)) for name in columns}
+    columns = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
+    picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(found, name)) for name in columns}
+    if turns.comparison is not None and found.comparison is not None:
+        picked["comparison"] = turns.comparison.where(turn_m, found.comparison)
     return replace(
         found,
         block_nk=found.block_nk + turns.block_nk,
@@ -128,6 +136,31 @@ def _blocks(
         count_m=torch.where(turn_m, len(group_s), count_m),
         **picked,
     )
+
+
+def _any_turn(flag_s: Tensor | None, line: Timeline) -> Tensor | None:
+    """Whether any turn of a rollout has the flag."""
+    return None if flag_s is None else _count(flag_s, line) > 0
+
+
+def _reasons_of_rollouts(
+    found: Credit,
+    at_rollouts: Scores,
+    group_j: Tensor,
+    line: Timeline,
+    objectives: Sequence[Objective],
+    truncated_s: Tensor | None,
+) -> Credit:
+    """The credit of steps, which get nothing because of what their rollouts are worth."""
+    sum_j = summed_rewards(at_rollouts, objectives)
+    whole = sum_reasons(
+        compare(sum_j, group_j).comparison, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True,
+        truncated_n=_any_turn(truncated_s, line),
+    ).take(line.index_s)  # fmt: skip
+    assert found.comparison is not None, "it was credited here"
+    assert found.adv_nm is not None, "it was credited here"
+    comparison = replace(found.comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
+    return replace(found, comparison=comparison.fitting(found.adv_nm))
 
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:

@@ -80,14 +80,23 @@ def mixed_advantage(
         raise AlignmentError(
             f"{len(adv_n)} advantages, {len(self_reward_n)} scores and {len(group_n)} groups differ; give one to each completion."
         )
-    share_n, own_n = _own_opinion(self_reward_n, group_n, mix, threshold, scale)
+    share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
     return adv_n.double() + share_n * (own_n - adv_n.double())
 
 
-def _own_opinion(
-    self_reward_n: Tensor, group_n: Tensor, mix: float, threshold: float, scale: str
+def own_opinion(
+    self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """The share tau and the compared score z: tau is 0 where the score is absent, or its group's scores do not differ by enough."""
+    """The share tau and the compared score z: tau is 0 where the score is absent, or its group's scores do not differ by enough.
+
+    Args:
+        self_reward_n, group_n, mix, threshold, scale: see `mixed_advantage`.
+
+    Example:
+        >>> share_n, own_n = own_opinion(torch.tensor([1., 0.]), torch.tensor([0, 0]), mix=0.1, threshold=0.1, scale="none")
+        >>> share_n, own_n
+        (tensor([0.1000, 0.1000], dtype=torch.float64), tensor([ 0.5000, -0.5000], dtype=torch.float64))
+    """
     score_n, dense_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
     std_n = moments(score_n, dense_n).std_n(ddof=1)
     share_n = mix * (~score_n.isnan() & (std_n > 0) & (std_n >= threshold)).double()
@@ -128,7 +137,8 @@ def mixed_credit(
         tensor([[ 0.5000,  0.2000],
                 [-0.5000,  0.0000]], dtype=torch.float64)
     """
-    share_n, own_n = _own_opinion(self_reward_n, group_n, mix, threshold, scale)
+    share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
+    found = replace(found, share_n=share_n, own_n=own_n)
     share_n1, own_n1 = share_n[:, None], own_n[:, None]
     if by_objective and found.adv_nm is not None:
         m = [objective.name for objective in objectives].index(verdict)

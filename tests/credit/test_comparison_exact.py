@@ -1,0 +1,436 @@
+"""What credit says of itself is how it was made: 100,000 random rows against loops that follow the equations of the documentation.
+
+Rewards are fractions of 8, so that means and differences are exact, and a 0 of the loops is a 0 of the tensors.
+"""
+
+import math
+import random
+from collections import Counter, defaultdict
+from fractions import Fraction as F
+
+import pytest
+import torch
+
+from helpers import NAN
+from spanwise import Objective
+from spanwise.credit import METHODS, assign, assign_turns
+from spanwise.modes.laser import mixed_credit
+from spanwise.types import Scores, Status, Zero
+
+BLOCKS = ("a", "b")
+SIZE, LEFT_OUT = 500, (Status.ABSENT, Status.UNPARSABLE)
+#: Rows of each kind of batch below; together 100,000.
+SHARES = {"bae": 100, "dcpo": 14, "grpo_verif": 14, "grpo": 10, "dr_grpo": 10, "rloo": 10, "maxrl": 8, "opo": 10, "rlcr": 10,
+          "gdpo": 6, "reinforce++-baseline": 8}  # fmt: skip
+
+
+def test_the_rows_are_a_hundred_thousand():
+    assert sum(SHARES.values()) * SIZE == 100_000
+    by_number = {name for name in METHODS if METHODS[name].kind in ("block", "completion") and METHODS[name].preset}
+    assert by_number - {"bae_paper", "rlcr_paper"} <= set(SHARES)  # those are presets of the same functions
+
+
+class Rows:
+    """Completions with two rewards: right or wrong, and graded; each may be missing for any reason."""
+
+    def __init__(self, dice: random.Random, prices, *, negative: bool = True) -> None:
+        self.count = n = SIZE
+        ids = [dice.randrange(-(2**62), 2**62) for _ in range(n // 4)]
+        self.group = [dice.choice(ids) for _ in range(n)]
+        few, grades = dice.random(), range(-8 if negative else 0, 9)
+        kinds = [Status.OK] * dice.choice((6, 20, 60)) + list(Status)
+        self.status = [[dice.choice(kinds), dice.choice(kinds)] for _ in range(n)]
+        right = [F(int(dice.random() < few)) for _ in range(n)]
+        said = [F(dice.choice((0, 8) if few < 0.3 else grades), 8) for _ in range(n)]
+        self.value = [
+            [v if s is Status.OK else None for v, s in zip(pair, status, strict=True)]
+            for pair, status in zip(zip(right, said, strict=True), self.status, strict=True)
+        ]
+        self.tidy = [dice.choice((0.0, 0.0, 1.0, None)) for _ in range(n)]
+        self.cut = [dice.random() < 0.3 for _ in range(n)]
+        self.length = [dice.choice((0, 1, 3, 7)) for _ in range(n)]
+        self.prices, self.names = prices, ("right", "said")
+
+    def only(self, m: int) -> None:
+        """Keep one reward."""
+        self.value, self.status = [[pair[m]] for pair in self.value], [[pair[m]] for pair in self.status]
+        self.prices, self.names = [self.prices[m]], (self.names[m],)
+
+    def scores(self) -> Scores:
+        reward = [[NAN if v is None else float(v) for v in pair] for pair in self.value]
+        tidy = [[NAN if v is None else v] for v in self.tidy]
+        status = torch.tensor([[int(s) for s in pair] for pair in self.status], dtype=torch.int8)
+        blank = torch.full((self.count, len(self.names), 2), NAN, dtype=torch.float64)
+        return Scores(self.names, torch.tensor(reward).double(), status, blank, ("tidy",), torch.tensor(tidy).double())
+
+    def stand_in(self, i: int, m: int):
+        return self.prices[m] if self.status[i][m] in LEFT_OUT else None
+
+    def missing(self, i: int, m: int) -> Zero:
+        found = {Status.UNPARSABLE: Zero.UNPARSABLE, Status.UNSCORED: Zero.UNSCORED, Status.TIMEOUT: Zero.FAILED,
+                 Status.ERROR: Zero.FAILED}  # fmt: skip
+        return found.get(self.status[i][m], Zero.TRUNCATED if self.cut[i] else Zero.ABSENT)
+
+
+class Line:
+    """How one number came about: `(worth - baseline) / divisor`, no baseline where there is nobody or nothing to divide by."""
+
+    def __init__(self, worth, baseline, divisor, reason) -> None:
+        self.worth, self.baseline, self.divisor, self.reason = worth, baseline, divisor, reason
+
+
+def root(square: F) -> float:
+    return math.sqrt(square)
+
+
+def compared_line(i, sets, values, instead, *, scale, leave_one_out, ddof, eps, least):
+    """One row of one column; `sets` are the keys of all rows, level by level, the finest first."""
+    own = values[i]
+    for key in sets:
+        members = key.members[key.of[i]] if key.of[i] is not None else []
+        if len(members) >= max(least, 2):
+            break
+    stands = key.stands[key.of[i]] if key.of[i] is not None else []
+    if own is None and instead[i] is None:
+        return Line(None, None, None, Zero.ABSENT)
+    if not members or (own is not None and len(members) < max(least, 2)):
+        return Line(instead[i] if own is None else own, None, None, Zero.SINGLETON)
+    mean, square, distinct = key.moments(key.of[i], values, instead)
+    worth, baseline = (instead[i], mean) if own is None else (own, mean)
+    if own is not None and leave_one_out:
+        baseline = (mean * len(members) - own) / (len(members) - 1)
+    divisor = 1.0
+    if scale == "std":
+        free = len(members) + len(stands) - ddof
+        divisor = root(square / free) + eps if free > 0 else eps
+    if scale == "mean":
+        divisor = float(mean) + eps
+    if worth == baseline and (distinct == 1 or divisor <= 0):  # nothing is divided
+        return Line(worth, worth, 1.0, Zero.ALL_EQUAL if own is not None and distinct == 1 else Zero.AT_BASELINE)
+    if divisor <= 0:
+        return Line(worth, None, None, Zero.NO_SCALE)
+    return Line(worth, baseline, divisor, Zero.AT_BASELINE if worth == baseline else Zero.CREDITED)
+
+
+class Keys:
+    """Who shares a stratum: the key of each row, and by key the rows that have a value or a stand-in."""
+
+    def __init__(self, of, values, instead) -> None:
+        self.of, self.members, self.stands, self.known = of, defaultdict(list), defaultdict(list), {}
+        for i, key in enumerate(of):
+            if key is not None and values[i] is not None:
+                self.members[key].append(i)
+            elif key is not None and instead[i] is not None:
+                self.stands[key].append(i)
+
+    def moments(self, key, values, instead):
+        """The mean of the members, the squares of members and stand-ins around it, and how many values the members have."""
+        if key not in self.known:
+            members = [values[j] for j in self.members[key]]
+            mean = sum(members, F(0)) / len(members)
+            every = members + [instead[j] for j in self.stands[key]]
+            square = sum((count * (v - mean) ** 2 for v, count in Counter(every).items()), F(0))
+            self.known[key] = mean, square, len(set(members))
+        return self.known[key]
+
+
+def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **options):
+    """All rows of one column, by the equations of `advantage`."""
+    n, everyone = rows.count, [0] * rows.count
+    keys = {"batch": [everyone], "group": [rows.group]}.get(baseline)
+    if baseline == "none":
+        worth = [instead[i] if values[i] is None else values[i] for i in range(n)]
+        return [
+            Line(None, None, None, Zero.ABSENT)
+            if w is None
+            else Line(w, F(0), 1.0, Zero.CREDITED if w else Zero.AT_BASELINE)
+            for w in worth
+        ]
+    if keys is None:
+        several = len(outcomes) > 1 if back_off is None else back_off
+        depths = range(len(outcomes), -1, -1) if several else [len(outcomes)]
+        keys = [[None if None in (t := tuple(o[i] for o in outcomes[:d])) else (rows.group[i], *t) for i in range(n)]
+                for d in depths]  # fmt: skip
+    sets = [Keys(key, values, instead) for key in keys]
+    wider = [Keys(rows.group, values, instead), Keys(everyone, values, instead)]
+    found = []
+    for i in range(n):
+        line = compared_line(i, sets, values, instead, **options)
+        for one in wider:
+            if values[i] is None and line.reason is Zero.SINGLETON:  # nobody there: the group, then the batch
+                line = compared_line(i, [one], values, instead, **{**options, "leave_one_out": False, "least": 2})
+        found.append(line)
+    return found
+
+
+def with_reasons(rows, lines, m, objective, verdict):
+    for i, line in enumerate(lines):
+        if line.reason is Zero.ABSENT:
+            line.reason = rows.missing(i, m)
+        if line.reason is Zero.ALL_EQUAL and verdict and line.worth in (0, 1):
+            line.reason = Zero.ALL_RIGHT if line.worth == 1 else Zero.ALL_WRONG
+        if objective.weight == 0:
+            line.reason = Zero.NO_WEIGHT
+    return lines
+
+
+def check(found, lines, c, adv_n=None):
+    """One column of a comparison against the lines, and the formula against the credit."""
+    told = found.comparison
+    adv = (found.adv_nm[:, c] if adv_n is None else adv_n).tolist()
+    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason")]
+    for i, (line, a, worth, baseline, divisor, reason) in enumerate(zip(lines, adv, *table, strict=True)):
+        assert Zero(reason) is line.reason, (i, Zero(reason), line.reason)
+        if line.worth is None:
+            assert math.isnan(worth)
+        else:
+            assert math.isclose(worth, line.worth, rel_tol=1e-12), i
+        if line.baseline is None:
+            assert math.isnan(baseline), i
+            assert math.isnan(divisor), i
+            assert a == 0, i
+            continue
+        assert math.isclose(baseline, line.baseline, rel_tol=1e-9, abs_tol=1e-9), (i, baseline, line.baseline)
+        assert math.isclose(divisor, line.divisor, rel_tol=1e-9), (i, divisor, line.divisor)
+        assert math.isclose((worth - baseline) / divisor, a, rel_tol=1e-9, abs_tol=1e-9), i
+        zero = line.reason not in (Zero.CREDITED, Zero.NO_WEIGHT)
+        assert not zero or a == 0, (i, a)
+
+
+def check_blocks(found, objectives, rows):
+    """The credit of a block is the sum of what pays it."""
+    parts_nm = found.weight_m * found.adv_nm
+    for k, name in enumerate(BLOCKS):
+        paying = [m for m, o in enumerate(objectives) if name in o.pays]
+        total_n = parts_nm[:, paying].sum(dim=1) if len(found.names) > 1 else parts_nm[:, 0]
+        assert torch.allclose(found.block_nk[:, k], total_n, rtol=1e-12, atol=1e-12)
+
+
+def credited(rows, method, objectives, **options):
+    inputs = {"length_n": torch.tensor(rows.length), "truncated_n": torch.tensor(rows.cut)}
+    present_nk = torch.ones(rows.count, 2, dtype=torch.bool)
+    return assign(
+        rows.scores(), torch.tensor(rows.group), present_nk, objectives=objectives, block_names=BLOCKS, method=method,
+        inputs=inputs, **options,
+    )  # fmt: skip
+
+
+def block_batch(dice, method):
+    prices = [dice.choice((None, F(-1), F(1, 2))) for _ in range(2)]
+    rows = Rows(dice, prices)
+    ddof, eps = dice.choice((0, 1, 1, 2)), dice.choice((0.0, 1e-6, 0.1))
+    least, loo = dice.choice((2, 2, 3, 4)), method == "bae" and dice.random() < 0.5
+    rules = []
+    for m, name in enumerate(("right", "said")):
+        baseline = dice.choice(("none", "batch", "group", "outcome")[: 3 if m == 0 else 4]) if method == "bae" else "group"
+        given = dice.choice((("right",), ("right", "tidy"), ("tidy",))) if baseline == "outcome" else ()
+        rules.append({
+            "name": name, "pays": BLOCKS[m], "weight": dice.choice((1.0, 0.25, 0.0)), "given": given, "baseline": baseline,
+            "if_missing": None if prices[m] is None else float(prices[m]),
+            "scale": dice.choice(("none", "std")) if method == "bae" and baseline != "none" else None,
+            "back_off": dice.choice((None, True, False)) if baseline == "outcome" else None,
+        })  # fmt: skip
+    objectives = [Objective("format", **rule) for rule in rules]
+    options = {"min_stratum": least, "ddof": ddof, "eps": eps} | ({"leave_one_out": loo} if method == "bae" else {})
+    found = credited(rows, method, objectives, **options)
+    right = [None if pair[0] is None else float(pair[0]) for pair in rows.value]
+    known = {"right": right, "tidy": rows.tidy}
+    for m, rule in enumerate(rules):
+        values, instead = [pair[m] for pair in rows.value], [rows.stand_in(i, m) for i in range(rows.count)]
+        scale = "std" if method != "bae" else rule["scale"]
+        how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps, "least": least, "back_off": rule["back_off"]}
+        lines = column(rows, values, instead, rule["baseline"], [known[name] for name in rule["given"]], **how)
+        if method == "grpo_verif" and m == 1:  # the second block weighs a fifth
+            for line in lines:
+                line.divisor = None if line.divisor is None else line.divisor / 0.2
+        verdict = {v for v in values if v is not None} <= {F(0), F(1)}
+        check(found, with_reasons(rows, lines, m, objectives[m], verdict), m)
+    check_blocks(found, objectives, rows)
+
+
+def sum_reasons(rows, lines, totals, weights, values):
+    """Why a sum gives nothing: what of it is missing, or a verdict on which the group agrees."""
+    groups = defaultdict(list)
+    for i, group in enumerate(rows.group):
+        groups[group].append(i)
+    for i, line in enumerate(lines):
+        if totals[i] is None:
+            gone = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
+            line.reason = min(gone)[0]
+        elif line.reason is Zero.ALL_EQUAL:
+            held = [j for j in groups[rows.group[i]] if totals[j] is not None]
+            for m in range(len(weights)):
+                own = [rows.value[j][m] for j in groups[rows.group[i]] if rows.value[j][m] is not None]
+                verdict = {pair[m] for pair in rows.value if pair[m] is not None} <= {F(0), F(1)}
+                if verdict and len(own) == len(held) and len(set(own)) == 1:
+                    line.reason = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG
+                    break
+    return lines
+
+
+def mean_of(values, lengths):
+    total = sum(lengths)
+    return None if not total else sum((v * length for v, length in zip(values, lengths, strict=True)), F(0)) / total
+
+
+def centred_again(rows, lines, *, ddof, eps):
+    """REINFORCE++-baseline: the differences minus their mean over tokens, over their deviation over tokens."""
+    c = [None if line.baseline is None else line.worth - line.baseline for line in lines]
+    joins = [i for i in range(rows.count) if c[i] is not None and rows.length[i]]
+    lengths = [rows.length[i] for i in joins]
+    mean = mean_of([c[i] for i in joins], lengths)
+    square = sum((rows.length[i] * (c[i] - mean) ** 2 for i in joins), F(0))
+    divisor = math.sqrt(float(square) / (sum(lengths) - ddof) + eps)
+    for i, line in enumerate(lines):
+        if line.baseline is None or not rows.length[i]:
+            if line.baseline is not None and c[i] != 0:
+                line.baseline, line.divisor, line.reason = None, None, Zero.EMPTY
+            continue
+        line.baseline, line.divisor = line.baseline + mean, divisor
+        line.reason = Zero.CREDITED if line.worth != line.baseline else line.reason
+        line.reason = Zero.AT_BASELINE if line.worth == line.baseline and line.reason is Zero.CREDITED else line.reason
+    return lines
+
+
+def completion_batch(dice, method):
+    prices = [dice.choice((None, F(1, 2))) for _ in range(2)]
+    weights = [F(1), F(1, 4)] if dice.random() < 0.7 else [F(1), F(0)]
+    rows = Rows(dice, prices, negative=method != "maxrl")
+    if method == "gdpo":  # of several rewards it has no one baseline
+        rows.only(1)
+        prices, weights = rows.prices, [F(1, 4)]
+    objectives = [
+        Objective("format", name=name, pays=BLOCKS, weight=float(weights[m]), if_missing=None if p is None else float(p))
+        for m, (name, p) in enumerate(zip(rows.names, prices, strict=True))
+    ]
+    least, loo = dice.choice((2, 3)), method == "rloo" or (method in ("dr_grpo", "rlcr") and dice.random() < 0.5)
+    options = {"min_stratum": least} | ({"leave_one_out": loo} if method in ("dr_grpo", "rlcr") else {})
+    ddof, eps = dice.choice((0, 1)), dice.choice((1e-6, 0.1))
+    if method in ("grpo", "gdpo", "reinforce++-baseline"):
+        options |= {"ddof": ddof, "eps": eps}
+    options |= {"eps": eps} if method == "maxrl" else {}
+    values = [[v if v is not None else rows.stand_in(i, m) for m, v in enumerate(rows.value[i])] for i in range(rows.count)]
+    totals = [
+        None if any(w and v is None for v, w in zip(pair, weights, strict=True))
+        else sum((v * w for v, w in zip(pair, weights, strict=True) if w), F(0))
+        for pair in values
+    ]  # fmt: skip
+    found = credited(rows, method, objectives, **options)
+    scale = {"grpo": "std", "gdpo": "std", "maxrl": "mean"}.get(method, "none")
+    how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps / (4 if method == "gdpo" else 1), "least": least}
+    lines = column(rows, totals, [None] * rows.count, "group", **how)
+    if method == "opo":
+        members = defaultdict(list)
+        for i, total in enumerate(totals):
+            if total is not None:
+                members[rows.group[i]].append(i)
+        for i, line in enumerate(lines):
+            if line.baseline is not None:
+                here = members[rows.group[i]]
+                mean = mean_of([totals[j] for j in here], [rows.length[j] for j in here])
+                equal = line.reason is Zero.ALL_EQUAL
+                line.baseline, line.divisor = (None, None) if mean is None else (mean, 1.0)
+                reason = Zero.NO_SCALE if mean is None else Zero.AT_BASELINE if line.worth == mean else Zero.CREDITED
+                line.reason = line.reason if equal else reason
+    if method == "reinforce++-baseline":
+        lines = centred_again(rows, lines, ddof=ddof, eps=eps)
+    if method == "gdpo":  # the weight stands in the worth; the results are divided by their deviation in the batch
+        held = [0.0 if line.baseline is None else float(line.worth - line.baseline) / line.divisor / 4
+                for line, total in zip(lines, totals, strict=True) if total is not None]  # fmt: skip
+        mean = sum(held) / len(held)
+        std = math.sqrt(sum((s - mean) ** 2 for s in held) / (len(held) - ddof)) + eps
+        for line in lines:
+            if line.divisor is not None:
+                line.divisor = std * (1.0 if line.reason is Zero.ALL_EQUAL else line.divisor * 4)
+    check(found, sum_reasons(rows, lines, totals, weights, values), 0)
+    check_blocks(found, objectives, rows)
+
+
+@pytest.mark.parametrize("method", SHARES)
+def test_every_number_is_made_as_it_says(method):
+    run = block_batch if METHODS[method].kind == "block" else completion_batch
+    for seed in range(SHARES[method]):
+        run(random.Random(f"{method} {seed}"), method)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_score_of_its_own_says_its_share(seed):
+    """LaSeR: tau is 0 where the score is absent or those of its group hardly differ, and z is standardised in the group."""
+    dice = random.Random(seed)
+    rows = Rows(dice, [None, F(-1)])
+    objectives = [
+        Objective("format", "a", name="right", weight=0.5),
+        Objective("format", BLOCKS, name="said", if_missing=-1.0),
+    ]
+    scores = [dice.choice((NAN, 2.0, dice.random(), dice.random())) for _ in range(rows.count)]
+    mix, threshold = 0.3, dice.choice((0.0, 0.3))
+    plain = credited(rows, "bae", objectives, leave_one_out=bool(seed % 2))
+    paid_nk = torch.tensor([[True, False]]).expand(rows.count, -1)
+    found = mixed_credit(
+        plain, torch.tensor(scores), torch.tensor(rows.group), objectives=objectives, verdict="right", paid_nk=paid_nk,
+        by_objective=True, mix=mix, threshold=threshold,
+    )  # fmt: skip
+    told, mixed = found.comparison, 0
+    part_nm = found.weight_m * ((told.worth_nm - told.baseline_nm) / told.divisor_nm).nan_to_num()
+    for i, own in enumerate(scores):
+        mates = [
+            min(max(scores[j], 0.0), 1.0)
+            for j in range(rows.count)
+            if rows.group[j] == rows.group[i] and scores[j] == scores[j]
+        ]
+        mean = sum(mates) / max(len(mates), 1)
+        std = math.sqrt(sum((s - mean) ** 2 for s in mates) / (len(mates) - 1)) if len(mates) > 1 else 0.0
+        share = mix if own == own and std > 1e-12 and std >= threshold else 0.0
+        assert float(found.share_n[i]) == share, i
+        z = (min(max(own, 0.0), 1.0) - mean) / std if share else 0.0
+        assert not share or math.isclose(float(found.own_n[i]), z, rel_tol=1e-6, abs_tol=1e-6)
+        right, said = part_nm[i].tolist()
+        want = (1 - share) * right + share * 0.5 * float(found.own_n[i]) + said
+        assert math.isclose(float(found.block_nk[i, 0]), want, rel_tol=1e-9, abs_tol=1e-9), i
+        assert math.isclose(float(found.block_nk[i, 1]), said, rel_tol=1e-9, abs_tol=1e-9), i
+        mixed += share > 0
+    assert mixed > 50
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_are_compared_with_one_vote_per_rollout(seed):
+    """Rewards of rollouts stand at all of their turns; those of turns are compared with the mean over rollouts of their means."""
+    dice = random.Random(seed)
+    rows, leave_one_out = Rows(dice, [None, dice.choice((None, F(-1)))]), bool(seed % 2)
+    trajectory = [dice.randrange(-150, 150) for _ in range(rows.count)]
+    rows.group = [t // 6 for t in trajectory]
+    objectives = [
+        Objective("format", "a", name="right", scope="rollout"),
+        Objective("format", "b", name="said", scope="turn", if_missing=None if rows.prices[1] is None else -1.0),
+    ]
+    found = assign_turns(
+        rows.scores(), torch.tensor(rows.group), torch.ones(rows.count, 2).long(), trajectory_s=torch.tensor(trajectory),
+        step_s=torch.arange(rows.count), objectives=objectives, block_names=BLOCKS, method="bae", leave_one_out=leave_one_out,
+        inputs={"truncated_n": torch.tensor(rows.cut)},
+    )  # fmt: skip
+    told, adv_nm = found.comparison, found.adv_nm
+    explained = (told.worth_nm - told.baseline_nm) / told.divisor_nm
+    assert torch.equal(told.baseline_nm.isnan() & (adv_nm != 0), torch.zeros_like(adv_nm).bool())
+    assert torch.allclose(explained.nan_to_num(), adv_nm, rtol=1e-9, atol=1e-9)
+    assert torch.equal(told.reason_nm == int(Zero.CREDITED), adv_nm != 0)
+    first = {t: i for i, t in reversed(list(enumerate(trajectory)))}
+    shared = torch.tensor([first[t] for t in trajectory])
+    assert torch.equal(told.baseline_nm[:, 0].nan_to_num(), told.baseline_nm[shared, 0].nan_to_num())
+    votes = defaultdict(lambda: defaultdict(list))
+    for i, (_, said) in enumerate(rows.value):
+        if said is not None:
+            votes[rows.group[i]][trajectory[i]].append(said)
+    for i, (_, said) in enumerate(rows.value):
+        means = {t: sum(v, F(0)) / len(v) for t, v in votes[rows.group[i]].items()}
+        baseline, reason = float(told.baseline_nm[i, 1]), Zero(int(told.reason_nm[i, 1]))
+        stand_in = rows.stand_in(i, 1)
+        if said is None and stand_in is None:
+            assert reason is rows.missing(i, 1)
+        elif said is None or len(means) > 1:
+            assert means or stand_in is not None
+            others = [v for t, v in means.items() if not leave_one_out or said is None or t != trajectory[i]]
+            if others:
+                assert math.isclose(baseline, sum(others, F(0)) / len(others), rel_tol=1e-9, abs_tol=1e-9), i
+        else:
+            assert reason is Zero.SINGLETON
+            assert math.isnan(baseline)
