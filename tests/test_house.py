@@ -19,7 +19,8 @@ NAMED_AS_A_ROOM = {"pipeline.credit", "remarks.remarks", "zeros.tally.zeros"}
 #: Started by a command line (`python -m`), or loaded by a user, an engine or (`logged`, left over) the docs.
 STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__", "spanwise.commands.report.__main__",
-    "spanwise.engines.tinker", "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
+    "spanwise.engines.tinker", "spanwise.engines.trl.turns",
+    "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
     "spanwise.engines.verl.trainer", "spanwise.measure.logged",
 }  # fmt: skip
 
