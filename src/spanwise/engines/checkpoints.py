@@ -22,14 +22,7 @@ MANIFEST = "spanwise.json"
 def write_manifest(
     place: Path, *, processes: int, resumable: bool = True, estimator: Mapping[str, Any] | None = None
 ) -> None:
-    """Say that a checkpoint is whole: its files with their sizes, on the disk before the list is.
-
-    Args:
-        place: the checkpoint.
-        processes: that trained together.
-        resumable: whether it holds more than a model.
-        estimator: the state of a stateful estimator.
-    """
+    """Say that a checkpoint is whole: its files with their sizes, on the disk before the list is."""
     sizes = {}
     # What a run that was killed here left of its list is no part of the checkpoint.
     for file in sorted(
@@ -91,15 +84,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
-    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none.
-
-    Args:
-        args: of the trainer.
-        asked: a folder, or True for the newest whole checkpoint of the output folder.
-
-    Raises:
-        DataError: it is not whole, or there is none that is.
-    """
+    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none."""
     if asked is None or asked is False:
         return None
     faults: dict[str, str] = {}
@@ -125,11 +110,7 @@ def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
 
 
 def restore_estimator(estimator: Any, place: Path, method: str) -> None:
-    """Give a stateful estimator the state that a checkpoint holds.
-
-    Raises:
-        DataError: the checkpoint holds none.
-    """
+    """Give a stateful estimator the state that a checkpoint holds."""
     state = read_manifest(place)["estimator"]
     if state is None:
         raise DataError(f"'{place}' holds no state of the method '{method}', which remembers earlier batches; start anew.")

@@ -32,12 +32,7 @@ CREDIT = frozenset(
 
 
 def idle_fields(path: str | Path, *, critic: Collection[str]) -> list[str]:
-    """The fields that a recipe file sets and nothing reads.
-
-    Args:
-        path: a recipe that `recipe.load` has read.
-        critic: the fields of its `critic` section that the trainer reads.
-    """
+    """The fields that a recipe file sets and nothing reads."""
     written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     own = {f"critic.{name}" for name in written.get("critic") or {} if name not in critic}
     return sorted({*written} - CREDIT | own)

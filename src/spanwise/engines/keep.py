@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import yaml
 from jaxtyping import Float
 from torch import Tensor
@@ -39,13 +38,6 @@ _RULE = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "opt
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
     """Refuse what cannot be kept, before anything is trained.
 
-    Args:
-        keep_rollouts: the rollouts of every k-th generation batch are written; 0: none.
-        report: whether `report.html` is made at the end.
-
-    Raises:
-        RecipeError: another value, or a report without the packages that draw it.
-
     Example:
         >>> check_keeping(-1, False)
         Traceback (most recent call last):
@@ -68,14 +60,6 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 def check_folder(folder: str | None, keep_rollouts: Any, report: Any, *, option: str) -> None:
     """Refuse to keep what has no place, and a place that nothing is asked for: see `check_keeping`.
 
-    Args:
-        folder: of the run.
-        keep_rollouts, report: as in `check_keeping`.
-        option: what the trainer calls the folder.
-
-    Raises:
-        RecipeError: one without the other, or see `check_keeping`.
-
     Example:
         >>> check_folder(None, 5, False, option="spanwise.folder")
         Traceback (most recent call last):
@@ -88,10 +72,6 @@ def check_folder(folder: str | None, keep_rollouts: Any, report: Any, *, option:
 
 def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
     """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known.
-
-    Args:
-        scheme: the rule of credit. A function is written by its name, which nobody calls: rewards are recorded.
-        settings: recipe fields; None is left out.
 
     Example:
         >>> from spanwise import Layout
@@ -115,18 +95,9 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 class RunRecord:
     """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
 
-    Args:
-        folder: of the run; other files in it stay as they are.
-        keep_rollouts: the rollouts of every k-th batch are written; 0: none.
-        report: make `report.html` at the end, of an interrupted run as well.
-        output: what the trainer calls the folder, for messages.
-
     Edge cases:
         Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs
         and whatever goes wrong in it stays out of the training, and a run that could not draw one has all its data.
-
-    Raises:
-        RecipeError: see `check_keeping`.
     """
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, output: str) -> None:
@@ -143,15 +114,7 @@ class RunRecord:
         return self.keep > 0 and step % self.keep == 0
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
-        """Refuse a folder that holds something else; it is only looked at.
-
-        Args:
-            recipe: of `own_recipe`.
-            step: of the checkpoint that is gone on from; 0: the run begins.
-
-        Raises:
-            DataError: a run that would be written over, files that no run wrote, or a run under another rule of credit.
-        """
+        """Refuse a folder that holds something else; it is only looked at."""
         place = self.folder.path
         if not is_run(place):
             check_free(place, writes=WRITES)
@@ -177,12 +140,7 @@ class RunRecord:
             self.begin(known, step=step, tokenizer=tokenizer)
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any = None) -> None:
-        """Begin the run, or go on with it from a step.
-
-        Args:
-            recipe, step: as in `check`.
-            tokenizer: its files are laid beside the rollouts, which are ids.
-        """
+        """Begin the run, or go on with it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, _plain(recipe)
         if is_run(place):
@@ -217,22 +175,14 @@ class RunRecord:
             self.folder.add_metrics(self._line)
         self._line = {}
 
-    def write(self, parts: Sequence[pa.Table], *, step: int) -> None:
-        """Write the rollouts of a batch, what each process has of it."""
-        self.folder.write_rollouts(parts, step=step)
-
     def write_batch(self, rollouts: Rollouts, steps: Steps | None) -> None:
         """Write the rollouts of a batch whose rows may be turns of one rollout, which has one vote."""
         rollout_n = None if steps is None else steps.trajectory_s
-        self.write([rollouts.recorded(step=rollouts.step, rollout_n=rollout_n)], step=rollouts.step)
+        self.folder.write_rollouts([rollouts.recorded(step=rollouts.step, rollout_n=rollout_n)], step=rollouts.step)
 
     @contextmanager
     def running(self, *, main: bool = True) -> Iterator[None]:
-        """Train inside: nobody else writes into the folder, and whatever ends the training, what it left is complete.
-
-        Args:
-            main: this process writes.
-        """
+        """Train inside: nobody else writes into the folder, and whatever ends the training, what it left is complete."""
         if not main:
             yield
             return
@@ -258,14 +208,7 @@ class RunRecord:
 
 
 def make_report(folder: Path) -> bool:
-    """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning.
-
-    Args:
-        folder: of the run.
-
-    Returns:
-        Whether it was made.
-    """
+    """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning."""
     command = [sys.executable, "-m", "spanwise.commands.report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

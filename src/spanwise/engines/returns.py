@@ -16,11 +16,6 @@ from spanwise.scheme import Scheme
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
     """The targets of a critic of one value, and the metrics of its values.
 
-    Args:
-        reading, batch: with spans, mask and the critic's values.
-        scheme: of one stream.
-        lam: `gae_lambda_value`.
-
     Edge cases:
         Where nothing is known of a token the target is its own value, which moves nothing.
 

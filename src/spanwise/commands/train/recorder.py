@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers import TrainerCallback
 
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import Live
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.disk import write_text
 from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.engines.trl.keeping import BatchCallback
 from spanwise.measure import CAUSES, SHOWN_BY, alarms, ece
 from spanwise.mode import Mode
 from spanwise.recipe import Recipe, answer_tags, is_scored
+from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
@@ -26,15 +26,8 @@ from spanwise.types import Scores
 _BATCH = ("step", "malformed", "accuracy", "ece")
 
 
-class Recorder(TrainerCallback):
-    """Follows a run: progress line, metrics, rollouts, evaluations.
-
-    Args:
-        recipe, task, folder: of the run.
-        console, title: of the progress line.
-        history: the metrics up to the checkpoint that a run is resumed from; its curve goes on from them.
-        per_batch: optimizer steps on each generation batch. A step of the run, and of all that it writes, is a generation batch.
-    """
+class Recorder(BatchCallback):
+    """Follows a run: progress line, metrics, rollouts, evaluations."""
 
     def __init__(
         self,
@@ -47,43 +40,29 @@ class Recorder(TrainerCallback):
         *,
         per_batch: int,
     ) -> None:
-        self.recipe, self.task, self.folder, self.per_batch = recipe, task, folder, per_batch
+        super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
+        self.recipe, self.task = recipe, task
         self.live = Live(console, title, recipe.steps)
-        self.trainer: SpanGRPOTrainer | None = None
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
-        self.step_seconds = self.spanwise_seconds = 0.0
+        self.spanwise_seconds = 0.0
         self.tokens = 0
         self._scores: Scores | None = None
         self._of_modes: set[str] = set()
         self._warned: set[str] = set()
-        self._step_started = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where the run starts from, unless the run that it resumes did."""
         if not self.evaluations:
             self._evaluate(state.global_step // self.per_batch)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the step's clock."""
-        self._step_started = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the step's clock; keep the rollouts of a generation batch that is used up, those of all processes."""
-        self.step_seconds += time.perf_counter() - self._step_started
-        if state.global_step % self.per_batch:
-            return
-        step = state.global_step // self.per_batch
+    def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
+        """Remember the scores of a generation batch, and count its tokens, of all processes."""
         self._write_modes()
-        rollouts = self._trainer().last_rollouts
         if rollouts is None:
             return
         everyone = gather_object([(rollouts.scores, int(rollouts.mask_nt.sum()))])
         self._scores = Scores.joined([scores for scores, _ in everyone])
         self.tokens += sum(tokens for _, tokens in everyone)
-        if self.recipe.keep_rollouts and step % self.recipe.keep_rollouts == 0:
-            parts = gather_object([rollouts.recorded(step=step)])
-            if state.is_world_process_zero:
-                self.folder.write_rollouts(parts, step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""
@@ -144,9 +123,9 @@ class Recorder(TrainerCallback):
         return values
 
     def _evaluate(self, step: int) -> None:
-        values = self._measure(self._trainer(), 2).figures()
+        values = self._measure(self.trainer, 2).figures()
         self.evaluations.append({"step": step, **values})
-        if self._trainer().accelerator.is_main_process:
+        if self.trainer.accelerator.is_main_process:
             self.folder.add_metrics({"step": step, "evaluation": values})
             self._warn(step, values)
 
@@ -170,17 +149,13 @@ class Recorder(TrainerCallback):
 
     def _write_modes(self) -> None:
         """Leave behind the files of modes, each once it is there."""
-        if not self._trainer().accelerator.is_main_process:
+        if not self.trainer.accelerator.is_main_process:
             return
-        for part in self._trainer().parts.values():
+        for part in self.trainer.parts.values():
             for name, text in part.files.items():
                 if name not in self._of_modes:
                     write_text(self.folder.path / name, text)
                 self._of_modes.add(name)
-
-    def _trainer(self) -> SpanGRPOTrainer:
-        assert self.trainer is not None, "the recorder belongs to a trainer"
-        return self.trainer
 
 
 def _readable(trainer: SpanGRPOTrainer) -> Mode | None:

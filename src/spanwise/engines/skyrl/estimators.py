@@ -44,17 +44,6 @@ def outcome_advantage(
 ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
     """Run an outcome method as SkyRL calls estimators: one advantage per row, at every token of the mask.
 
-    Args:
-        name: of the method.
-        token_level_rewards: summed over all columns, as SkyRL's own estimators do.
-        response_mask: of any dtype; all ones in step-wise training.
-        index: prompt ids, a list or an array. Rows called `pad0`, `pad1`, ... at the end are SkyRL's padding: they join no group
-            and no batch statistic and get 0.
-        rest: whatever else SkyRL passes.
-
-    Raises:
-        RecipeError: an option of SkyRL that the method would not hear.
-
     Example:
         >>> reward_nt = torch.tensor([[0., 1.], [0., 0.], [0., 1.]])
         >>> outcome_advantage("rloo", reward_nt, torch.ones(3, 2), ["7", "7", "pad0"])[0]
@@ -88,11 +77,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """What the registry cannot carry.
-
-    Raises:
-        RecipeError: always, with the entrypoint that can.
-    """
+    """What the registry cannot carry."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
         f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or one of "

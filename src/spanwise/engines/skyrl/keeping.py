@@ -26,13 +26,7 @@ def record_of(cfg: Any) -> RunRecord | None:
 
 
 def keep(trainer: Any, record: RunRecord, result: StepResult) -> None:
-    """Keep a batch: a row is what was read as one, a completion or a turn of a rollout.
-
-    Args:
-        trainer: SkyRL's, for its step and what its configuration says.
-        record: the writer.
-        result: what was credited, and the metrics of it.
-    """
+    """Keep a batch: a row is what was read as one, a completion or a turn of a rollout."""
     step, own = trainer.global_step, result.own
     record.begin_with(lambda: recipe_of(trainer), step=step - 1, tokenizer=trainer.tokenizer)
     record.add_batch(step, own.reading, result.metrics, trainer.scheme)

@@ -22,13 +22,6 @@ _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])
 def check_scheme(scheme: Any, options: Mapping[str, Any]) -> Scheme:
     """The scheme, if it is one, beside options that the trainer knows.
 
-    Args:
-        scheme: what the caller passed under that name, None for nothing.
-        options: the further arguments of the trainer.
-
-    Raises:
-        RecipeError: no scheme, parts of one as arguments of their own, or an argument that `GRPOTrainer` does not have.
-
     Example:
         >>> check_scheme("bae", {})
         Traceback (most recent call last):
@@ -48,9 +41,6 @@ def check_scheme(scheme: Any, options: Mapping[str, Any]) -> Scheme:
 
 def check_critic(critic: Any, scheme: Scheme) -> None:
     """Refuse a method that needs a critic without one, and a critic that nothing needs.
-
-    Raises:
-        RecipeError: what to write.
 
     Example:
         >>> from spanwise import Layout
@@ -74,9 +64,6 @@ def check_critic(critic: Any, scheme: Scheme) -> None:
 def check_args(args: Any) -> None:
     """Refuse a configuration that is no `GRPOConfig`, or with a constant that no training survives.
 
-    Raises:
-        RecipeError: naming what it is.
-
     Example:
         >>> check_args({"beta": 0.1})
         Traceback (most recent call last):
@@ -98,11 +85,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def check_reference(args: GRPOConfig, model: Any, options: Mapping[str, Any]) -> None:
-    """Refuse a KL term where TRL would have no place to load the reference model from.
-
-    Raises:
-        RecipeError: `beta` is not 0, and the model is neither a name nor loaded from one, nor are adapters trained.
-    """
+    """Refuse a KL term where TRL would have no place to load the reference model from."""
     adapters = options.get("peft_config") is not None or hasattr(model, "peft_config")
     if args.beta == 0.0 or isinstance(model, str) or adapters or getattr(model.config, "_name_or_path", ""):
         return
@@ -114,9 +97,6 @@ def check_reference(args: GRPOConfig, model: Any, options: Mapping[str, Any]) ->
 
 def check_datasets(train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any]) -> None:
     """Refuse what is no dataset, and an evaluation dataset without the columns that training needs.
-
-    Raises:
-        DataError: splits instead of one of them, a list, nothing at all; a column that is missing.
 
     Example:
         >>> check_datasets([{"prompt": "2+2="}], None, [], {})

@@ -22,12 +22,6 @@ from spanwise.segment import SEGMENTERS
 def check_version(version: str) -> None:
     """Refuse a TRL release that is known not to work.
 
-    Args:
-        version: `trl.__version__`.
-
-    Raises:
-        SpanwiseError: older than 1.10, or 1.15.0.
-
     Example:
         >>> check_version("1.16.0")
         >>> check_version("1.15.0")
@@ -46,15 +40,6 @@ def check_version(version: str) -> None:
 
 def check_config(args: GRPOConfig, *, trl_version: str) -> None:
     """Refuse options that would give wrong credit, and say which ones have no effect.
-
-    Args:
-        args: a `SpanGRPOConfig` or a plain `GRPOConfig`.
-        trl_version: `trl.__version__`.
-
-    Raises:
-        RecipeError: an unsupported `loss_type`; `reward_weights`; `importance_sampling_level="sequence"` (the gradient of a
-            ratio that a whole completion shares carries the completion's mean advantage, whatever its spans got);
-            `use_liger_kernel` with a TRL whose Liger loss takes one advantage per completion.
 
     Example:
         >>> args = GRPOConfig("out", use_cpu=True, bf16=False, gradient_checkpointing=None)
@@ -89,15 +74,7 @@ def check_config(args: GRPOConfig, *, trl_version: str) -> None:
 
 
 def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
-    """Refuse rewards that this trainer cannot call.
-
-    Args:
-        objectives: the objectives of the run.
-        reward_funcs: what the caller passed under TRL's own name.
-
-    Raises:
-        RecipeError: `reward_funcs` is given, or a reward is a module.
-    """
+    """Refuse rewards that this trainer cannot call."""
     if reward_funcs:
         raise RecipeError(
             "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known "
@@ -112,15 +89,7 @@ def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
 
 
 def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objective]) -> None:
-    """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it.
-
-    Args:
-        names: the reward names of the trainer after TRL's set-up.
-        objectives: the objectives of the run.
-
-    Raises:
-        RecipeError: TRL has more rewards than there are objectives.
-    """
+    """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it."""
     extra = list(names)[len(objectives) :]
     if extra:
         raise RecipeError(
@@ -133,14 +102,6 @@ def check_columns(
     objectives: Sequence[Objective], columns: Sequence[str] | None, *, called: str = "the training dataset"
 ) -> None:
     """Refuse a dataset without prompts, or without the gold answers that a built-in reward reads.
-
-    Args:
-        objectives: the objectives of the run.
-        columns: the dataset's columns; None when they are not known before reading it.
-        called: which dataset it is.
-
-    Raises:
-        DataError: a column is missing; the message names it and lists those there are.
 
     Example:
         >>> check_columns([Objective("correct", pays=("solution",))], ["prompt", "solution"])
@@ -169,13 +130,6 @@ def check_columns(
 def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
     """Refuse a dataset with a row that is no prompt.
 
-    Args:
-        prompts: the column `prompt`.
-        template: the tokenizer has a chat template.
-
-    Raises:
-        DataError: which row, what it holds, and what to write instead.
-
     Example:
         >>> check_prompts(["2+2=", None], template=False)
         Traceback (most recent call last):
@@ -189,13 +143,6 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 def check_size(prompts: int | None, *, needed: int) -> None:
     """Refuse a dataset that cannot fill one generation batch; TRL would end without a single step.
-
-    Args:
-        prompts: rows of the training dataset; None when they are not known before reading it.
-        needed: different prompts in one generation batch, over all processes.
-
-    Raises:
-        DataError: there are fewer prompts than that.
 
     Example:
         >>> check_size(1, needed=2)
@@ -212,13 +159,6 @@ def check_size(prompts: int | None, *, needed: int) -> None:
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters.
-
-    Args:
-        prompt: the prompt as the model sees it, or its end.
-        layout: the layout of the run.
-
-    Raises:
-        RecipeError: the prompt ends with an opening sign of a mark that `layout.prefilled` does not name, or the other way round.
 
     Example:
         >>> check_prefilled("Think first. <reasoning>", Layout({"all": ["reasoning"]}))

@@ -17,19 +17,7 @@ _ADVICE = "No weight has taken that in. Go on from the last checkpoint with a lo
 def check_loss(
     loss: Tensor, logps_bt: Tensor | None, inputs: Mapping[str, Any], mask_bt: Tensor, tokenizer: Any, *, step: int
 ) -> None:
-    """Refuse a loss that is not finite, and name the completion that it comes from.
-
-    Args:
-        loss: of a micro-batch.
-        logps_bt: log-probabilities of its tokens; None: not known.
-        inputs: of the micro-batch, as TRL lays it out.
-        mask_bt: the tokens in the loss.
-        tokenizer: that the completion is shown with.
-        step: of the optimizer.
-
-    Raises:
-        DivergedError: the loss is NaN or infinite.
-    """
+    """Refuse a loss that is not finite, and name the completion that it comes from."""
     if bool(loss.detach().isfinite()):
         return
     value = float(loss.detach())
@@ -65,21 +53,13 @@ def _first(name: str, part: Tensor, mask_bt: Tensor) -> tuple[str, int] | None:
 
 
 class GradientGuard(TrainerCallback):
-    """Stops before an optimizer step whose gradient is not finite, unless a scaler of float16 skips such steps itself.
-
-    Args:
-        scaled: whether there is such a scaler.
-    """
+    """Stops before an optimizer step whose gradient is not finite, unless a scaler of float16 skips such steps itself."""
 
     def __init__(self, scaled: Callable[[], bool]) -> None:
         self.scaled = scaled
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at what the optimizer is about to take in.
-
-        Raises:
-            DivergedError: it is not finite.
-        """
+        """Look at what the optimizer is about to take in."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if not gradients or self.scaled():
             return

@@ -13,15 +13,13 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.engines.keep import RunRecord, own_recipe
 from spanwise.errors import RecipeError
+from spanwise.rollouts import Rollouts
+from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it.
-
-    Raises:
-        RecipeError: a step would take completions of two batches.
-    """
+    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it."""
     passes, steps = args.num_iterations, args.steps_per_generation or 1
     if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
         raise RecipeError(
@@ -32,21 +30,47 @@ def steps_per_batch(args: GRPOConfig) -> int:
     return steps * passes // args.gradient_accumulation_steps
 
 
-class Keeping(TrainerCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch.
+class BatchCallback(TrainerCallback):
+    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th, of all processes.
 
-    Args:
-        trainer: the `SpanGRPOTrainer`; what it knows of its batches is read from it.
-        keep_rollouts, report: as in `SpanGRPOConfig`.
-
-    Raises:
-        RecipeError: see `steps_per_batch`, `engines.keep.check_keeping`.
+    Attributes:
+        trainer: what it knows of its batches is read from it.
+        step_seconds: spent inside optimizer steps.
     """
 
+    trainer: Any
+
+    def __init__(self, folder: RunFolder, *, per_batch: int, keep_rollouts: int) -> None:
+        self.folder, self.per_batch, self.keep_rollouts = folder, per_batch, keep_rollouts
+        self.step_seconds = self._started = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock."""
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the step's clock; keep a generation batch that is used up."""
+        self.step_seconds += time.perf_counter() - self._started
+        if state.global_step % self.per_batch:
+            return
+        step, rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
+        self.batch_ended(step, rollouts)
+        if rollouts is not None and self.keep_rollouts and step % self.keep_rollouts == 0:
+            parts = gather_object([rollouts.recorded(step=step)])
+            if state.is_world_process_zero:
+                self.folder.write_rollouts(parts, step=step)
+
+    def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
+        """What else is kept of a generation batch; every process calls it."""
+
+
+class Keeping(BatchCallback):
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch."""
+
     def __init__(self, trainer: Any, *, keep_rollouts: int, report: bool) -> None:
-        self.trainer, self.per_batch = trainer, steps_per_batch(trainer.args)
+        self.trainer = trainer
         self.record = RunRecord(trainer.args.output_dir, keep_rollouts=keep_rollouts, report=report, output="output_dir")
-        self._started = 0.0
+        super().__init__(self.record.folder, per_batch=steps_per_batch(trainer.args), keep_rollouts=keep_rollouts)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -64,24 +88,16 @@ class Keeping(TrainerCallback):
             self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the line of the batch that has ended; start the step's clock."""
+        """Write the line of the batch that has ended."""
         if state.global_step % self.per_batch == 0:
             self.record.flush()
-        self._started = time.perf_counter()
+        super().on_step_begin(args, state, control, **kwargs)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep a generation batch that is used up: what was measured of it, and its rollouts of all processes."""
-        self.record.seconds += time.perf_counter() - self._started
-        if state.global_step % self.per_batch:
-            return
-        step = state.global_step // self.per_batch
-        if state.is_world_process_zero:
+    def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
+        """Keep what was measured of it."""
+        self.record.seconds = self.step_seconds
+        if self.trainer.accelerator.is_main_process:
             self.record.add(step, self.trainer.last_metrics)
-        rollouts = self.trainer.last_rollouts
-        if rollouts is not None and self.record.wants(step):
-            parts = gather_object([rollouts.recorded(step=step)])
-            if state.is_world_process_zero:
-                self.record.write(parts, step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """What the trainer says of a step belongs to the line of its batch."""

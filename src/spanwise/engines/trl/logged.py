@@ -17,15 +17,6 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
 
     The columns are `credit/<block>` (None where the completion does not have it), `credit/stop`, and `advantage`, their sum: with
     one block, what TRL's own trainer writes there.
-
-    Args:
-        logs: TRL's queues of the last completions; the batch is their end.
-        found: of all processes, in TRL's order.
-        present_nk: which blocks each completion has.
-        scheme: names the blocks.
-
-    Returns:
-        What to tell the user where TRL keeps no such table any more, which costs the training nothing; else nothing.
     """
     lack = [name for name in ("advantages", "extra") if name not in logs]
     if lack:

@@ -56,15 +56,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
-
-    Args:
-        reading: with spans; of the outputs, or of their turns.
-        length_n: tokens of each output, tool output included.
-        masked: whether the reader knew which tokens the model sampled.
-        turns: where the turns that were read lie in the outputs; None: each output was read as one.
-        anchor: the state that each row of the reading starts from, if it is known.
-    """
+    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
     held: dict[str, Any] = {"masked": masked}
@@ -101,12 +93,7 @@ class Carried:
 
 
 def unpack(rows: Rows, scheme: Scheme, width: int) -> Carried:
-    """What all rows carry, right-padded to a width.
-
-    Raises:
-        RecipeError: a row carries nothing.
-        AlignmentError: a row is longer than the width, or was packed under another scheme.
-    """
+    """What all rows carry, right-padded to a width."""
     seen: dict[str, dict[str, Any]] = {}
     block_nt = torch.full((len(rows.packed), width), -1, dtype=torch.int8 if len(scheme.layout.names) < 128 else torch.int16)
     tables, masked, anchor, split = [], [], [], []
@@ -183,18 +170,7 @@ def credited(
 ) -> Credited:
     """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
 
-    Args:
-        rows: what was carried.
-        uids: the prompt of each row.
-        mask_nt: verl's response mask: trained tokens, perhaps fewer than were sampled (rejection).
-        step: of the rule.
-        value_lam: the critic's own lambda, see `value_target`.
-        more: fields of `Batch` that modes add, by row.
-        dtype: of the advantages.
-
-    Raises:
-        RecipeError, AlignmentError: see `unpack`; a token is trained that was not read as the model's own; a mode that scores
-            completions, and a rollout of several turns or outputs.
+    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, by row.
     """
     mask_nt, scheme = mask_nt.bool(), step.scheme
     real = rows.real

@@ -59,19 +59,9 @@ def outcome_advantages(
 ) -> tuple[Tensor, Tensor]:
     """A method on one reward per completion, under the signature of verl's estimators.
 
-    Args:
-        name: an outcome method of spanwise.
-        token_level_rewards, response_mask: verl's, right-padded; a reward on a masked token counts for the trained one before it.
-        index: the prompt of each row: an array or list of any hashable ids, or a tensor.
-        config: verl's `algorithm`; options of the method stand in `spanwise.options`.
-        non_tensor_batch, batch: not used: one reward per completion is all the method needs.
-
     Edge cases:
         Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; the padding of V1
         trainers, known by its prompt id, is left out.
-
-    Raises:
-        RecipeError: no `index`.
 
     Example:
         >>> rewards_nt, mask_nt = torch.tensor([[0., 1.], [0., 0.], [0., 5.]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
@@ -98,11 +88,7 @@ def outcome_advantages(
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The advantages and returns of a recipe, from what the reward workers read; the trainer lays it out before verl calls this.
-
-    Raises:
-        RecipeError: a trainer that lays nothing out.
-    """
+    """The advantages and returns of a recipe, from what the reward workers read; the trainer lays it out before verl calls this."""
     credited = CARRIED.get()
     if credited is None:
         raise RecipeError(

@@ -39,12 +39,6 @@ UPDATE = {
 def check_options(config: Any) -> None:
     """Refuse what `algorithm.spanwise` says and nobody would do.
 
-    Args:
-        config: verl's whole configuration.
-
-    Raises:
-        RecipeError: an unknown option, or see `check_folder`.
-
     Example:
         >>> check_options({"algorithm": {"spanwise": {"keep_rollout": 5}}})
         Traceback (most recent call last):
@@ -89,12 +83,7 @@ class Sampled:
 
 
 class Keeper:
-    """Keeps the run of one trainer of verl in a folder.
-
-    Args:
-        config: verl's whole configuration, which names the folder.
-        scheme: the rule of credit.
-    """
+    """Keeps the run of one trainer of verl in a folder."""
 
     def __init__(self, config: Any, scheme: Scheme) -> None:
         own = config.algorithm.spanwise
@@ -111,12 +100,7 @@ class Keeper:
 
     @contextmanager
     def running(self, trainer: Any, *, done: int | None) -> Iterator[None]:
-        """Train inside: a folder that holds something else is refused before the first completion is sampled.
-
-        Args:
-            trainer: verl's.
-            done: steps of the checkpoint that is gone on from; None: the trainer will find it.
-        """
+        """Train inside: a folder that holds something else is refused before the first completion is sampled."""
         with self.record.running():
             if done is not None:
                 self.record.check(self.recipe_of(trainer), step=done * _updates(trainer))
@@ -125,13 +109,7 @@ class Keeper:
     def keep(
         self, trainer: Any, rows: Rows, found: Credited, shown: Mapping[str, float], sampled: Callable[[], Sampled]
     ) -> None:
-        """Keep a batch: a row is what was read as one, a completion or a turn of a rollout.
-
-        Args:
-            trainer: verl's, for its step and its tokenizer.
-            rows, found, shown: what was credited, how, and the metrics of it.
-            sampled: gives what the rows are; it is called where rollouts are written.
-        """
+        """Keep a batch: a row is what was read as one, a completion or a turn of a rollout."""
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
         self.record.begin_with(lambda: self.recipe_of(trainer), step=number - 1, tokenizer=trainer.tokenizer)
         self.record.add_batch(number, found.result.own.reading, shown, self.scheme)

@@ -76,12 +76,7 @@ class Settings:
 
     @contextmanager
     def carrying(self, rows: Rows, number: int = 0) -> Iterator[dict[str, float]]:
-        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics.
-
-        Args:
-            rows: of the batch.
-            number: of the generation batch, from 0.
-        """
+        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
         shown: dict[str, float] = {}
 
         def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,14 +113,7 @@ class Settings:
 
 
 def prepare(config: Any) -> Settings:
-    """Read the recipe, refuse what would give wrong credit, and set the reward manager.
-
-    Args:
-        config: verl's whole configuration; `reward.reward_manager` and `algorithm.spanwise.recipe` are filled in.
-
-    Raises:
-        RecipeError: one sentence that says what to write.
-    """
+    """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
     scheme = scheme_in(config)
     path = Path(config.algorithm.spanwise.recipe).resolve()
     critic = load(path).critic or CriticConfig()
@@ -152,11 +140,7 @@ def prepare(config: Any) -> Settings:
 
 
 def scheme_in(config: Any) -> Scheme:
-    """The scheme of the recipe that verl's configuration names.
-
-    Raises:
-        RecipeError: it names none; see `spanwise.recipe`.
-    """
+    """The scheme of the recipe that verl's configuration names."""
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")

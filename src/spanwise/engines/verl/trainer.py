@@ -83,13 +83,7 @@ def credited_trainer(stock: Any, mode: str) -> Any:
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, Any] | None = None) -> Rows:
-    """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token.
-
-    Args:
-        batch: the keys of the rows.
-        tokens: field of `Batch` -> what verl calls it.
-        parts: what modes do here (`VerlPart`), which may have put something behind what was sampled.
-    """
+    """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token."""
     fields = ["extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else [])]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes

@@ -8,12 +8,7 @@ from spanwise.segment import Vocabulary
 
 
 def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
-    """The vocabulary that completions are read with.
-
-    Args:
-        config: verl's whole configuration; its model may have more ids than the tokenizer has tokens.
-        tokenizer: verl's.
-    """
+    """The vocabulary that completions are read with."""
     return Vocabulary.from_tokenizer(tokenizer, size=_model_size(config))
 
 
