@@ -77,7 +77,7 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _paying(arm: Arm) -> dict[str, Any]:
-    """What `paid_of` reads of an arm."""
+    """What `rule_of` reads of an arm."""
     listed = [
         {
             "name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none", "if_missing": o.if_missing,
