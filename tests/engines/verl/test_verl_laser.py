@@ -272,7 +272,7 @@ def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
 
     mask_nt = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
     with pytest.raises(RecipeError, match=r"rollouts have several turns or outputs here"):
-        credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.scheme)
+        credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.step)
 
 
 def test_a_run_without_a_laser_keeps_verls_loss(tmp_path):
