@@ -33,7 +33,7 @@ from spanwise.credit.recursion import bootstrap_values, discounted_returns, leng
 from spanwise.credit.refinement import Refinement, refined
 from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import restrict, spread, spread_tokens, to_tokens
-from spanwise.credit.strata import Moments, centred, compare, group_index, moments, precision_mean, refine
+from spanwise.credit.strata import Moments, centred, compare_in_strata, group_index, moments, precision_mean, refine
 from spanwise.credit.streams import Streams, reward_streams
 from spanwise.credit.trajectories.anchors import anchor_groups
 from spanwise.credit.trajectories.graph import Branch, Trajectory, Turn, merge_counts
@@ -77,7 +77,7 @@ __all__ = [
     "canon",
     "centred",
     "check_stepwise",
-    "compare",
+    "compare_in_strata",
     "dcpo",
     "discounted_returns",
     "dr_grpo",

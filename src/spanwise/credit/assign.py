@@ -14,7 +14,7 @@ from spanwise.credit.explained import Explained, explain
 from spanwise.credit.reasons import objective_reasons, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import compare, group_index, weighted
+from spanwise.credit.strata import compare_in_strata, group_index, weighted
 from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
@@ -259,7 +259,7 @@ def _by_completion(
     if isinstance(said, Explained):
         comparison = said.comparison
     else:
-        comparison = compare(reward_n, group_n, min_stratum=options.get("min_stratum", 2)).comparison
+        comparison = compare_in_strata(reward_n, group_n, min_stratum=options.get("min_stratum", 2)).comparison
         comparison = comparison.unexplained(torch.zeros_like(adv_n[:, None]) if chosen.kind == "token" else adv_n[:, None])
     alone = (comparison.reason_nm == int(Zero.SINGLETON)).sum() if grouped else torch.zeros((), dtype=torch.long)
     compared_n = group_n if grouped else torch.zeros_like(group_n)

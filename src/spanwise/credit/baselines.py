@@ -13,7 +13,7 @@ from torch import Tensor
 from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.explained import Explained, comparison_of
-from spanwise.credit.strata import as_columns, compare, group_index, member_counts, refine
+from spanwise.credit.strata import as_columns, compare_in_strata, group_index, member_counts, refine
 from spanwise.errors import AlignmentError, RecipeError, unknown
 from spanwise.objective import BASELINES, BaselineName
 from spanwise.types import Comparison, Zero
@@ -160,7 +160,7 @@ def advantage(
         "stand_in_n": stand_in_n,
         **scaling,
     }
-    explained = _at_level([compare(reward_n, stratum_n, **options) for stratum_n in strata], strata, level_n)
+    explained = _at_level([compare_in_strata(reward_n, stratum_n, **options) for stratum_n in strata], strata, level_n)
     somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
     explained = _wider(explained, somebody_n, reward_n, group_n, stand_in_n, scaling)
     return _advantage(explained, absent_n, alone_n)
@@ -174,7 +174,7 @@ def _advantage(explained: Explained, absent_n: Tensor, alone_n: Tensor) -> Advan
 
 def _blended(reward_n: Tensor, stand_in_n: Tensor, baseline_n: Tensor, stratum_n: Tensor, everywhere_n: Tensor) -> Explained:
     """Rewards and stand-ins minus the blended baseline; who is alone in its prompt borrows from the same outcomes of others."""
-    own, all_ = compare(reward_n, stratum_n).comparison, compare(reward_n, everywhere_n).comparison
+    own, all_ = compare_in_strata(reward_n, stratum_n).comparison, compare_in_strata(reward_n, everywhere_n).comparison
     worth_n = torch.where(reward_n.isnan(), stand_in_n, reward_n.double())
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
     reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
@@ -270,7 +270,7 @@ def _wider(
         kept_n = somebody_n | stand_in_n.isnan()
         if bool(kept_n.all()):
             break
-        instead = compare(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
+        instead = compare_in_strata(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
         explained = Explained(
             explained.advantages.where(kept_n, instead.advantages),
             explained.comparison.where(kept_n[:, None], instead.comparison),

@@ -25,8 +25,8 @@ class Explained(NamedTuple):
 
     Example:
         >>> import torch
-        >>> from spanwise.credit import compare
-        >>> found = compare(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+        >>> from spanwise.credit import compare_in_strata
+        >>> found = compare_in_strata(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
         >>> found.advantages.tolist(), found.comparison.baseline_nm.flatten().tolist()
         ([0.5, -0.5], [0.5, 0.5])
     """
@@ -40,10 +40,10 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
     Example:
         >>> import torch
-        >>> from spanwise.credit import compare
+        >>> from spanwise.credit import compare_in_strata
         >>> @explains
         ... def minus_mean(reward_n, group_n):
-        ...     return compare(reward_n, group_n)
+        ...     return compare_in_strata(reward_n, group_n)
         >>> minus_mean(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
         tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """

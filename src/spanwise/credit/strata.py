@@ -244,13 +244,13 @@ def centred(
         >>> centred(torch.tensor([1., 1., 0., 0.]), torch.zeros(4).long(), voter_n=torch.tensor([0, 0, 0, 1]))
         tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
-    return compare(
+    return compare_in_strata(
         value_n, stratum_n, leave_one_out=leave_one_out, min_stratum=min_stratum, scale=scale, ddof=ddof, eps=eps,
         stand_in_n=stand_in_n, voter_n=voter_n,
     ).advantages  # fmt: skip
 
 
-def compare(
+def compare_in_strata(
     value_n: Float[Tensor, " n"],
     stratum_n: Int[Tensor, " n"],
     *,
@@ -270,7 +270,7 @@ def compare(
     Example:
         The means of the others are 0 and 1/3, the standard deviation is .5.
 
-        >>> found = compare(torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long(), leave_one_out=True, scale="std").comparison
+        >>> found = compare_in_strata(torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long(), leave_one_out=True, scale="std").comparison
         >>> found.baseline_nm.flatten().tolist(), found.divisor_nm.flatten().tolist()
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
@@ -308,7 +308,7 @@ def _compare_voters(
     min_stratum: int,
     scale: str,
 ) -> Explained:
-    """`compare` where the rows of one voter in a stratum are one member."""
+    """`compare_in_strata` where the rows of one voter in a stratum are one member."""
     if scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)

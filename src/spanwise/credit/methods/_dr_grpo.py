@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index
+from spanwise.credit.strata import compare_in_strata, group_index
 from spanwise.registry import register
 
 
@@ -45,4 +45,4 @@ def dr_grpo(
         Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783). Its loss divides by a constant length, here
         `spread(..., per=length)`.
     """
-    return compare(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
+    return compare_in_strata(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

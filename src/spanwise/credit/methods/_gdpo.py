@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import EpsAt, compare, group_index, standardised_by, weighted
+from spanwise.credit.strata import EpsAt, compare_in_strata, group_index, standardised_by, weighted
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
@@ -74,7 +74,8 @@ def gdpo(
         raise AlignmentError(f"There are {len(weight_m)} weights for {m} rewards; give one weight to each reward.")
     stratum_n, weight_m = group_index(group_n), weight_m.to(reward_nm.device)
     columns = [
-        compare(reward_nm[:, k], stratum_n, scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum) for k in range(m)
+        compare_in_strata(reward_nm[:, k], stratum_n, scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
+        for k in range(m)
     ]
     part_nm = torch.stack([one.advantages for one in columns], dim=1) * weight_m
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
@@ -87,5 +88,7 @@ def gdpo(
         one = columns[0].comparison
         one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
         return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
-    together = compare(weighted(reward_nm.double(), weight_m).sum(dim=1), stratum_n, min_stratum=min_stratum).comparison
+    together = compare_in_strata(
+        weighted(reward_nm.double(), weight_m).sum(dim=1), stratum_n, min_stratum=min_stratum
+    ).comparison
     return Explained(adv_n, together.unexplained(adv_n[:, None]))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index
+from spanwise.credit.strata import compare_in_strata, group_index
 from spanwise.registry import register
 
 
@@ -45,4 +45,4 @@ def grpo(
     Reference:
         Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300). Its text leaves ddof open.
     """
-    return compare(reward_n, group_index(group_n), scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
+    return compare_in_strata(reward_n, group_index(group_n), scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)

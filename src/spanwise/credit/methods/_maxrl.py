@@ -9,7 +9,7 @@ from torch import Tensor
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index
+from spanwise.credit.strata import compare_in_strata, group_index
 from spanwise.errors import RewardError
 from spanwise.registry import register
 
@@ -64,4 +64,4 @@ def maxrl(
             f"The reward of completion {i} is {float(reward_n[i]):g}; maxrl divides by the group's mean and takes rewards of 0 "
             f"(failure) and more only. Use rewards in [0, 1] or another method, such as rloo."
         )
-    return compare(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)
+    return compare_in_strata(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, comparison_of, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index, weighted_mean
+from spanwise.credit.strata import compare_in_strata, group_index, weighted_mean
 from spanwise.registry import register
 from spanwise.types import Zero
 
@@ -52,7 +52,7 @@ def opo(
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
     stratum_n = group_index(group_n)
-    plain, worth_n = compare(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    plain, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
     baseline_n = weighted_mean(reward_n, length_n.double(), stratum_n)
     alone_n, equal_n = ((plain.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
     advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)

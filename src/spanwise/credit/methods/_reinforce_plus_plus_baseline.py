@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import EpsAt, compare, group_index, moments, standardised_by
+from spanwise.credit.strata import EpsAt, compare_in_strata, group_index, moments, standardised_by
 from spanwise.registry import register
 from spanwise.types import Zero
 
@@ -75,7 +75,7 @@ def reinforce_plus_plus_baseline(
     joins_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
         joins_n &= within.std_n(ddof=0) > 0
-    centred_n, comparison = compare(reward_n, stratum_n, min_stratum=min_stratum)
+    centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, mean, divisor = standardised_by(torch.where(joins_n, centred_n, torch.nan), **options)
     counts_n1 = (joins_n & (length_n > 0))[:, None] & (divisor > 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index, weighted
+from spanwise.credit.strata import compare_in_strata, group_index, weighted
 from spanwise.errors import AlignmentError
 from spanwise.registry import register
 
@@ -67,4 +67,4 @@ def rlcr(
         check_rewards(reward_nm[:, m])
     weight_m = torch.ones(reward_nm.shape[1], dtype=torch.float64) if weight_m is None else weight_m.double()
     total_n = weighted(reward_nm.double(), weight_m.to(reward_nm.device)).sum(dim=1)
-    return compare(total_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
+    return compare_in_strata(total_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

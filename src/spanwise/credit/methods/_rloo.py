@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare, group_index
+from spanwise.credit.strata import compare_in_strata, group_index
 from spanwise.registry import register
 
 
@@ -42,4 +42,4 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     Reference:
         Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740). The same as `dr_grpo(..., leave_one_out=True)`.
     """
-    return compare(reward_n, group_index(group_n), leave_one_out=True, min_stratum=min_stratum)
+    return compare_in_strata(reward_n, group_index(group_n), leave_one_out=True, min_stratum=min_stratum)

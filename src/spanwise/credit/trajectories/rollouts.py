@@ -18,7 +18,7 @@ from spanwise.credit.assign import summed as summed_rewards
 from spanwise.credit.reasons import sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import compare
+from spanwise.credit.strata import compare_in_strata
 from spanwise.credit.trajectories.step_returns import Timeline, exact_totals, groups_of, timeline
 from spanwise.errors import RecipeError
 from spanwise.objective import Objective
@@ -154,7 +154,7 @@ def _reasons_of_rollouts(
     """The credit of steps, which get nothing because of what their rollouts are worth."""
     sum_j = summed_rewards(at_rollouts, objectives)
     whole = sum_reasons(
-        compare(sum_j, group_j).comparison, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True,
+        compare_in_strata(sum_j, group_j).comparison, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True,
         truncated_n=_any_turn(truncated_s, line),
     ).take(line.index_s)  # fmt: skip
     assert found.comparison is not None, "it was credited here"
