@@ -41,7 +41,7 @@ from spanwise.batch import Batch
 from spanwise.commands.shared.display import quiet
 from spanwise.measure import Interval, mean_interval
 from spanwise.measure.bootstrap import resampled
-from spanwise.pipeline import Reading, credit
+from spanwise.pipeline import Reading, credit_batch
 from spanwise.tasks import Fields
 from spanwise.tasks.fields import FieldProblems, draw_field_problems, held_out_field_prompts, values_of
 from spanwise.types import Credit, Scores
@@ -140,7 +140,7 @@ class ChainRun(Run):
         scores = Scores(scheme.names, right_nk, torch.zeros(right_nk.shape).to(torch.int8), nothing)
         size_nk = torch.ones(len(right_nk), len(scheme.layout.names)).long()
         batch = Batch(torch.arange(len(right_nk)) // size)
-        return credit(Reading(scores, size_nk, torch.zeros(len(right_nk)).long()), batch, scheme)
+        return credit_batch(Reading(scores, size_nk, torch.zeros(len(right_nk)).long()), batch, scheme)
 
     def step(self) -> float:
         """Sample, credit, learn; the mean reward of a field."""

@@ -41,7 +41,7 @@ from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
 from spanwise.commands.shared.display import quiet
 from spanwise.measure import mean_interval
-from spanwise.pipeline import advantages, credit, read
+from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.recipe import load
 from spanwise.recipe import scheme_of as task_scheme
 from spanwise.segment import Vocabulary
@@ -203,7 +203,7 @@ class Run:
         batch = Batch(groups, ids_nt, mask_nt, columns={"answer": answers})
         reading = read(batch, self.scheme, self.vocabulary)
         assert reading.spans is not None
-        adv_nt = advantages(credit(reading, batch, self.scheme), reading.spans, self.scheme)
+        adv_nt = advantages(credit_batch(reading, batch, self.scheme), reading.spans, self.scheme)
         logits_ntv = self.model(input_ids=torch.cat([prompt_nt, ids_nt], dim=1), logits_to_keep=ids_nt.shape[1] + 1).logits
         logp_nt = logits_ntv[:, :-1].log_softmax(dim=-1).gather(2, ids_nt[:, :, None]).squeeze(2)
         self.optimizer.zero_grad()

@@ -28,7 +28,7 @@ from agent_start import agent_start, draw_chains, held_out_chains
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
-from spanwise import Batch, Objective, Scheme, Vocabulary, credit, read
+from spanwise import Batch, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.play import play
@@ -137,7 +137,7 @@ def signal(chains: list[Chain], *, group_size: int) -> None:
     for arm in ARMS:
         scheme = scheme_of(arm)
         rows, _ = turn_rows(batch, scheme)
-        credit_s = credit(read(rows, scheme, Vocabulary.of(tokenizer, model)), rows, scheme).block_nk[:, 0]
+        credit_s = credit_batch(read(rows, scheme, Vocabulary.of(tokenizer, model)), rows, scheme).block_nk[:, 0]
         together = float(torch.corrcoef(torch.stack([credit_s, right_s.double()]))[0, 1])
         print(f"  {arm:12} {together:.3f}  {float((credit_s[right_s == 0] > 0).double().mean()):.3f}")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise import Batch, Objective, Scheme, Vocabulary, advantages, credit, read
+from spanwise import Batch, Objective, Scheme, Vocabulary, advantages, credit_batch, read
 from spanwise.pipeline import metrics
 from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
@@ -99,7 +99,7 @@ def main() -> None:
         columns = {"prompts": prompt_n, "answer": answer_n}
         batch = Batch(group_n, ids_nt=ids_nl[:, width:].cpu(), mask_nt=mask_nt.cpu(), columns=columns)
         reading = read(batch, scheme, vocabulary)
-        found = credit(reading, batch, scheme)
+        found = credit_batch(reading, batch, scheme)
         adv_nt = advantages(found, reading.spans, scheme).to(model.device)
 
         # The policy loss: a block's tokens share its credit, so their sum is the objective, whatever the lengths.

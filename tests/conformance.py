@@ -339,7 +339,7 @@ def by_pipeline(rows, rule):
     """The advantages of rows, float64, lists without padding: the road that every adapter must end on, to the last bit."""
     import torch
 
-    from spanwise import Batch, Steps, Vocabulary, advantages, credit, read
+    from spanwise import Batch, Steps, Vocabulary, advantages, credit_batch, read
 
     columns = {name: [row.get(name) for row in rows] for name in ("answer", "paid")}
     steps = None
@@ -350,7 +350,7 @@ def by_pipeline(rows, rule):
     groups, sampled = [row["group"] for row in rows], [row["sampled"] for row in rows]
     batch = Batch.jagged([row["ids"] for row in rows], groups, sampled=sampled, columns=columns, steps=steps)
     reading = read(batch, rule, Vocabulary.from_tokenizer(tokenizer()))
-    adv_nt = advantages(credit(reading, batch, rule), reading.spans, rule, dtype=torch.float64)
+    adv_nt = advantages(credit_batch(reading, batch, rule), reading.spans, rule, dtype=torch.float64)
     return [values[: len(row["ids"])] for row, values in zip(rows, adv_nt.tolist(), strict=True)]
 
 

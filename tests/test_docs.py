@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trl_small
-from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit
+from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit_batch
 from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
@@ -261,7 +261,7 @@ def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path)
     scores = Scores(
         ("correct",), torch.tensor([[3.0], [1.0], [0.0], [2.0]]).double(), nothing_n1.long(), torch.zeros(4, 1, 2)
     )
-    found = credit(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
+    found = credit_batch(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
     assert found.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
 
 

@@ -20,7 +20,7 @@ from spanwise import (
     Spans,
     Vocabulary,
     advantages,
-    credit,
+    credit_batch,
     metrics,
     read,
 )
@@ -94,7 +94,7 @@ def test_outcomes_travel_with_the_table():
     back = Reading.unpack(reading.pack(), scheme)
     assert scheme.outcome_names == (f"{__name__}:even",)
     assert back.scores.outcome(f"{__name__}:even").tolist() == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
-    found = credit(back, batch, scheme)
+    found = credit_batch(back, batch, scheme)
     assert metrics(found, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
 
 
@@ -140,7 +140,7 @@ def test_a_share_of_the_batch_is_the_token_mean(method):
     reading, where = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
     reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where)
     batch = Batch([0, 0, 1, 1], mask_nt=where.block_nt >= 0)
-    found = credit(reading, batch, scheme)
+    found = credit_batch(reading, batch, scheme)
     adv_nt = advantages(found, where, scheme)
     per_one = advantages(found, where, Scheme(method, ONE.layout, ONE.objectives, per=1))
     # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
@@ -160,7 +160,7 @@ def test_a_share_of_the_batch_is_the_token_mean(method):
 
 def test_a_share_of_the_batch_needs_the_batch():
     reading, where = reading_of_lengths([1.0, 0.0], [1, 2])
-    found = credit(reading, Batch([0, 0]), ONE)
+    found = credit_batch(reading, Batch([0, 0]), ONE)
     scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
     with pytest.raises(RecipeError, match="does not know how long the completions of its batch are"):
         advantages(replace(found, mean_length_n=None), where, scheme)
@@ -168,13 +168,13 @@ def test_a_share_of_the_batch_needs_the_batch():
 
 def test_dead_strata_are_counted_where_nobody_moves():
     reading = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5)
-    found = credit(reading, Batch([7, 7, -3, -3, 2]), ONE)
+    found = credit_batch(reading, Batch([7, 7, -3, -3, 2]), ONE)
     assert dead_strata(found, ONE) == {"r": (3, 2)}
     assert found.singleton_m.tolist() == [1]
     alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
-    assert dead_strata(credit(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
+    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
     whole = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
-    assert dead_strata(credit(reading, Batch([7, 7, -3, -3, 2]), whole), whole) == {"r": (3, 2)}
+    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), whole), whole) == {"r": (3, 2)}
 
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
@@ -184,7 +184,7 @@ def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     )
     reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    found = credit(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
+    found = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
     assert found.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
     assert advantages(found, here, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -199,17 +199,17 @@ def test_sentences():
     with pytest.raises(RecipeError, match="has no token ids and mask, so there is nothing to read"):
         read(Batch([0]), ONE, Vocabulary((b"a",)))
     with pytest.raises(AlignmentError, match="2 completions were read and the batch has 3 group ids"):
-        credit(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
+        credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
     sae = Scheme("sae", ONE.layout, ONE.objectives)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
-        credit(reading_of([1.0], [[1]], [0]), Batch([0]), sae)
+        credit_batch(reading_of([1.0], [[1]], [0]), Batch([0]), sae)
 
 
 def test_without_spans_there_is_nowhere_to_put_credit():
     reading = reading_of([1.0, 0.0], [[1], [1]], [0, 0])
     assert reading.spans is None  # as after a gather
     with pytest.raises(DataError, match="spans is None, as in a reading that was unpacked"):
-        advantages(credit(reading, Batch([0, 0]), ONE), reading.spans, ONE)
+        advantages(credit_batch(reading, Batch([0, 0]), ONE), reading.spans, ONE)
 
 
 def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit, metrics, read, remarks
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
 from spanwise.remarks import Watch, habits
 from spanwise.score import Reward
 
@@ -30,7 +30,7 @@ def scheme(**changes):
 def found(ids, rule=None, layout=None):
     rule = rule or scheme()
     batch = Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
-    return remarks(read(batch, rule, VOCABULARY), rule)
+    return setup_warnings(read(batch, rule, VOCABULARY), rule)
 
 
 def test_nothing_to_say_of_whole_completions():
@@ -127,7 +127,7 @@ def test_a_recorded_number_for_a_block_that_is_not_there():
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
     batch = Batch.jagged([WHOLE, SILENT], [0, 0], columns={})
     reading = read(batch, rule, VOCABULARY, recorded={"mine": Reward.of([1.0, 0.0])})
-    assert remarks(reading, rule)["unused/mine"].startswith(
+    assert setup_warnings(reading, rule)["unused/mine"].startswith(
         "Objective 'mine': the reward recorded is 0 for 1 of 2 completions"
     )
 
@@ -135,7 +135,7 @@ def test_a_recorded_number_for_a_block_that_is_not_there():
 def test_what_is_not_kept_is_not_said():
     rule = with_function(paying(0.5, -1.0))
     reading = read(Batch.jagged([WHOLE, SILENT], [0, 0], columns={}), rule, VOCABULARY)
-    assert list(remarks(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
+    assert list(setup_warnings(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
 
 
 def nothing(blocks):
@@ -211,14 +211,14 @@ def test_unanimous_groups_and_dead_strata_are_counted_by_hand():
         [WHOLE, WHOLE, [0, 5, 1, 2, 6, 3], WHOLE, WHOLE, WHOLE, WHOLE], [-7, -7, -7, 3, 3, 0, 0], columns=rows
     )
     reading = read(batch, scheme(), VOCABULARY)
-    shown = metrics(credit(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
+    shown = metrics(credit_batch(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
     # Groups with two rewards or more: the first is mixed, the second is not; the third has one reward.
     assert shown["credit/correct/unanimous"] == pytest.approx(1 / 2)
     # Brier says the same everywhere but in the first group, in which it is mixed too.
     assert shown["credit/unanimous"] == pytest.approx(1 / 2)
     # Compared within groups: the second and the third are dead.
     assert shown["credit/correct/dead_strata"] == pytest.approx(2 / 3)
-    assert "credit/correct/unanimous" not in metrics(credit(reading, batch, scheme()), reading, scheme())
+    assert "credit/correct/unanimous" not in metrics(credit_batch(reading, batch, scheme()), reading, scheme())
 
 
 def test_what_a_remark_said_is_not_said_again_as_a_habit():
@@ -251,7 +251,7 @@ def test_an_objective_of_another_baseline_hides_none_of_the_others(first):
     rule = Scheme("bae", LAYOUT, own if first else own[::-1])
     batch = Batch.jagged([WHOLE, WHOLE], [0, 0], columns={"answer": ["4", "4"]})
     reading = read(batch, rule, VOCABULARY)
-    shown = metrics(credit(reading, batch, rule), reading, rule, group_n=batch.group_n)
+    shown = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
     assert [name for name in shown if name.endswith("unanimous")] == ["credit/format/unanimous"]
 
 
@@ -260,7 +260,9 @@ def test_groups_that_nothing_is_compared_within_are_not_counted():
     rule = Scheme("bae", LAYOUT, [Objective("correct", "solution", baseline="batch", if_missing=0.0)])
     batch = Batch.jagged([WHOLE, WHOLE, SILENT, SILENT], [0, 0, 1, 1], columns={"answer": ["4"] * 4})
     reading = read(batch, rule, VOCABULARY)
-    assert "credit/correct/unanimous" not in metrics(credit(reading, batch, rule), reading, rule, group_n=batch.group_n)
+    assert "credit/correct/unanimous" not in metrics(
+        credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n
+    )
 
 
 def test_a_price_far_below_every_reward_is_said():

@@ -17,7 +17,7 @@ from spanwise import (
     Scores,
     Spans,
     Steps,
-    credit,
+    credit_batch,
     register,
 )
 from spanwise.credit import METHODS, Preset
@@ -71,7 +71,7 @@ def credited(scheme):
     batch = Batch(GROUP_N, steps=STEPS if "steps" in scheme.needs else None, **RAGGED)
     spans = replace(SPANS, names=scheme.layout.names)
     local = Reading(found.scores, found.length_nk, found.fault_n, spans=spans if scheme.entry.kind == "token" else None)
-    given = credit(local, batch, scheme)
+    given = credit_batch(local, batch, scheme)
     return (given.block_nk if given.token_nt is None else given.token_nt), given.stop_n
 
 

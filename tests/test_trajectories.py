@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise import Layout, Objective, Scheme, advantages, credit, read
+from spanwise import Layout, Objective, Scheme, advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn, prompt_mini_batches
 from spanwise.errors import AlignmentError
 from spanwise.segment import Vocabulary
@@ -32,7 +32,7 @@ def credited(found, scheme=SCHEME, columns=None):
     batch, recorded = turn_batch(found, columns=columns)
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
     return onto_turns(
-        found, "credit", advantages(credit(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+        found, "credit", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
     )
 
 
@@ -89,7 +89,7 @@ def test_rewards_of_turns_pay_their_turn_and_the_outcome_all_of_them():
     assert recorded["step_ok"].status_n.tolist() == [Status.OK, Status.OK, Status.UNSCORED]
     assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.OK, Status.OK]
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    found = credit(reading, batch, scheme).block_nk.flatten()
+    found = credit_batch(reading, batch, scheme).block_nk.flatten()
     # correct: 1 and 0, minus the mean .5 of the two (the group's own member included); step_ok: as it is.
     torch.testing.assert_close(found, torch.tensor([1.5, 0.5, -0.5]).double())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import conformance
-from spanwise import advantages, credit, read
+from spanwise import advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn, merge_counts
 from spanwise.engines.tinker import credit_datums
 from spanwise.recipe import scheme_at
@@ -46,7 +46,7 @@ def by_rollout(name):
 def credited(found, rule, dtype=torch.float64):
     batch, recorded = turn_batch(found)
     reading = read(batch, rule, VOCABULARY, recorded=recorded)
-    return onto_turns(found, "advantages", advantages(credit(reading, batch, rule), reading.spans, rule, dtype=dtype))
+    return onto_turns(found, "advantages", advantages(credit_batch(reading, batch, rule), reading.spans, rule, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, metrics, read, remarks
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read
 from spanwise.losses import critic_error
 from spanwise.measure.alarms import SHOWN_BY
 from spanwise.remarks import _HABITS
@@ -36,7 +36,7 @@ def logged():
     scheme = Scheme("bae", Layout({"a": ["x"], "b": ["y"]}), objectives)
     batch = Batch.jagged([[0, 2, 1, 3, 4, 5]] * 2, [0, 0], columns={"answer": ["4", "4"]})
     reading = read(batch, scheme, vocabulary)
-    names = metrics(credit(reading, batch, scheme), reading, scheme, group_n=batch.group_n)
+    names = metrics(credit_batch(reading, batch, scheme), reading, scheme, group_n=batch.group_n)
     opened = {re.sub(r"/(correct|brier)/", "/<objective>/", name) for name in names}
     return {re.sub(r"/(a|b)/", "/<block>/", name) for name in opened}
 

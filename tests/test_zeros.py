@@ -8,10 +8,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN
-from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Reading, Scheme, Scores, Spans, advantages, credit
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Credit,
+    Layout,
+    Objective,
+    Reading,
+    Scheme,
+    Scores,
+    Spans,
+    advantages,
+    credit_batch,
+)
 from spanwise.batch import Steps
 from spanwise.types import Fault, Status
-from spanwise.zeros import Zero, recorded_reasons, zero_reasons, zeros
+from spanwise.zeros import Zero, recorded_reasons, tally_zeros, zero_reasons
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"], "c": ["z"]})
 OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = Status
@@ -38,7 +50,7 @@ def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
 def explained(reading, scheme, group, learned=None):
     """The reasons as the command finds them: rows end to end, a tool's token before each."""
     group_n = torch.tensor(group)
-    found = credit(reading, Batch(group_n), scheme)
+    found = credit_batch(reading, Batch(group_n), scheme)
     keys = zero_reasons(found, scheme)
     learned_n = None if learned is None else torch.tensor(learned)
     spans = reading.spans
@@ -48,7 +60,7 @@ def explained(reading, scheme, group, learned=None):
     width_n = reading.length_nk.sum(dim=1) + 1
     filled_nt = torch.arange(advantage_nt.shape[1]) < width_n[:, None]
     row_v = torch.arange(len(reading)).repeat_interleave(width_n)
-    told = zeros(
+    told = tally_zeros(
         keys, advantage_nt[filled_nt], spans.block_nt[filled_nt], row_v, names=scheme.names, learned_n=learned_n,
         trainable_v=(spans.block_nt >= 0)[filled_nt],
     )  # fmt: skip
@@ -124,7 +136,9 @@ def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
     told, *_ = explained(reading, ONE, [0, 0, 0], learned=[True, False, True])
     assert [told.reason(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
     nothing = torch.zeros(0, dtype=torch.long)
-    assert [c.reason for c in zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [Zero.EMPTY]
+    assert [c.reason for c in tally_zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [
+        Zero.EMPTY
+    ]
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():
@@ -137,7 +151,7 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     scheme = Scheme(
         "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "b", name="said", scope="turn")]
     )
-    found = credit(reading, Batch(group_n, steps=steps), scheme)
+    found = credit_batch(reading, Batch(group_n, steps=steps), scheme)
     assert not found.has_signal
     keys = zero_reasons(found, scheme)
     names = [[Zero(key % 32).name for key in row] for row in keys.tolist()]
@@ -146,7 +160,7 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
         [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
         ["SINGLETON", "ABSENT", "UNPAID"],
     ]  # fmt: skip
-    alone = zero_reasons(credit(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
+    alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
     assert [Zero(key % 32).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
 
 
@@ -162,7 +176,7 @@ def test_what_a_trainer_recorded():
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
     with pytest.raises(AlignmentError, match="3 advantages for 2 blocks"):
-        zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
+        tally_zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
     with pytest.raises(AlignmentError, match=r"take it from pipeline\.credit"):
         zero_reasons(blank, ONE)

@@ -2,7 +2,7 @@
 
 import torch
 
-from spanwise import Batch, Steps, advantages, credit, metrics, read
+from spanwise import Batch, Steps, advantages, credit_batch, metrics, read
 
 SIDES = ("left", "right", "jagged")
 
@@ -22,7 +22,7 @@ class ToyEngine:
     def step(self, rows, *, steps=None, **per_token):
         batch = self.batch(rows, steps, per_token)
         reading = read(batch, self.scheme, self.vocabulary)
-        found = credit(reading, batch, self.scheme)
+        found = credit_batch(reading, batch, self.scheme)
         adv_nt = advantages(found, reading.spans, self.scheme)
         return self.cut(adv_nt, rows), metrics(found, reading, self.scheme)
 

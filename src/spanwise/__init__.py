@@ -1,15 +1,12 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
-A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit`) and spread over tokens (`advantages`)
-under one `Scheme`. `credit` and `remarks` are functions here; what else the rooms of these names hold is imported from them, as in
-`from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
+A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit_batch`) and spread over tokens (`advantages`)
+under one `Scheme`. The rooms hold more, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,9 +25,9 @@ if TYPE_CHECKING:
     from spanwise.modes.critic.config import CriticConfig
     from spanwise.modes.laser.config import Laser
     from spanwise.objective import Objective
-    from spanwise.pipeline import Reading, advantages, credit, metrics, read
+    from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
     from spanwise.registry import register
-    from spanwise.remarks import remarks
+    from spanwise.remarks import setup_warnings
     from spanwise.scheme import Scheme
     from spanwise.score import score_all
     from spanwise.segment import Vocabulary, find_blocks
@@ -67,17 +64,17 @@ __all__ = [
     "bae",
     "blended_baseline",
     "by_turn",
-    "credit",
+    "credit_batch",
     "dr_grpo",
     "find_blocks",
     "grpo",
     "metrics",
     "read",
     "register",
-    "remarks",
     "rlcr",
     "rloo",
     "score_all",
+    "setup_warnings",
     "spread",
 ]
 
@@ -90,9 +87,9 @@ _ROOMS = {
     "modes.laser.config": "Laser",
     "layout": "Layout",
     "objective": "Objective",
-    "pipeline": "Reading advantages credit metrics read",
+    "pipeline": "Reading advantages credit_batch metrics read",
     "registry": "register",
-    "remarks": "remarks",
+    "remarks": "setup_warnings",
     "scheme": "Scheme",
     "score": "score_all",
     "segment": "Vocabulary find_blocks",
@@ -101,23 +98,14 @@ _ROOMS = {
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 
-class _Face(ModuleType):
-    """This package: its names are loaded on first use, and a room does not take the place of the function of its name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'spanwise' has no attribute '{name}'")
-        found = getattr(import_module(f"spanwise.{_HOMES[name]}"), name)
-        super().__setattr__(name, found)
-        return found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):  # `import spanwise.credit`; `spanwise.credit` is a function
-            return
-        super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *__all__})
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        globals()[name] = getattr(import_module(f"spanwise.{_HOMES[name]}"), name)
+        return globals()[name]
+    if name in _ROOMS:
+        return import_module(f"spanwise.{name}")
+    raise AttributeError(f"module 'spanwise' has no attribute '{name}'")
 
 
-sys.modules[__name__].__class__ = _Face
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

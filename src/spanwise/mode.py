@@ -96,7 +96,7 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """The credit of a method with what the mode changes in it; arguments as in `pipeline.credit`."""
+        """The credit of a method with what the mode changes in it; arguments as in `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The one road from a batch of completions to advantages: `read`, `credit`, `advantages`, `metrics`.
+"""The one road from a batch of completions to advantages: `read`, `credit_batch`, `advantages`, `metrics`.
 
-An engine fills in a `Batch` and takes the advantages to its loss. `read` is local, row by row; `credit` needs whole groups, so
+An engine fills in a `Batch` and takes the advantages to its loss. `read` is local, row by row; `credit_batch` needs whole groups, so
 what `Reading.pack` makes of a reading is gathered first where groups lie on several processes; `advantages` is local again.
 """
 
@@ -39,7 +39,7 @@ from spanwise.types import BlockText, Credit, Fault, Scores, Spans
 
 @dataclass(frozen=True)
 class Reading:
-    """What N completions say and what that is worth; everything `credit` needs beside the groups.
+    """What N completions say and what that is worth; everything `credit_batch` needs beside the groups.
 
     Attributes:
         scores: rewards, statuses and outcomes of the scheme's objectives.
@@ -176,7 +176,7 @@ def read(
     return Reading(scores, spans.length_nk, spans.fault_n, spans, text)
 
 
-def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
+def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """Compare completions with each other, as the scheme's method does: once per batch, whole groups.
 
     Args:
@@ -193,7 +193,7 @@ def credit(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
         >>> batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
-        >>> credit(read(batch, scheme, vocabulary), batch, scheme).block_nk.flatten()
+        >>> credit_batch(read(batch, scheme, vocabulary), batch, scheme).block_nk.flatten()
         tensor([ 1., -1.], dtype=torch.float64)
     """
     if len(reading) != len(batch.group_n):
@@ -311,7 +311,7 @@ def advantages(
     if per is None:
         raise RecipeError(
             "per is 'batch' and this credit does not know how long the completions of its batch are; take it from "
-            "pipeline.credit, or set mean_length_n."
+            "pipeline.credit_batch, or set mean_length_n."
         )
     if found.token_nt is None:
         adv_nt = spread(found, spans, per=per, dtype=dtype)
@@ -351,7 +351,7 @@ def metrics(
     that is so of every objective. Only where groups are what is compared.
 
     Args:
-        found, reading, scheme: see `credit`.
+        found, reading, scheme: see `credit_batch`.
         group_n: prompt ids; without them nothing is said of unanimous groups.
 
     Returns:
@@ -363,7 +363,7 @@ def metrics(
         >>> batch = Batch.jagged([[0, 1, 3], [0, 2]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
         >>> reading = read(batch, scheme, vocabulary)
-        >>> found = metrics(credit(reading, batch, scheme), reading, scheme)
+        >>> found = metrics(credit_batch(reading, batch, scheme), reading, scheme)
         >>> found["credit/malformed"], found["credit/all/mean_abs"]
         (0.5, 1.0)
     """

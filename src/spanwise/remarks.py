@@ -1,4 +1,4 @@
-"""`remarks`: what whoever trains on a batch must be told before the numbers are believed."""
+"""`setup_warnings`: what whoever trains on a batch must be told before the numbers are believed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.types import Fault, Status, whole_text
 _FAILED = (Status.TIMEOUT, Status.ERROR)
 
 
-def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
+def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """Say what is not as the scheme takes it to be: parts that nobody writes, rewards that nobody gets, what is left out for free.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
@@ -37,7 +37,7 @@ def remarks(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"</answer>", b"<plan>"))
         >>> batch = Batch.jagged([[3, 1], [3, 1]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
-        >>> print(remarks(read(batch, scheme, vocabulary), scheme)["tags"])
+        >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
         <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for it...
     """
     found: dict[str, str] = {}
@@ -168,8 +168,8 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """What of `remarks` is new, and whether any of it, new or not, leaves an objective without rewards."""
-        found = remarks(reading, self.scheme)
+        """What of `setup_warnings` is new, and whether any of it, new or not, leaves an objective without rewards."""
+        found = setup_warnings(reading, self.scheme)
         for key in found:  # a habit that would say the same once more
             kind, _, name = key.partition("/")
             if kind in ("tags", "scored", "free"):

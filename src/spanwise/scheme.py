@@ -20,7 +20,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names of a run which a script drives: it says the rule of credit (`Scheme.plain`), and no prompts.
 SCRIPT = "own"
-#: What `pipeline.credit` makes of every reading, so that no engine has to bring it.
+#: What `pipeline.credit_batch` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}

@@ -8,7 +8,7 @@ import trl_small
 from border.case import Case, check, command
 from rollout_files import trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
-from spanwise.remarks import remarks
+from spanwise.remarks import setup_warnings
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 
@@ -31,7 +31,7 @@ def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR):
     def run(folder):
         rule = Scheme("bae", layout, [Objective("equals", each="*")])
         batch = Batch.jagged([list(written.encode())] * 4, [0] * 4, columns={"answer": [gold] * 4})
-        return "\n".join(remarks(read(batch, rule, BYTES), rule).values())
+        return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
 
     return run
 

@@ -5,7 +5,7 @@ import torch
 
 from border.case import Case, check, command
 from rollout_files import WELL_FORMED, trl_file
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.batch import Steps, by_turn
 from spanwise.credit.trajectories.graph import Trajectory, Turn
 from spanwise.engines.verl.estimators import carried_advantages
@@ -21,7 +21,7 @@ def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, grou
     where = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
     batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], list(group), columns={"answer": ["4", "4"]}, steps=where)
     scheme = Scheme.preset(method, WHOLE, longest=64, **options)
-    return f"{credit(read(batch, scheme, VOCABULARY), batch, scheme)}"
+    return f"{credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)}"
 
 
 def of_turns(*turns, **options):

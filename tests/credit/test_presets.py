@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise import Batch, Layout, Scheme, Vocabulary, credit, read
+from spanwise import Batch, Layout, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import METHODS
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["analysis", "confidence"]})
@@ -19,7 +19,7 @@ def credited(name, *completions):
     ids = [[PIECES.index(piece) for piece in completion] for completion in completions]
     batch = Batch.jagged(ids, ["2 + 2"] * len(ids), columns={"answer": ["4"] * len(ids)})
     scheme = Scheme.preset(name, LAYOUT)
-    found = credit(read(batch, scheme, VOCABULARY), batch, scheme)
+    found = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
     return torch.cat([found.block_nk, found.stop_n[:, None]], dim=1)
 
 

@@ -11,7 +11,7 @@ from spanwise.credit import Refinement
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.pipeline import advantages, credit, metrics, read
+from spanwise.pipeline import advantages, credit_batch, metrics, read
 from spanwise.recipe import load, scheme_of
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -54,7 +54,7 @@ def scheme(method="grpo", refine=None, **more):
 def trained(scheme, given=None):
     given = batch() if given is None else given
     reading = read(given, scheme, VOCABULARY)
-    found = credit(reading, given, scheme)
+    found = credit_batch(reading, given, scheme)
     return advantages(found, reading.spans, scheme, dtype=torch.float64), found, reading
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close, double
-from spanwise import Batch, Laser, Layout, Objective, Scheme, Vocabulary, credit, read
+from spanwise import Batch, Laser, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import centred
 from spanwise.errors import AlignmentError
 from spanwise.modes.laser import mixed_advantage, self_reward
@@ -85,7 +85,7 @@ def found_by(method, *, scale="std", score_n=SCORES, objectives=None, layout=LAY
     scheme = Scheme.preset(method, layout, laser=laser, objectives=objectives)
     batch = Batch.jagged(said, [7] * len(said), columns={"answer": ["4"] * len(said)}, self_reward_n=score_n, **fields)
     reading = read(batch, scheme, VOCABULARY)
-    return credit(reading, batch, scheme)
+    return credit_batch(reading, batch, scheme)
 
 
 def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():

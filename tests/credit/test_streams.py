@@ -20,7 +20,7 @@ from spanwise import (
     Scores,
     Spans,
     advantages,
-    credit,
+    credit_batch,
 )
 from spanwise.credit import gae, value_target
 from spanwise.credit.assign import assign, on_last_token, summed
@@ -52,7 +52,7 @@ def run(scheme, block_nt, reward_nm, value_nt, status_nm=None, *, mask_nt=None, 
     reading = reading_of(block_nt, reward_nm, status_nm, names=scheme.layout.names, rewards=scheme.names)
     mask_nt = block_nt >= 0 if mask_nt is None else mask_nt
     batch = Batch(torch.zeros(len(block_nt)).long(), mask_nt=mask_nt, value_nt=value_nt, **fields)
-    found = credit(reading, batch, scheme)
+    found = credit_batch(reading, batch, scheme)
     return found, advantages(found, reading.spans, scheme, dtype=torch.float64)
 
 
@@ -354,7 +354,7 @@ def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
     mask_nt = case.mask_nt & ~sum_n.isnan()[:, None]
     before_nt = gae(on_last_token(sum_n, mask_nt), value_nt, mask_nt)
     for given in (value_nt, value_nt[..., None]):
-        found = credit(reading, Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=given), scheme)
+        found = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=given), scheme)
         assert found.token_nt.dtype == before_nt.dtype
         assert torch.equal(found.token_nt, before_nt)
 
@@ -466,7 +466,7 @@ def test_what_lacks_its_spans_is_refused(unchecked_shapes):
     with pytest.raises(
         RecipeError, match="Method 'gae' credits every token on its own and must know in which block it lies"
     ):
-        credit(afar, batch, Scheme("gae", BLOCKS, PAIR))
+        credit_batch(afar, batch, Scheme("gae", BLOCKS, PAIR))
     with pytest.raises(RecipeError, match="give the batch with its mask and the reading with its spans"):
         streams(afar, batch, Scheme("gae", BLOCKS, PAIR))
     with pytest.raises(RecipeError, match="Method 'bae' reads no values of a critic for each token; use 'gae' or 'sae'"):

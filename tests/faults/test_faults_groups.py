@@ -17,7 +17,7 @@ from spanwise import (
     Scheme,
     SpanwiseError,
     Vocabulary,
-    credit,
+    credit_batch,
     metrics,
     read,
 )
@@ -51,7 +51,7 @@ def through_pipeline(values, groups=(0, 0, 0, 0), *, method="dr_grpo"):
     scheme = Scheme.preset(method, WHOLE, objectives=objectives, per="completion")
     recorded = {name: Reward.of(column) for name, column in columns.items()}
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    return credit(reading, batch, scheme), reading, scheme
+    return credit_batch(reading, batch, scheme), reading, scheme
 
 
 def test_f01_two_roads_of_one_estimator_agree_on_groups_of_one():
@@ -238,11 +238,11 @@ def test_f11_length_is_no_gradient_where_all_are_wrong():
 
     def ours():
         scheme = Scheme("bae", layout, own)
-        return credit(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
+        return credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
 
     def shaped():
         scheme = Scheme("grpo", layout, [replace(objective, pays=("solution", "note")) for objective in own])
-        return credit(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
+        return credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
 
     def check(of_blocks):
         assert of_blocks()[:, 0].tolist() == [0.0, 0.0]
@@ -272,10 +272,10 @@ def test_f13_a_group_may_lie_on_two_ranks():
 
     def gathered():
         table = torch.cat([reading.take(rank).pack() for rank in ranks])
-        return credit(Reading.unpack(table, scheme), Batch(groups), scheme).block_nk[:, 0]
+        return credit_batch(Reading.unpack(table, scheme), Batch(groups), scheme).block_nk[:, 0]
 
     def local():
-        return torch.cat([credit(reading.take(rank), Batch(groups[rank]), scheme).block_nk[:, 0] for rank in ranks])
+        return torch.cat([credit_batch(reading.take(rank), Batch(groups[rank]), scheme).block_nk[:, 0] for rank in ranks])
 
     def check(run):
         assert_close(run(), [2 / 3, -1 / 3, -1 / 3, 1 / 3, 1 / 3, -2 / 3], 1e-12)
@@ -428,7 +428,7 @@ def test_f22_no_credit_for_blocks_is_not_no_credit():
     layout = Layout({"solution": ["answer"], "note": ["length"]})
     batch = Batch.jagged([[0, 2, 1, 4, 2, 5], [0, 2, 1]], [0, 0])
     scheme = Scheme("bae", layout, [Objective("format", "note", if_missing=-1.0)])
-    found = credit(read(batch, scheme, VOCABULARY), batch, scheme)
+    found = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
     assert found.block_nk.abs().sum() == 0
     assert found.stop_n.tolist() == [0.0, -2.0]
 

@@ -16,7 +16,7 @@ import torch
 from faults.catches import catches
 from helpers import NAN, assert_close
 from score_small import ABSENT, OK, completion
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit, metrics, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read
 from spanwise.score import MathVerifier, score_one
 from spanwise.types import Status
 
@@ -171,7 +171,7 @@ def test_f54_a_check_that_fails_is_counted_and_the_run_goes_on(verifier):
 
     def ours():
         reading = read(batch, scheme, vocabulary)
-        found = credit(reading, batch, scheme)
+        found = credit_batch(reading, batch, scheme)
         return found.block_nk[:, 0], metrics(found, reading, scheme)["credit/correct/reward_absent"]
 
     def unguarded():

@@ -19,7 +19,7 @@ from spanwise import (
     Spans,
     Vocabulary,
     advantages,
-    credit,
+    credit_batch,
     find_blocks,
     read,
 )
@@ -135,7 +135,7 @@ def test_f28_a_token_across_the_border_is_counted_once():
     scheme = Scheme("bae", LAYOUT, objectives)
     recorded = {"solution": Reward.of([1.0, 0.0]), "confidence": Reward.of([0.0, 1.0])}
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    found = credit(reading, batch, scheme)
+    found = credit_batch(reading, batch, scheme)
 
     def check(find):
         spans = Spans.of_blocks(LAYOUT.names, torch.tensor([find(STRADDLING), find(PLAIN)]))
@@ -338,7 +338,7 @@ def test_f42_padding_on_the_left_and_on_the_right_give_one_credit():
     def run(ids_nt, mask_nt):
         batch = Batch([0, 0], ids_nt, mask_nt)
         reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-        return advantages(credit(reading, batch, scheme), reading.spans, scheme)
+        return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
 
     right = run(torch.tensor([[*short, *[0] * spare], long]), torch.tensor([[1] * 3 + [0] * spare, [1] * len(long)]).bool())
 

@@ -12,7 +12,7 @@ import torch
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
 from spanwise.measure import bootstrap
-from spanwise.pipeline import Reading, credit
+from spanwise.pipeline import Reading, credit_batch
 from spanwise.types import Scores
 
 NAMES = ("own_advantage", "to_go_advantage", "weighted_correlation")
@@ -53,7 +53,7 @@ def test_a_group_of_four_is_compared_by_what_went_before() -> None:
     reward_nm = torch.tensor(right).double()
     scores = Scores(scheme.names, reward_nm, torch.zeros(4, 3).to(torch.int8), torch.full((4, 3, 2), torch.nan).double())
     reading = Reading(scores, torch.ones(4, 4).long(), torch.zeros(4).long())
-    found = credit(reading, Batch(torch.zeros(4).long()), scheme)
+    found = credit_batch(reading, Batch(torch.zeros(4).long()), scheme)
     # a: all four, mean 3/4. b: the three behind a right a, mean 2/3; the fourth is alone and backs off to all four, mean 1/2.
     # c: behind (1, 1) two, mean 1/2. (1, 0) and (0, 0) are alone: a, the furthest back, is dropped, and behind a wrong b they
     # are two, mean 1/2.

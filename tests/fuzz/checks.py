@@ -9,11 +9,11 @@ from hostile import GOLDS, Family, padded
 from linear import NoProcess
 
 from oracles import owners_of_tokens, slow_segment
-from spanwise import Batch, Layout, Objective, Scheme, advantages, credit, read
+from spanwise import Batch, Layout, Objective, Scheme, advantages, credit_batch, read
 from spanwise.commands.credit.blocks import usual_tags
 from spanwise.measure import voting
 from spanwise.pipeline import metrics
-from spanwise.remarks import remarks
+from spanwise.remarks import setup_warnings
 from spanwise.report import TokenView
 from spanwise.report.tokens import pack, payload
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
@@ -154,12 +154,12 @@ def rewards(cell, reading):
 
 def credited(cell, batch, reading):
     """Credit and advantages are finite, and 0 where nothing is trained."""
-    found = credit(reading, batch, cell.scheme)
+    found = credit_batch(reading, batch, cell.scheme)
     spread = advantages(found, reading.spans, cell.scheme)
     assert bool(found.block_nk.isfinite().all() and found.stop_n.isfinite().all() and spread.isfinite().all())
     assert not bool(spread[~batch.mask_nt].any())
     metrics(found, reading, cell.scheme)
-    assert all(len(sentence) < 2000 for sentence in remarks(reading, cell.scheme).values())
+    assert all(len(sentence) < 2000 for sentence in setup_warnings(reading, cell.scheme).values())
     return found, spread
 
 

@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, read
 from spanwise.commands.credit.blocks import usual_tags
 from spanwise.measure import voting
 from spanwise.report import TokenView
@@ -123,7 +123,7 @@ def credited(text):
     ids = list(text.encode())
     batch = Batch.jagged([ids, ids[:9]], [0, 0], columns={"answer": ["4", "4"]})
     reading = read(batch, _scheme(), BYTES)
-    return advantages(credit(reading, batch, _scheme()), reading.spans, _scheme())
+    return advantages(credit_batch(reading, batch, _scheme()), reading.spans, _scheme())
 
 
 def blocks(text):

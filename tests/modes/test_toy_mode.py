@@ -8,7 +8,7 @@ import torch
 
 import spanwise
 from modes.toy.mode import Brevity
-from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit, read
+from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit_batch, read
 from trl_small import GROUP, SAID, THIRD_PARTY, largest_difference, log_probs, policy, questions, scheme, step, trainer
 
 pytestmark = THIRD_PARTY
@@ -28,7 +28,7 @@ def test_in_files_it_changes_the_credit_of_any_method():
     for method in ("rloo", "grpo"):
         plain, mine = (Scheme.preset(method, layout, per="completion", modes=modes) for modes in ((), (Brevity(0.5),)))
         reading = read(batch, plain, VOCABULARY)
-        change_n = (credit(reading, batch, mine).block_nk - credit(reading, batch, plain).block_nk)[:, 0]
+        change_n = (credit_batch(reading, batch, mine).block_nk - credit_batch(reading, batch, plain).block_nk)[:, 0]
         torch.testing.assert_close(change_n, torch.tensor([0.5, -0.5, 0.25, -0.25]).double())
     assert mine.plain()["brevity"] == {"bonus": 0.5, "pull": 0.0}
     assert Scheme.preset(method, layout, per="completion", brevity=Brevity(0.5)) == mine

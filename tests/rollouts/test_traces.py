@@ -9,7 +9,7 @@ import torch
 
 import trl_small
 from rollout_files import LAYOUT, write_lines
-from spanwise import Scheme, advantages, credit, read
+from spanwise import Scheme, advantages, credit_batch, read
 from spanwise.credit import merge_counts
 from spanwise.errors import DataError
 from spanwise.layout import Layout
@@ -52,7 +52,7 @@ def credited(found, scheme):
     batch, recorded = turn_batch(found, columns={"answer": [one.extra["task"]["answer"] for one in found]})
     reading = read(batch, scheme, vocabulary, recorded={"correct": recorded["exact"]})
     return onto_turns(
-        found, "advantages", advantages(credit(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+        found, "advantages", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
     )
 
 

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from helpers import NAN, assert_close
-from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, advantages, credit, metrics, read
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, advantages, credit_batch, metrics, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.score import written_out
@@ -100,7 +100,7 @@ def test_a_group_worked_out_by_hand():
     group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
     reading = read(group, scheme, BYTES)
     assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
-    found = credit(reading, group, scheme)
+    found = credit_batch(reading, group, scheme)
     assert_close(found.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
     # {"a": 1,_ is 9 bytes and "b": 2} 7; in the third {"b": 2,_ is 9 and "a": 8} 7; a block's credit is its tokens' sum.
     assert reading.length_nk.tolist() == [[9, 7], [9, 7], [7, 9], [8, 0]]

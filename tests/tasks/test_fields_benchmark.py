@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spanwise.batch import Batch
-from spanwise.pipeline import advantages, credit, read
+from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.segment import Vocabulary
 from spanwise.tasks import Fields, build_fields_tokenizer, build_model
 
@@ -38,7 +38,7 @@ def paid(module: ModuleType, arm: str) -> list[list[float]]:
     batch = Batch.jagged(ids, [0] * 4, columns={"answer": [GOLD] * 4})
     scheme = module.scheme_of(arm, Fields("chain", 3))
     reading = read(batch, scheme, Vocabulary.from_tokenizer(tokenizer))
-    return advantages(credit(reading, batch, scheme), reading.spans, scheme).tolist()
+    return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist()
 
 
 def test_by_field_pays_a_value_for_itself_and_the_form_for_all(benchmark_fields) -> None:

@@ -14,10 +14,10 @@ from spanwise import (
     Scheme,
     Vocabulary,
     advantages,
-    credit,
+    credit_batch,
     metrics,
     read,
-    remarks,
+    setup_warnings,
 )
 from spanwise.credit import grpo
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
@@ -31,7 +31,7 @@ scheme = Scheme.preset("bae", layout, objectives=[objective])
 vocabulary = Vocabulary((b"<answer>", b"4"))
 batch = Batch.jagged([[0, 1]], ["2+2"], columns={"answer": ["4"]})
 reading = read(batch, scheme, vocabulary)
-found = credit(reading, batch, scheme)
+found = credit_batch(reading, batch, scheme)
 
 assert_type(scheme, Scheme)
 assert_type(batch, Batch)
@@ -39,7 +39,7 @@ assert_type(reading, Reading)
 assert_type(found, Credit)
 assert_type(advantages(found, reading.spans, scheme), Tensor)
 assert_type(metrics(found, reading, scheme), dict[str, float])
-assert_type(remarks(reading, scheme), dict[str, str])
+assert_type(setup_warnings(reading, scheme), dict[str, str])
 assert_type(grpo(torch.ones(4), torch.zeros(4)), Tensor)
 assert_type(
     find_blocks(torch.ones(1, 2), torch.ones(1, 2), layout=layout, vocabulary=vocabulary), tuple[Spans, list[BlockText]]
@@ -49,7 +49,7 @@ Objective("correct", pays=3)  # pyright: ignore[reportArgumentType]
 Objective("correct", pays="solution", baseline="grupo")  # pyright: ignore[reportArgumentType]
 Objective("correct", pays="solution", if_mising=0.0)  # pyright: ignore[reportCallIssue]
 Layout()  # pyright: ignore[reportCallIssue]
-credit(reading, scheme)  # pyright: ignore[reportCallIssue]
+credit_batch(reading, scheme)  # pyright: ignore[reportCallIssue]
 advantages(found, reading.spans)  # pyright: ignore[reportCallIssue]
 Vocabulary(["<answer>"])  # pyright: ignore[reportArgumentType]
 SpanGRPOConfig("out", canari=False)  # pyright: ignore[reportCallIssue]

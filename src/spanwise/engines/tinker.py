@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.batch import Batch
 from spanwise.credit import Trajectory, Turn
 from spanwise.errors import AlignmentError
-from spanwise.pipeline import advantages, credit, read
+from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
@@ -87,7 +87,7 @@ def credit_datums(
 
 
 def _advantages(reading: Any, batch: Batch, scheme: Scheme) -> Tensor:
-    return advantages(credit(reading, batch, scheme), reading.spans, scheme)
+    return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
 
 
 def _as_list(rollout: Any) -> list[Any]:

@@ -154,7 +154,7 @@ def _part_lists(credit: Credit) -> pa.Array:
     """A list per completion with a struct per objective, or one for the sum of all."""
     comparison, adv_nm, weight_m = credit.comparison, credit.adv_nm, credit.weight_m
     if comparison is None or adv_nm is None or weight_m is None:
-        raise AlignmentError("This credit has names and no comparison; take it from pipeline.credit.")
+        raise AlignmentError("This credit has names and no comparison; take it from pipeline.credit_batch.")
     n, m = adv_nm.shape
     reasons = pa.array([reason.name.lower() if reason else "" for reason in Zero], pa.string())
     columns = {

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
-from spanwise.pipeline import advantages, credit, metrics, read
+from spanwise.pipeline import advantages, credit_batch, metrics, read
 from spanwise.remarks import Watch
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
@@ -115,12 +115,12 @@ class Step:
             dtype: of the advantages.
 
         Raises:
-            SpanwiseError: see `pipeline.credit` and `pipeline.advantages`.
+            SpanwiseError: see `pipeline.credit_batch` and `pipeline.advantages`.
         """
         own = own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)
         whole = own.everyone
         with nullcontext() if learn else _unmoved(self.scheme.entry):
-            credits = credit(whole.reading, whole.batch, self.scheme)
+            credits = credit_batch(whole.reading, whole.batch, self.scheme)
         mine, spans = credits.take(own.here), own.spans
         if mask_nt is not None:
             spans = restrict(spans, mask_nt) if own.turns is None else restrict_turns(spans, mask_nt, own.turns)

@@ -20,7 +20,7 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     Of several objectives that pay a block the reason is the first one in the order of `Zero`, then of the objectives.
 
     Args:
-        found: what `pipeline.credit` gave.
+        found: what `pipeline.credit_batch` gave.
         scheme: the rule.
 
     Returns:
@@ -30,16 +30,16 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         AlignmentError: the credit does not know what it was compared with.
 
     Example:
-        >>> from spanwise import Batch, Layout, Vocabulary, credit, read
+        >>> from spanwise import Batch, Layout, Vocabulary, credit_batch, read
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
         >>> batch = Batch.jagged([[0, 1, 3], [0, 1, 3], [0, 2, 3]], [0, 0, 1], columns={"answer": ["4", "4", "4"]})
         >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
-        >>> reasons = zero_reasons(credit(read(batch, scheme, vocabulary), batch, scheme), scheme)
+        >>> reasons = zero_reasons(credit_batch(read(batch, scheme, vocabulary), batch, scheme), scheme)
         >>> [Zero(key % 32).name for key in reasons.flatten().tolist()]
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
     if found.comparison is None:
-        raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit.")
+        raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
     reason_nm, count = found.comparison.reason_nm, len(scheme.objectives)
     moved_nm = reason_nm == int(Zero.CREDITED)  # so that something else, or another objective, takes it away again
     key_nm = torch.where(moved_nm, int(Zero.CANCELLED), reason_nm + KEYS * (found.comparison.about_nm + 1))

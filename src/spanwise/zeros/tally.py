@@ -70,7 +70,7 @@ class Zeros:
         return found
 
 
-def zeros(
+def tally_zeros(
     block_nk: Int[Tensor, "n k"],
     advantage_v: Float[Tensor, " v"],
     block_v: Int[Tensor, " v"],

@@ -7,7 +7,7 @@ import torch
 
 from spanwise import AlignmentError, Batch, Credit, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
 from spanwise.credit import advantage, assign, assign_turns, centred, dr_grpo, gigpo, split_turns, spread
-from spanwise.pipeline import Reading, credit, metrics
+from spanwise.pipeline import Reading, credit_batch, metrics
 
 NAN = float("nan")
 BLOCKS = ("call", "note")
@@ -239,13 +239,13 @@ def test_the_road_takes_steps_and_counts_votes():
     assert scheme.needs == {"steps"}
     steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     read_ = reading([[1, 0, 0], [None, 1, None]], [[2, 1], [1, 1], [1, 1]])
-    found = credit(read_, Batch([4, 4, 4], steps=steps), scheme)
+    found = credit_batch(read_, Batch([4, 4, 4], steps=steps), scheme)
     assert found.block_nk[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25])
     shown = metrics(found, read_, scheme)
     assert shown["credit/format/reward_absent"] == 0.5  # of two rollouts
     assert shown["credit/valid/reward_absent"] == 0.0
     with pytest.raises(RecipeError, match="Objective 'valid' has scope: turn"):
-        credit(read_, Batch([4, 4, 4]), scheme)
+        credit_batch(read_, Batch([4, 4, 4]), scheme)
 
 
 @pytest.mark.parametrize("per", ["block", "completion", "batch"])
@@ -253,9 +253,9 @@ def test_a_rollout_has_one_say_in_the_loss_however_it_is_cut(per):
     """The tokens of one row, as one turn and as three: the same advantages."""
     scheme = Scheme("bae", Layout({"all": []}), [Objective("correct", pays="all", options={"tag": ""})], per=per)
     whole = reading_of([[1.0, 0.0]], [[6], [3]])
-    one = credit(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
+    one = credit_batch(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
     cut = reading_of([[None, None, 1.0, 0.0]], [[1], [3], [2], [3]])
-    three = credit(cut, Batch([0] * 4, steps=Steps(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]))), scheme)
+    three = credit_batch(cut, Batch([0] * 4, steps=Steps(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]))), scheme)
     size = {"batch": one.mean_length_n}.get(per, per)
     row = spread(one, blocks([6, 3]), per=size, dtype=torch.float64)
     rows = spread(three, blocks([1, 3, 2, 3]), per={"batch": three.mean_length_n}.get(per, per), dtype=torch.float64)
@@ -281,10 +281,10 @@ def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
     batch = Batch([0, 0, 0], torch.zeros(3, 2).long(), spans.block_nt >= 0)
     split = Steps(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
     with pytest.raises(RecipeError, match=r"rows \[0, 2\] are turns of one.*Merge"):
-        credit(replace(found, spans=spans), replace(batch, steps=split), scheme)
+        credit_batch(replace(found, spans=spans), replace(batch, steps=split), scheme)
     apart = Steps(torch.tensor([0, 1, 2]), torch.tensor([5, 0, 1]))
-    alone = credit(replace(found, spans=spans), replace(batch, steps=apart), scheme)
-    assert torch.equal(alone.token_nt, credit(replace(found, spans=spans), batch, scheme).token_nt)
+    alone = credit_batch(replace(found, spans=spans), replace(batch, steps=apart), scheme)
+    assert torch.equal(alone.token_nt, credit_batch(replace(found, spans=spans), batch, scheme).token_nt)
 
 
 def test_one_rollout_in_two_groups_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise import Layout, Objective, Scheme, credit, read
+from spanwise import Layout, Objective, Scheme, credit_batch, read
 from spanwise.credit import Trajectory, Turn, keep_for_rollouts
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import turn_batch
@@ -30,7 +30,7 @@ def block_credit(found, *, scope=None, method="bae"):
     scheme = Scheme(method, LAYOUT, (Objective(paid, pays="confidence", scope=scope),), "completion")
     batch, recorded = turn_batch(found)
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    return reading.scores, credit(reading, batch, scheme).block_nk
+    return reading.scores, credit_batch(reading, batch, scheme).block_nk
 
 
 @pytest.mark.parametrize("method", ["bae", "dr_grpo"])

@@ -9,7 +9,7 @@ import torch
 from test_skyrl_conformance import Prompts, generated
 
 import conformance
-from spanwise import Batch, Vocabulary, advantages, credit, read
+from spanwise import Batch, Vocabulary, advantages, credit_batch, read
 from spanwise.credit import value_target
 from spanwise.pipeline import streams
 
@@ -66,7 +66,7 @@ def by_pipeline(rows, numbers, scheme):
             table_nt[n, : len(row)] = torch.tensor(row, dtype=torch.float64)
     batch = Batch(batch.group_n, batch.ids_nt, batch.mask_nt, columns=columns, value_nt=value_nt, logp_nt=logp_nt)
     reading = read(batch, scheme, Vocabulary.from_tokenizer(conformance.tokenizer()))
-    adv_nt = advantages(credit(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+    adv_nt = advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
     (part,) = streams(reading, batch, scheme).inputs(value_nt)
     return adv_nt, value_target(**part, gamma=0.9, lam=LAM)
 

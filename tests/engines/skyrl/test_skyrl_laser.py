@@ -7,7 +7,7 @@ import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 
-from spanwise import Batch, advantages, credit, read
+from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.skyrl.config import check
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.errors import RecipeError
@@ -100,7 +100,7 @@ def test_the_advantages_are_those_of_the_pipeline(signs):
     found = {}
     for name, given in {"plain": None, "mixed": score_n}.items():
         with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, self_reward_n=given)
-        found[name] = advantages(credit(reading, with_scores, made.scheme), reading.spans, made.scheme)
+        found[name] = advantages(credit_batch(reading, with_scores, made.scheme), reading.spans, made.scheme)
     assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
     for n, row in enumerate(ids):
         own = made.last_advantages[n][data["loss_mask"][n] > 0]

@@ -14,7 +14,7 @@ from spanwise import (
     Steps,
     Vocabulary,
     advantages,
-    credit,
+    credit_batch,
     read,
 )
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
@@ -76,7 +76,7 @@ def test_advantages_are_those_of_the_pipeline():
     ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
     whole = Batch.jagged(ids, [0] * 5, columns={"answer": ["4"] * 5})
     reading = read(whole, SCHEME, VOCABULARY)
-    expected_nt = advantages(credit(reading, whole, SCHEME), reading.spans, SCHEME)
+    expected_nt = advantages(credit_batch(reading, whole, SCHEME), reading.spans, SCHEME)
     found = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, Step(SCHEME))
     assert torch.equal(found.adv_nt, expected_nt)
     assert found.return_nt is None  # no critic
@@ -112,7 +112,7 @@ def test_outputs_of_a_rollout_are_its_steps():
         steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])),
     )
     reading = read(batch, SCHEME, VOCABULARY)
-    assert torch.equal(found_nt, advantages(credit(reading, batch, SCHEME), reading.spans, SCHEME))
+    assert torch.equal(found_nt, advantages(credit_batch(reading, batch, SCHEME), reading.spans, SCHEME))
     assert float(found_nt[2].abs().sum()) > 0
 
 

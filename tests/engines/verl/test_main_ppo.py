@@ -62,7 +62,7 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
         prompts = [row["prompt"] for row in rows]
         batch = Batch.jagged([row["ids"] for row in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
         reading = pipeline.read(batch, SCHEME, vocabulary)
-        found = pipeline.credit(reading, batch, SCHEME)
+        found = pipeline.credit_batch(reading, batch, SCHEME)
         expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
         for row, expected_t in zip(rows, expected_nt, strict=True):
             undone = len(row["ids"]) if finished.name == "v0" else 1

@@ -102,7 +102,7 @@ def expected(finished, rows, step):
     batch = Batch.jagged(ids, prompts, columns={"answer": [answer[prompt] for prompt in prompts]}, **tokens)
     rule = scheme(finished.name)
     reading = pipeline.read(batch, rule, Vocabulary.from_tokenizer(finished.tokenizer))
-    adv_nt = pipeline.advantages(pipeline.credit(reading, batch, rule), reading.spans, rule)
+    adv_nt = pipeline.advantages(pipeline.credit_batch(reading, batch, rule), reading.spans, rule)
     (part,) = pipeline.streams(reading, batch, rule).inputs(batch.value_nt)
     return adv_nt, value_target(**part, lam=VALUE_LAM)
 

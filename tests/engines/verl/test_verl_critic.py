@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from verl_small import config_of, manager_of, outputs_of, scored
 
 import conformance
-from spanwise import Batch, Vocabulary, advantages, credit, read
+from spanwise import Batch, Vocabulary, advantages, credit_batch, read
 from spanwise.credit import value_target
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.carry import credited as carried
@@ -203,7 +203,7 @@ options: {{lam: {LAM}}}
     }
     whole = Batch.jagged(ids, groups, sampled=sampled, columns={"answer": answers}, **token)
     reading = read(whole, rule, Vocabulary.from_tokenizer(manager.tokenizer))
-    expected_nt = advantages(credit(reading, whole, rule), reading.spans, rule, dtype=torch.float64)
+    expected_nt = advantages(credit_batch(reading, whole, rule), reading.spans, rule, dtype=torch.float64)
     (part,) = streams(reading, whole, rule).inputs(whole.value_nt)
     packed = []
     for row in rows:

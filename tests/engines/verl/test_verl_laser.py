@@ -10,7 +10,7 @@ from queue_small import advantages_of, filled, trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl_small import config_of, manager_of, outputs_of
 
-from spanwise import Batch, advantages, credit, read
+from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl import masks
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
@@ -162,7 +162,7 @@ def test_the_advantages_are_those_of_the_pipeline(credited):
     found = {}
     for name, given in {"plain": None, "mixed": score_n}.items():
         with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, self_reward_n=given)
-        found[name] = advantages(credit(reading, with_scores, scheme), reading.spans, scheme)
+        found[name] = advantages(credit_batch(reading, with_scores, scheme), reading.spans, scheme)
     assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
     for n, (row, own) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
         torch.testing.assert_close(row[: len(own)], found["mixed"][n, : len(own)], atol=1e-6, rtol=1e-5)

@@ -5,7 +5,7 @@ import torch
 from legacy_small import batch_of, credited, trainer_of
 from verl_small import TEXT, config_of, manager_of
 
-from spanwise import Batch, DataError, RecipeError, advantages, credit, read
+from spanwise import Batch, DataError, RecipeError, advantages, credit_batch, read
 
 PROMPTS = [("b", TEXT.format(4, 0.9)), ("a", TEXT.format(5, 0.2)), ("b", "<answer>5</answer>"), ("a", TEXT.format(4, 0.3))]
 
@@ -28,7 +28,7 @@ def test_advantages_are_those_of_the_pipeline(config):
     ids = [manager.tokenizer(text)["input_ids"] for _, text in PROMPTS]
     whole = Batch.jagged(ids, ["b", "a", "b", "a"], columns={"answer": ["4"] * 4})
     reading = read(whole, manager.scheme, manager.vocabulary)
-    expected_nt = advantages(credit(reading, whole, manager.scheme), reading.spans, manager.scheme)
+    expected_nt = advantages(credit_batch(reading, whole, manager.scheme), reading.spans, manager.scheme)
     found_nt = batch.batch["advantages"]
     assert found_nt.shape == (4, 64)
     assert torch.equal(found_nt[:, : expected_nt.shape[1]], expected_nt)

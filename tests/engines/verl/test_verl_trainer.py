@@ -8,7 +8,7 @@ import transfer_queue as tq
 from queue_small import advantages_of, filled, trainer_of
 from verl_small import TEXT, WHOLE, config_of, manager_of
 
-from spanwise import Batch, advantages, credit, read
+from spanwise import Batch, advantages, credit_batch, read
 from spanwise.errors import AlignmentError, RecipeError
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -28,7 +28,7 @@ def test_advantages_are_those_of_the_pipeline(tmp_path):
     ids = [manager.tokenizer(texts[0])["input_ids"] for prompt in PROMPTS for texts in prompt]
     whole = Batch.jagged(ids, [0, 0, 0, 0, 1, 1], columns={"answer": ["4"] * 6})
     reading = read(whole, manager.scheme, manager.vocabulary)
-    expected_nt = advantages(credit(reading, whole, manager.scheme), reading.spans, manager.scheme)
+    expected_nt = advantages(credit_batch(reading, whole, manager.scheme), reading.spans, manager.scheme)
     for row, expected_t, length in zip(advantages_of(batch), expected_nt, map(len, ids), strict=True):
         assert torch.equal(row, expected_t[:length])
     assert shown["credit/solution/mean_abs"] > 0

@@ -16,7 +16,7 @@ from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.per_token import recorded, token_keys
 from spanwise.commands.credit.score import AT_A_TIME, Marked
-from spanwise.pipeline import Reading, advantages, credit, dead_strata
+from spanwise.pipeline import Reading, advantages, credit_batch, dead_strata
 from spanwise.rollouts import RolloutTable
 from spanwise.scheme import Scheme
 from spanwise.types import Comparison, Credit, Scores, Spans
@@ -98,7 +98,7 @@ def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, g
     parts: list[tuple[Tensor, Credit]] = []
     for rows in steps(table.step_n):
         batch = Batch(group_n[rows], steps=_steps(table, rows), **recorded(arm.scheme, table, rows))
-        found = credit(reading.take(rows), batch, arm.scheme)
+        found = credit_batch(reading.take(rows), batch, arm.scheme)
         held_n = (marked.length_nk[rows] > 0).any(dim=1)  # without any token, nothing carries what stopping costs
         parts.append((rows, replace(found, stop_n=found.stop_n.masked_fill(~held_n, 0.0))))
         for name, (total, silent) in dead_strata(found, arm.scheme).items():
@@ -175,7 +175,7 @@ def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, 
             batch, spans, places = _padded(table, arm, marked, group_n, part)
             here = reading.take(torch.tensor(part))
             local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
-            found = replace(credit(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
+            found = replace(credit_batch(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
             filled = places >= 0
             flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
             credited.append((torch.tensor(part), found))

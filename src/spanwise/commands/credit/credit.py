@@ -28,7 +28,7 @@ from spanwise.commands.shared.folder import check_no_run, write_page
 from spanwise.errors import DataError, RecipeError, lacking
 from spanwise.pipeline import Reading
 from spanwise.recipe import load
-from spanwise.remarks import remarks
+from spanwise.remarks import setup_warnings
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.rollouts.folder import sole_writer, write_summary
 from spanwise.rollouts.schema import RECORDED
@@ -78,7 +78,7 @@ def credit_rollouts(
         must = [arm.name for arm in arms if methods or (given and arm.own)]
         arms, untagged = fitting(table, arms, texts, asked=must)
         notes += untagged
-    told = {text: None for arm in arms for text in remarks(readings[arm.name], arm.scheme).values()}
+    told = {text: None for arm in arms for text in setup_warnings(readings[arm.name], arm.scheme).values()}
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
     applied = [apply_arm(table, arm, readings[arm.name], marked_by[arm.scheme.layout], group_n) for arm in arms]
     if recorded:

@@ -25,7 +25,7 @@ from spanwise.commands.shared.fitted import Fitted
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Fault, Status
-from spanwise.zeros import Zero, Zeros, recorded_reasons, zero_reasons, zeros
+from spanwise.zeros import Zero, Zeros, recorded_reasons, tally_zeros, zero_reasons
 
 
 def why(
@@ -68,7 +68,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             scheme = schemes[one.name]
             names = scheme.names
             keys_nk = zero_reasons(one.credit, scheme)
-        found[one.name] = zeros(
+        found[one.name] = tally_zeros(
             keys_nk,
             _advantages(table, one),
             torch.from_numpy(one.marked.block),
