@@ -270,7 +270,8 @@ def compare_in_strata(
     Example:
         The means of the others are 0 and 1/3, the standard deviation is .5.
 
-        >>> found = compare_in_strata(torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long(), leave_one_out=True, scale="std").comparison
+        >>> value_n, one_n = torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long()
+        >>> found = compare_in_strata(value_n, one_n, leave_one_out=True, scale="std").comparison
         >>> found.baseline_nm.flatten().tolist(), found.divisor_nm.flatten().tolist()
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
