@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from spanwise import credit
 from spanwise.credit import group_index, spread, to_tokens
 from spanwise.types import Credit, Spans
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
 from spanwise.losses import critic_error
 from spanwise.measure.alarms import SHOWN_BY
 from spanwise.remarks import _HABITS
@@ -68,7 +68,7 @@ def test_the_metrics_of_a_critic_exist():
 
 
 def test_every_first_warning_is_in_the_table():
-    said = re.search(r"Key -> sentence: (.+?)\n\n", remarks.__doc__ or "", re.DOTALL)
+    said = re.search(r"Key -> sentence: (.+?)\n\n", setup_warnings.__doc__ or "", re.DOTALL)
     assert said is not None
     keys = [key for key in re.findall(r"`([\w/<>]+)`", said[1]) if key != "if_missing"]
     assert [name.strip("`") for name, _ in cells("Warnings with the first batch")] == keys

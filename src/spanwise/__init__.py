@@ -1,7 +1,8 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
-A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit_batch`) and spread over tokens (`advantages`)
-under one `Scheme`. The rooms hold more, as in `from spanwise.credit import grpo`. Trainers live in `spanwise.engines` and load only there.
+A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit_batch`) and spread over tokens
+(`advantages`) under one `Scheme`. The rooms hold more, as in `from spanwise.credit import grpo`. Trainers live in
+`spanwise.engines` and load only there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one road from a batch of completions to advantages: `read`, `credit_batch`, `advantages`, `metrics`.
 
-An engine fills in a `Batch` and takes the advantages to its loss. `read` is local, row by row; `credit_batch` needs whole groups, so
-what `Reading.pack` makes of a reading is gathered first where groups lie on several processes; `advantages` is local again.
+An engine fills in a `Batch` and takes the advantages to its loss. `read` is local, row by row; `credit_batch` needs whole groups,
+so what `Reading.pack` makes of a reading is gathered first where groups lie on several processes; `advantages` is local again.
 """
 
 from __future__ import annotations

@@ -4,4 +4,4 @@ from spanwise.types import Zero
 from spanwise.zeros.reasons import recorded_reasons, zero_reasons
 from spanwise.zeros.tally import Count, Zeros, tally_zeros
 
-__all__ = ["Count", "Zero", "Zeros", "recorded_reasons", "zero_reasons", "zeros"]
+__all__ = ["Count", "Zero", "Zeros", "recorded_reasons", "tally_zeros", "zero_reasons"]

@@ -154,9 +154,14 @@ def _reasons_of_rollouts(
     """The credit of steps, which get nothing because of what their rollouts are worth."""
     sum_j = summed_rewards(at_rollouts, objectives)
     whole = sum_reasons(
-        compare_in_strata(sum_j, group_j).comparison, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True,
+        compare_in_strata(sum_j, group_j).comparison,
+        at_rollouts,
+        objectives,
+        completed(at_rollouts, objectives),
+        group_j,
+        grouped=True,
         truncated_n=_any_turn(truncated_s, line),
-    ).take(line.index_s)  # fmt: skip
+    ).take(line.index_s)
     assert found.comparison is not None, "it was credited here"
     assert found.adv_nm is not None, "it was credited here"
     comparison = replace(found.comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
