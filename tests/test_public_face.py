@@ -14,7 +14,7 @@ from spanwise.credit import METHODS
 FIRST_HOUR = (
     "find_blocks",
     "score_all",
-    "credit",
+    "credit_batch",
     "spread",
     "Layout",
     "Objective",
@@ -96,4 +96,6 @@ def test_no_import_inside_a_function_dodges_a_circle():
     # packages are optional, and so is SciPy, which figures need; the end of a run loads them.
     optional = ("report", "page", "shared.task", "spanwise.measure")
     commands = re.compile(r"cli\.py|commands/\w+/command\.py")
-    assert [entry for entry in late if not commands.fullmatch(entry[0]) and not any(part in entry[1] for part in optional)] == []
+    assert [
+        entry for entry in late if not commands.fullmatch(entry[0]) and not any(part in entry[1] for part in optional)
+    ] == []

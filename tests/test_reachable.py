@@ -8,7 +8,8 @@ import pytest
 import spanwise
 import spanwise.losses
 from spanwise.credit import METHODS
-from spanwise.engines.trl.trainer import PROVIDES, WITH_CRITIC
+from spanwise.engines.trl.trainer import PROVIDES
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.scheme import Scheme
 from spanwise.tasks import DIGITS_LAYOUT
 
@@ -30,7 +31,7 @@ def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
         assert known.summary.startswith(TO_CALL)
         return
     assert not known.summary.startswith(TO_CALL)
-    scheme.check((*PROVIDES, *WITH_CRITIC))
+    scheme.check((*PROVIDES, *CriticConfig.adds))
 
 
 def names_used(tree):

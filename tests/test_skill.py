@@ -49,7 +49,7 @@ def test_its_code_runs_and_credits_as_it_says(tmp_path):
     # By hand: half are right; Brier scores -.01 and -.25 of the right ones (mean -.13), -.81 and -.01 of the wrong (-.41).
     expected = [[0.5, 0.12], [0.5, -0.12], [-0.5, -0.4], [-0.5, 0.4]]
     torch.testing.assert_close(namespace["found"].block_nk, torch.tensor(expected, dtype=torch.float64))
-    assert namespace["remarks"](namespace["reading"], namespace["scheme"]) == {}
+    assert namespace["setup_warnings"](namespace["reading"], namespace["scheme"]) == {}
     assert isinstance(namespace["trainer"], SpanGRPOTrainer)
     assert namespace["trainer"].state.global_step == 1
     parts = [{"solution": {"answer": "four"}}, {"solution": {"answer": "it is"}}, {"solution": None}]

@@ -75,4 +75,4 @@ def test_the_trainer_knows_them_too(tmp_path):
     model = trl_small.policy()
     model.resize_token_embeddings(32, mean_resizing=False)
     run = trl_small.trainer(tmp_path, extra={"model": model})
-    assert run.vocabulary.pieces[22:] == (b"b", *[b""] * 9)
+    assert run.step.vocabulary.pieces[22:] == (b"b", *[b""] * 9)
