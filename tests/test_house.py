@@ -12,8 +12,6 @@ import spanwise
 from spanwise.cli import COMMANDS
 
 SOURCE = Path(spanwise.__file__).parent
-#: Public classes of one name in two places.
-TWICE = {"Part", "Rows"}
 #: Started by a command line (`python -m`), or loaded by a user, an engine or (`logged`, left over) the docs.
 STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__", "spanwise.commands.report.__main__",
@@ -82,7 +80,7 @@ def test_no_class_name_twice(trees):
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
-    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in TWICE} == {}
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_no_function_has_the_name_of_a_room(trees):

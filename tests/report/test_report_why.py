@@ -14,7 +14,7 @@ from spanwise.report import Rule, TokenView
 from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
 from spanwise.report.why import Reasons
-from spanwise.rollouts.rows import Part, TokenRow, token_rows
+from spanwise.rollouts.rows import CreditPart, TokenRow, token_rows
 
 NAN = math.nan
 
@@ -58,7 +58,7 @@ def sentence(one, left="grpo", right="bae", rows=(), **view):
         ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
          "bae praises the solution (+0.5) and charges −0.7 for what it leaves out."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
-        ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [Part("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
          "bae gives it exactly 0, with nobody to compare it with."),
     ],
 )  # fmt: skip
@@ -82,8 +82,8 @@ RULES = {"bae": Rule(pays=PAYS)}
 
 
 def test_terms_add_up_and_what_does_not_is_said():
-    parts = [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), Part("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
-             Part("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
+    parts = [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), CreditPart("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
+             CreditPart("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
     one = row(parts={"bae": parts})
     _, solution = block(one, "solution", rules=RULES)
     assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
@@ -103,7 +103,7 @@ def test_a_file_without_parts_has_no_arithmetic():
 
 def test_a_score_of_its_own_is_a_term():
     """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
-    one = row(parts={"bae": [Part("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
+    one = row(parts={"bae": [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
               own={"bae": (0.1, 1.1)})  # fmt: skip
     _, solution = block(one, "solution", rules={"bae": Rule(pays={"solution": ["correct"]}, verdict="correct")})
     assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
@@ -113,14 +113,14 @@ def test_a_score_of_its_own_is_a_term():
 @pytest.mark.parametrize(
     ("part", "status", "words"),
     [
-        (Part("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
-        (Part("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and nothing stands for it"),
+        (CreditPart("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
+        (CreditPart("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and nothing stands for it"),
         (
-            Part("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),
+            CreditPart("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),
             "ok",
             "nobody to compare it with, so the credit is exactly 0",
         ),
-        (Part("brier", -0.5, None, None, 1.0, 0.4), "ok", "No single baseline gives this number. about it"),
+        (CreditPart("brier", -0.5, None, None, 1.0, 0.4), "ok", "No single baseline gives this number. about it"),
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
@@ -141,7 +141,7 @@ def test_methods_per_token_and_what_is_recorded_have_a_sentence():
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():
     def one(worth, baseline, averaged):
-        part = Part("brier", worth, baseline, 1.0, 1.0, worth - baseline, 0, members=2, averaged=averaged)
+        part = CreditPart("brier", worth, baseline, 1.0, 1.0, worth - baseline, 0, members=2, averaged=averaged)
         return row(parts={"bae": [part]},
                    credit={"bae": {"confidence": worth - baseline}})  # fmt: skip
 
@@ -162,7 +162,9 @@ def test_equations_of_awkward_numbers_hold():
         (12345.6, -3.3, 7, 2),
     ):
         text = equation(
-            Part("x", float(worth), float(baseline), float(divisor), float(weight), weight * (worth - baseline) / divisor)
+            CreditPart(
+                "x", float(worth), float(baseline), float(divisor), float(weight), weight * (worth - baseline) / divisor
+            )
         )
         assert holds(text), text
 

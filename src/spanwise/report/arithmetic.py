@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spanwise.rollouts.rows import Part
+from spanwise.rollouts.rows import CreditPart
 
 #: Significant digits that are shown.
 DIGITS = 4
@@ -25,10 +25,10 @@ def shown(value: float | None, *, sign: bool = False) -> str:
     return (f"+{text}" if sign and value > 0 and text != "0" else text).replace("-", _MINUS)
 
 
-def equation(part: Part) -> str:
+def equation(part: CreditPart) -> str:
     """The arithmetic of a part; empty where there is none.
 
-    >>> equation(Part("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(Part("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
+    >>> equation(CreditPart("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(CreditPart("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
     ('+0.81 = 1 − 0.19', '−1 = 0.5 · (−1 − (−0.5)) / 0.25')
     """
     if part.worth is None or part.baseline is None or part.divisor is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from spanwise.report.arithmetic import DIGITS, added, equation, shown, signed
 from spanwise.report.view import Rule, TokenView
-from spanwise.rollouts.rows import Part, TokenRow
+from spanwise.rollouts.rows import CreditPart, TokenRow
 
 #: Statuses of a reward that the completion left out.
 LEFT_OUT = ("absent", "unparsable")
@@ -82,7 +82,7 @@ class Reasons:
         found["terms"] = [self._term(row, method, part) for part in listed]
         return found
 
-    def _term(self, row: TokenRow, method: str, part: Part) -> dict[str, str]:
+    def _term(self, row: TokenRow, method: str, part: CreditPart) -> dict[str, str]:
         return {
             "objective": part.objective,
             "credit": shown(part.part, sign=True),
@@ -91,7 +91,7 @@ class Reasons:
             "note": self._compared(row, method, part),
         }
 
-    def _worth(self, row: TokenRow, method: str, part: Part) -> str:
+    def _worth(self, row: TokenRow, method: str, part: CreditPart) -> str:
         """What is compared where it is no plain reward: a sum, or what stands for a reward that was left out."""
         weights = self._rule(method).weights
         if part.worth is None:
@@ -116,7 +116,7 @@ class Reasons:
             return f"{part.objective} is {status}, and counts as {shown(part.worth)}"
         return ""
 
-    def _compared(self, row: TokenRow, method: str, part: Part) -> str:
+    def _compared(self, row: TokenRow, method: str, part: CreditPart) -> str:
         """What the baseline is, or why there is none."""
         status = row.statuses.get(part.objective, "ok")
         if part.baseline is None:

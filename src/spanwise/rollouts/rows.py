@@ -22,7 +22,7 @@ from spanwise.types import Fault
 
 
 @dataclass(frozen=True)
-class Part:
+class CreditPart:
     """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`.
 
     Attributes:
@@ -96,7 +96,7 @@ class TokenRow:
     credit: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     score: float | None = None
     own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[CreditPart]] = field(default_factory=dict)
     answer: str | None = None
     stated: Mapping[str, float | None] = field(default_factory=dict)
     group: int | None = None
@@ -192,15 +192,15 @@ def token_rows(
     return made
 
 
-def _parts(column: pa.ChunkedArray) -> list[list[Part]]:
+def _parts(column: pa.ChunkedArray) -> list[list[CreditPart]]:
     """What the credit of each completion is made of."""
     return [[_part(entry) for entry in listed or ()] for listed in column.to_pylist()]
 
 
-def _part(entry: dict[str, Any]) -> Part:
+def _part(entry: dict[str, Any]) -> CreditPart:
     """One part; a file from before parts had reasons does not compare what it can compare with nobody."""
     alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
-    return Part(**{"reason": "singleton" if alone else "", **entry})
+    return CreditPart(**{"reason": "singleton" if alone else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:

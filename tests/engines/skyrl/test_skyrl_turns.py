@@ -10,7 +10,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_re
 from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.generators.utils import merge_stepwise_output
 
-from spanwise.engines.skyrl.rows import Rows
+from spanwise.engines.skyrl.rows import SampledRows
 
 OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
 
@@ -112,7 +112,7 @@ def test_merging_moves_credit_and_changes_none(data, recipe, seed):
     rows, _, _ = through(data, recipe, output)
     sequences, _, trained = through(data, recipe, output, merged=True)
     assert "right" not in trained
-    place = Rows.of(output, [], trained, stepwise=True).place_s
+    place = SampledRows.of(output, [], trained, stepwise=True).place_s
     assert [n for n, _ in place] == sorted(n for n, _ in place)
     found = torch.zeros_like(sequences.last_advantages)
     for row_t, (n, first), said in zip(rows.last_advantages, place, output["response_ids"], strict=True):
@@ -141,7 +141,7 @@ def test_what_merging_changes_in_skyrl_itself():
     merged = merge_stepwise_output(dict(two))
     assert sum(merged["rewards"][0]) == 6.0
     assert "right" not in merged
-    rows = Rows.of(two, ["0", "0"], merged, stepwise=True)
+    rows = SampledRows.of(two, ["0", "0"], merged, stepwise=True)
     assert rows.place_s == [(0, 0), (0, 2)]
     batch, _ = rows.turns(lambda uids: {}, width=3)
     assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0]}
@@ -156,7 +156,7 @@ def test_a_turn_said_twice_is_two_turns():
     }  # fmt: skip
     merged = merge_stepwise_output(dict(again))
     assert merged["response_ids"] == [[8], [8, 3, 9]]
-    assert Rows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
+    assert SampledRows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
 
 
 def test_a_temporal_estimator_of_any_name_lands_on_unrelated_tokens():

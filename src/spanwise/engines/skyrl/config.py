@@ -166,7 +166,7 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
         if part is not None:
             part.check(mode, cfg)
     provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
-    # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`Rows.turns`).
+    # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`SampledRows.turns`).
     by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
 

@@ -17,7 +17,7 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampledRows:
     """What a generator returned, and where each of its rows stands in the rows that SkyRL trains on.
 
     Attributes:
@@ -35,18 +35,18 @@ class Rows:
     stepwise: bool
 
     @staticmethod
-    def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "Rows":
+    def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
         """Find the rows of a generator in what `postprocess_generator_output` made of them.
 
         Example:
             >>> ids = {"prompt_token_ids": [[1], [1, 5, 2]], "response_ids": [[5], [6]], "trajectory_ids": ["a", "a"]}
             >>> merged = {"prompt_token_ids": [[1]], "response_ids": [[5, 2, 6]]}
-            >>> Rows.of(ids, ["p", "p"], merged, stepwise=True).place_s
+            >>> SampledRows.of(ids, ["p", "p"], merged, stepwise=True).place_s
             [(0, 0), (0, 2)]
         """
         lengths = [len(response) for response in trained["response_ids"]]
         if len(lengths) == len(output["response_ids"]):
-            return Rows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
+            return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
         turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
@@ -57,7 +57,7 @@ class Rows:
                     break
                 place_s.append((n, len(context) - len(prompt)))
                 end = len(context) + len(said)
-        return Rows(output, uids, place_s, lengths, stepwise)
+        return SampledRows(output, uids, place_s, lengths, stepwise)
 
     @cached_property
     def environment_s(self) -> list[float]:

@@ -17,7 +17,7 @@ from spanwise.engines.skyrl import keeping
 from spanwise.engines.skyrl.config import check, critic_of
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
-from spanwise.engines.skyrl.rows import Rows
+from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.mode import parts_of
 from spanwise.pipeline import Reading, read
 from spanwise.segment import Vocabulary
@@ -60,7 +60,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         for part in self.parts.values():  # the workers are made later, by this name
             cfg.trainer.algorithm.policy_loss_type = part.loss_type(cfg.trainer.algorithm.policy_loss_type)
         self.last_advantages: Tensor | None = None
-        self.last_rows: Rows | None = None
+        self.last_rows: SampledRows | None = None
         self.step = Step(self.scheme)
         self._record = keeping.record_of(cfg)
 
@@ -75,7 +75,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
         before, prompts = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
-        self.last_rows = Rows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+        self.last_rows = SampledRows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         for part in self.parts.values():
             trained = part.append(trained)
         return trained, uids
@@ -162,7 +162,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         names = dict.fromkeys(name for row in known.values() for name in row)
         return {name: [known[uid].get(name) for uid in uids] for name in names}
 
-    def _factor(self, data: Any, rows: Rows) -> Tensor:
+    def _factor(self, data: Any, rows: SampledRows) -> Tensor:
         """Of each row; rows of padding have no token in the loss."""
         spare = len(data["loss_mask"]) - len(rows.length_n)
         rollout_s = {n: rows.trajectory_s[s] for s, (n, _) in enumerate(rows.place_s)}
