@@ -55,7 +55,7 @@ CREDIT = {
 }
 WRITTEN = ("verifiers", "verifiers_branches", "verifiers_failed", "verifiers_stream", "verl")
 #: What is no number of the training.
-_CLOCK = ("seconds", "share", "per_second", "time", "folder", "output", "recipe", "version", "memory", "tokenizer")
+_CLOCK = ("seconds", "share", "per_second", "time", "folder", "output", "recipe", "version", "memory", "tokenizer", "source")
 
 
 def record(source: Path, output: Path, only: list[str]) -> None:
@@ -105,7 +105,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    patterns = ("*.parquet", "metrics.jsonl", "summary.json", "results.json", "*.jsonl")
+    patterns = ("*.parquet", "metrics.jsonl", "summary.json", "turns/*.json")
     return (path for pattern in patterns for path in root.rglob(pattern) if "cache" not in path.parts[len(root.parts) :])
 
 

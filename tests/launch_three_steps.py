@@ -9,6 +9,8 @@ batch: so one process and two sample the same as long as their weights agree, an
 import os
 import sys
 import warnings
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -39,12 +41,15 @@ class Counted(SpanGRPOTrainer):
     swapped = False
     gathers = 0
 
-    def _gather(self, table_nc):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.step.ranks is not None:
+            self.step.ranks = replace(self.step.ranks, gather=partial(self._gathered, self.step.ranks.gather))
+
+    def _gathered(self, gather, own):
         self.gathers += 1
-        whole = super()._gather(table_nc)
-        if not self.swapped or self.accelerator.num_processes == 1:
-            return whole
-        return whole.roll(len(whole) // 2, dims=0)
+        parts = gather(own)
+        return parts[::-1] if self.swapped else parts
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)

@@ -52,7 +52,7 @@ objectives = [Objective("long", pays="a"), Objective("long", pays="b", name="bot
 batch = Batch.jagged([[0, 4, 1, 2, 4, 3], [0, 1, 2, 3]], [0, 0], columns={"number": [1, 2]})
 scheme = Scheme.preset("bae", layout, objectives=objectives)
 reading = read(batch, scheme, Vocabulary((b"<x>", b"</x>", b"<y>", b"</y>", b"1")))
-print(reading.scores.outcome("odd").tolist(), credit(reading, batch, scheme).block_nk.shape)
+print(reading.scores.outcome("odd").tolist(), credit_batch(reading, batch, scheme).block_nk.shape)
 """
 
 
