@@ -184,7 +184,7 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     found = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     from spanwise.commands.credit.write import remembered
-    from spanwise.commands.shared.paid import rule_of
+    from spanwise.commands.shared.view import rule_of
 
     listed = remembered(found.arms, {})["paid"]
     rows = token_rows(table, None)

@@ -115,7 +115,7 @@ def token_rows(
         vocabulary: the bytes of every id; None shows the ids.
         opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
             stream of values.
-        own: method -> `mixing.own_shares` of these completions, where scores of their own are mixed into the credit.
+        own: method -> `own_shares` of these completions, where scores of their own are mixed into the credit.
 
     Edge cases:
         What was not trained has advantage NaN, not 0. Objectives, blocks and methods are whatever columns there are. The ids of

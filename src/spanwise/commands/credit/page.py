@@ -13,14 +13,11 @@ from torch import Tensor
 from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
-from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import rule_of
 from spanwise.commands.shared.segments import Segments
-from spanwise.modes.laser.config import Laser
-from spanwise.report import TokenView, credit_report
+from spanwise.commands.shared.view import credited_view
+from spanwise.report import credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards
-from spanwise.rollouts.rows import read_vocabulary, token_rows
 
 
 def credit_page(folder: Path) -> str:
@@ -30,13 +27,11 @@ def credit_page(folder: Path) -> str:
     credit = recorded_credit(table)
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
     shown = read_rows(file, chosen)
-    segments = Segments(**summary["segments"]) if summary.get("segments") else None
-    paying = summary.get("paid") or {}
-    lasers = {name: Laser.of(listed["laser"]) for name, listed in paying.items() if listed.get("laser")}
-    shares = {name: own_shares(table, laser) for name, laser in lasers.items()}
-    own = {name: [by_row[n] for n in chosen] for name, by_row in shares.items()}
-    vocabulary, opens = read_vocabulary(schema.tokenizer_of(shown.schema)), None if segments is None else segments.opens
-    rows = token_rows(shown, vocabulary, opens, own)
+    view = credited_view(
+        table, shown, chosen, methods=tuple(credit), paying=summary.get("paid") or {},
+        segments=Segments(**summary["segments"]) if summary.get("segments") else None,
+        outcome=summary.get("outcome"), own=summary.get("own"), tokenizer=schema.tokenizer_of(shown.schema),
+    )  # fmt: skip
     return credit_report(
         source=summary["source"],
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
@@ -45,15 +40,7 @@ def credit_page(folder: Path) -> str:
         rewards=recorded_rewards(table),
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
-        view=TokenView(
-            tuple(credit),
-            rows,
-            summary.get("outcome"),
-            "" if segments is None else segments.words,
-            rules={name: rule_of(**listed) for name, listed in paying.items()},
-            own=summary.get("own"),
-            total=len(table),
-        ),
+        view=view,
         samples=scored_samples(table, (summary.get("score") or {}).get("verdict", "correct")),
         command=credit_command(folder, summary["source"], options),
     )

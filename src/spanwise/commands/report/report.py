@@ -16,20 +16,17 @@ from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, r
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
 from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_yaml
 from spanwise.commands.shared.folder import write_page
-from spanwise.commands.shared.mixing import own_shares
-from spanwise.commands.shared.paid import rule_of
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
+from spanwise.commands.shared.view import credited_view
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import ArmComparison, Curve, compare_arms, mean_interval
-from spanwise.modes.laser.config import Laser
 from spanwise.recipe import SCRIPT, answer_tags, is_scored, load, own_layout
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.recorded import read_rows, recorded_credit
-from spanwise.rollouts.rows import read_vocabulary, token_rows
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -205,20 +202,16 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
-    segments = Segments.of(recipe.get("method"), recipe.get("options"))
-    laser = recipe.get("laser")
-    own = {methods[0]: own_shares(table, Laser.of(laser))[:MOST]} if laser and methods else {}
-    vocabulary, opens = (
-        read_vocabulary(tokenizer_in(folder) or folder / "model"),
-        None if segments is None else segments.opens,
-    )
-    rows = token_rows(table.slice(0, MOST), vocabulary, opens, own)
     credit = recorded_credit(table)
     if methods:
-        paying = {methods[0]: {"method": str(recipe.get("method")), "objectives": asked, "laser": laser}, **paying}
-    rules = {name: rule_of(**listed) for name, listed in paying.items()}
-    words = "" if segments is None else segments.words
-    view = TokenView(tuple(credit), rows, outcome, words, rules=rules, own=next(iter(methods), None), total=len(table))
+        of_run = {"method": str(recipe.get("method")), "objectives": asked, "laser": recipe.get("laser")}
+        paying = {methods[0]: of_run, **paying}
+    shown = table.slice(0, MOST)
+    view = credited_view(
+        table, shown, range(len(shown)), methods=tuple(credit), paying=paying,
+        segments=Segments.of(recipe.get("method"), recipe.get("options")),
+        outcome=outcome, own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
+    )  # fmt: skip
     return view, credit
 
 
