@@ -107,19 +107,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Apply methods to rollouts; write `credit.parquet`, `summary.json` and `report.html`; print a short table.
-
-    Args:
-        rollouts: see `credit_rollouts`.
-        output: folder, made if it does not exist.
-        rows: at most so many completions go into the report, evenly from the file, whole groups.
-        console: where the table is printed.
-        options: of `credit_rollouts`.
-
-    Raises:
-        SpanwiseError: see `credit_rollouts`; a folder that cannot be written, that holds a run, or that another
-            process writes into.
-    """
+    """Credit as `credit_rollouts`, write what comes of it and a report of at most `rows` completions, print a short table."""
     console = console or Console()
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")

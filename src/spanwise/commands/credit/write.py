@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any
         "paid": {arm.name: _paying(arm) for arm in arms},
         "own": next((arm.name for arm in arms if arm.own), None),
         "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
-        **({"segments": segments.plain} if segments is not None else {}),
+        **({"segments": asdict(segments)} if segments is not None else {}),
     }
 
 

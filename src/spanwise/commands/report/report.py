@@ -18,7 +18,7 @@ from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.segments import Segments
-from spanwise.commands.shared.view import credited_view
+from spanwise.commands.shared.view import credited_view, several
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import ArmComparison, Curve, compare_arms, mean_interval
@@ -196,9 +196,8 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     table, paying = read_rows(files[-1]), {}
     methods = schema.methods_in(table.column_names)
     asked = recipe.get("objectives") or ()
-    lists = (entry.get("given") or () for entry in asked)
     given = [(entry.get("options") or {}).get("of") for entry in asked]
-    given += [name for names in lists for name in ([names] if isinstance(names, str) else names)]
+    given += [name for entry in asked for name in several(entry.get("given"))]
     outcome = outcome_of(schema.objectives(table.column_names), given)
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")

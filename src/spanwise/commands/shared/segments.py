@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -15,15 +15,10 @@ from spanwise.credit import METHODS, segment_openings
 
 @dataclass(frozen=True)
 class Segments:
-    """What opens a segment of a completion.
+    """What opens a segment of a completion, as `fidelity.SaeSegments`, which needs scipy.
 
-    Attributes:
-        threshold: tokens less probable than this are boundaries.
-        boundary: "start": such a token opens a segment; "end": it closes one.
-
-    Example:
-        >>> Segments.of("sae", {"threshold": 0.5}).words
-        'A tick stands where a token of a probability below 0.5 opens a segment.'
+    >>> Segments.of("sae", {"threshold": 0.5}).words
+    'A tick stands where a token of a probability below 0.5 opens a segment.'
     """
 
     threshold: float
@@ -41,11 +36,6 @@ class Segments:
             return None
         given = {**known, **(options or {})}
         return Segments(float(given["threshold"]), cast(Literal["start", "end"], str(given["boundary"])))
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
     @property
     def words(self) -> str:

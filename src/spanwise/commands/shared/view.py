@@ -60,7 +60,7 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping
     listed = {str(one.get("name") or one.get("reward")): one for one in objectives}
     pays: dict[str, list[str]] = {}
     for name, one in listed.items():
-        for block in _several(one.get("pays")):
+        for block in several(one.get("pays")):
             pays.setdefault(block, []).append(name)
     by_block = chosen.kind == "block"
     return Rule(
@@ -68,7 +68,7 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping
         about=f"{method}: {chosen.summary}",
         pays=pays,
         baselines={
-            name: rule_words(one["baseline"], _several(one.get("given")))
+            name: rule_words(one["baseline"], several(one.get("given")))
             for name, one in listed.items()
             if by_block and one.get("baseline")
         },
@@ -78,7 +78,7 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], laser: Mapping
     )
 
 
-def _several(names: str | Sequence[Any] | None) -> list[str]:
+def several(names: str | Sequence[Any] | None) -> list[str]:
     """The names that a field lists, or the one that it is."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
