@@ -12,9 +12,9 @@ from spanwise.cli import app
 from spanwise.engines.trl import SpanGRPOConfig
 
 FILE = Path(__file__).with_name("public_signatures.txt")
-ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.losses", "spanwise.measure",
-         "spanwise.fidelity", "spanwise.rollouts", "spanwise.trajectories", "spanwise.engines.tinker", "spanwise.engines.trl",
-         "spanwise.report", "spanwise.tasks", "spanwise.testing")  # fmt: skip
+ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.explain", "spanwise.losses",
+         "spanwise.measure", "spanwise.fidelity", "spanwise.rollouts", "spanwise.trajectories", "spanwise.engines.tinker",
+         "spanwise.engines.trl", "spanwise.report", "spanwise.tasks", "spanwise.testing")  # fmt: skip
 
 
 def lines():

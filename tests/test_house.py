@@ -17,7 +17,7 @@ STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__", "spanwise.commands.report.__main__",
     "spanwise.engines.tinker", "spanwise.engines.trl.turns",
     "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
-    "spanwise.engines.verl.trainer", "spanwise.measure.logged",
+    "spanwise.engines.verl.trainer", "spanwise.explain.logged",
 }  # fmt: skip
 
 

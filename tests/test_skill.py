@@ -9,7 +9,7 @@ import yaml
 
 import trl_small
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.remarks import _HABITS
+from spanwise.explain.rules import HABITS
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 SKILL = files("spanwise") / ".agents" / "skills" / "spanwise" / "SKILL.md"  # where library-skills and its like look
@@ -57,5 +57,5 @@ def test_its_code_runs_and_credits_as_it_says(tmp_path):
 
 
 def test_the_metrics_that_it_names_are_watched():
-    watched = {rule[0].format(name="<objective>") for rule in _HABITS}
+    watched = {rule.metric.format(name="<objective>") for rule in HABITS}
     assert set(re.findall(r"`(credit/[^`]+)`", TEXT)) == watched

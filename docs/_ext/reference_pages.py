@@ -13,7 +13,7 @@ from typing import Any
 from docstrings import entries, prose, sections
 from reference_api import api, link
 from spanwise.cli import app
-from spanwise.measure import logged
+from spanwise.explain import logged
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.laser.config import Laser
 from spanwise.objective import Objective

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         RewardError,
         SpanwiseError,
     )
+    from spanwise.explain import setup_warnings
     from spanwise.layout import Layout
     from spanwise.modes.critic.config import CriticConfig
     from spanwise.modes.laser.config import Laser
     from spanwise.objective import Objective
     from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
     from spanwise.registry import register
-    from spanwise.remarks import setup_warnings
     from spanwise.scheme import Scheme
     from spanwise.score import score_all
     from spanwise.segment import Vocabulary, find_blocks
@@ -90,7 +90,7 @@ _ROOMS = {
     "objective": "Objective",
     "pipeline": "Reading advantages credit_batch metrics read",
     "registry": "register",
-    "remarks": "setup_warnings",
+    "explain": "setup_warnings",
     "scheme": "Scheme",
     "score": "score_all",
     "segment": "Vocabulary find_blocks",

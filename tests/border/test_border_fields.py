@@ -8,7 +8,7 @@ import trl_small
 from border.case import Case, check, command
 from rollout_files import trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
-from spanwise.remarks import setup_warnings
+from spanwise.explain import setup_warnings
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 

@@ -22,7 +22,7 @@ from spanwise import (
     read,
 )
 from spanwise.credit import advantage, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo, stepwise
-from spanwise.measure.alarms import batch_alarms
+from spanwise.explain import batch_alarms
 from spanwise.pipeline import dead_strata
 from spanwise.recipe import load
 from spanwise.score import Reward

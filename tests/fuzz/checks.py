@@ -11,9 +11,9 @@ from linear import NoProcess
 from oracles import owners_of_tokens, slow_segment
 from spanwise import Batch, Layout, Objective, Scheme, advantages, credit_batch, read
 from spanwise.commands.credit.blocks import usual_tags
+from spanwise.explain import setup_warnings
 from spanwise.measure import voting
 from spanwise.pipeline import metrics
-from spanwise.remarks import setup_warnings
 from spanwise.report import TokenView
 from spanwise.report.tokens import pack, payload
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts

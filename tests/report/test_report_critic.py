@@ -6,7 +6,7 @@ import pytest
 
 from helpers import NAN
 from report_pages import Page, batch, train_page
-from spanwise.measure import critic_alarms, critic_streams
+from spanwise.explain.alarms import critic_alarms, critic_streams
 from spanwise.report.critic import critic_headlines, critic_section
 
 

@@ -9,12 +9,11 @@ import yaml
 
 from helpers import NAN
 from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
+from spanwise.explain.glossary import GLOSSARY, Terms
 from spanwise.fidelity.page import fidelity_finding
 from spanwise.measure import Interval, compare_arms
 from spanwise.report.findings import compare_finding, credit_finding, train_finding
-from spanwise.report.glossary import GLOSSARY
 from spanwise.report.page import CITE
-from spanwise.report.terms import Terms
 
 ROOT = Path(__file__).parents[2]
 

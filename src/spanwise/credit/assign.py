@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import advantage
-from spanwise.credit.explained import Explained, explain
+from spanwise.credit.explained import Explained, call_explained
 from spanwise.credit.reasons import objective_reasons, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
@@ -313,7 +313,7 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
             )
     facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
     asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
-    return explain(chosen.estimator, **{name: known[name] for name in asked}, **options)
+    return call_explained(chosen.estimator, **{name: known[name] for name in asked}, **options)
 
 
 def _shaped(chosen: Method, adv: Any, shape: tuple[int, ...], words: str) -> Tensor:

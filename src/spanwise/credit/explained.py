@@ -36,7 +36,7 @@ class Explained(NamedTuple):
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Let a method that returns `Explained` be called for its advantages; `explain` still calls it for both.
+    """Let a method that returns `Explained` be called for its advantages; `call_explained` still calls it for both.
 
     Example:
         >>> import torch
@@ -58,10 +58,10 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     return advantages
 
 
-def explain(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a method returns with its comparison, if it `explains`; else what it returns."""
     if isinstance(estimator, functools.partial):
-        return explain(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
+        return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
 
 

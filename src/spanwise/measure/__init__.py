@@ -11,17 +11,6 @@ except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error
-from spanwise.measure.alarms import (
-    CALIBRATION,
-    CAUSES,
-    LASER,
-    LASER_FIGURES,
-    SHOWN_BY,
-    alarms,
-    batch_alarms,
-    critic_alarms,
-    critic_streams,
-)
 from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
@@ -40,11 +29,6 @@ from spanwise.measure.weighted import (
 )
 
 __all__ = [
-    "CALIBRATION",
-    "CAUSES",
-    "LASER",
-    "LASER_FIGURES",
-    "SHOWN_BY",
     "ArmComparison",
     "BinScheme",
     "BrierParts",
@@ -59,16 +43,12 @@ __all__ = [
     "Reliability",
     "Reports",
     "Weighted",
-    "alarms",
     "auroc",
-    "batch_alarms",
     "bootstrap",
     "brier",
     "brier_parts",
     "compare_arms",
-    "critic_alarms",
     "critic_error",
-    "critic_streams",
     "curve_difference",
     "ece",
     "ece_difference",

@@ -15,7 +15,7 @@ import scipy
 import torch
 
 from spanwise.errors import RecipeError, unknown
-from spanwise.measure.alarms import alarms
+from spanwise.explain import alarms
 from spanwise.measure.intervals import Interval, mean_interval, seeds_needed
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
@@ -103,7 +103,7 @@ class ArmComparison:
         cells: by (method, figure).
         differences: by figure, then pair.
         level: of all intervals.
-        wrong: by (method, figure), what is wrong with that figure in at least one seed (`measure.alarms`).
+        wrong: by (method, figure), what is wrong with that figure in at least one seed (`explain.alarms`).
 
     Example:
         >>> found = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})

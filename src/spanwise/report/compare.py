@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.measure import CAUSES, ArmComparison, Curve, Difference
+from spanwise.explain import CAUSES
+from spanwise.measure import ArmComparison, Curve, Difference
 from spanwise.report.charts import curves, forest
 from spanwise.report.findings import compare_finding
 from spanwise.report.page import Headline, Panel, Section, render

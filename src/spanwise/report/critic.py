@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from spanwise.measure import critic_alarms, critic_streams
+from spanwise.explain.alarms import critic_alarms, critic_streams
 from spanwise.report.charts import curves
 from spanwise.report.page import Headline, Panel, Section
 from spanwise.report.rows import Row, batch_curve, figure, percent, wide

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spanwise.measure import CALIBRATION, LASER_FIGURES, ArmComparison, Difference, Interval, alarms
+from spanwise.explain import CALIBRATION, LASER_FIGURES, alarms
+from spanwise.measure import ArmComparison, Difference, Interval
 from spanwise.report.rows import figure, figure_name, percent
 from spanwise.rollouts.schema import STOP
 

@@ -22,8 +22,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise import __version__
+from spanwise.explain.glossary import Terms
 from spanwise.report.charts import Drawn, Palette
-from spanwise.report.terms import Terms
 
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None

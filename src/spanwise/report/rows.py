@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spanwise.explain import LASER, LASER_FIGURES
 from spanwise.layout import any_index
-from spanwise.measure import LASER, LASER_FIGURES, Curve, reliability
+from spanwise.measure import Curve, reliability
 
 #: A row of a chart or a table.
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
-from spanwise.report.glossary import explained
+from spanwise.explain.glossary import GLOSSARY
 from spanwise.report.headline import clause, openings
 from spanwise.report.page import deflated
 from spanwise.report.view import Rule, TokenView
@@ -131,7 +131,7 @@ def _reasons(view: TokenView) -> dict[str, Any]:
         "stated": [
             next((value for value in row.stated.values() if value == value and value is not None), None) for row in rows
         ],
-        "glossary": explained(),
+        "glossary": dict(GLOSSARY),
         "total": max(view.total or 0, len(rows)),
     }
 

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.measure import CAUSES, LASER, Curve, Interval, alarms, batch_alarms, critic_alarms, figure_intervals
+from spanwise.explain import CAUSES, LASER, alarms, batch_alarms, critic_alarms
+from spanwise.measure import Curve, Interval, figure_intervals
 from spanwise.report.batches import BATCH, HELD_OUT, batch_sections, figure_panel, optimiser_section
 from spanwise.report.critic import critic_headlines, critic_section
 from spanwise.report.findings import train_finding

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
+from spanwise.explain.remarks import Watch
 from spanwise.pipeline import advantages, credit_batch, metrics, read
-from spanwise.remarks import Watch
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary

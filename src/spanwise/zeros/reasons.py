@@ -24,7 +24,7 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         scheme: the rule.
 
     Returns:
-        (N, K) keys for `zeros`.
+        (N, K) keys for `tally_zeros`.
 
     Raises:
         AlignmentError: the credit does not know what it was compared with.
@@ -72,7 +72,7 @@ def recorded_reasons(
         rollout_n: the rollout of each completion, where some are parts of one; None: each is one.
 
     Returns:
-        (N, K) keys for `zeros`: about no objective, or about the first one if there is a reward.
+        (N, K) keys for `tally_zeros`: about no objective, or about the first one if there is a reward.
 
     Example:
         >>> keys = recorded_reasons(torch.zeros(3, 1), torch.tensor([0, 0, 1]), reward_n=torch.tensor([0.0, 0.0, 1.0]))

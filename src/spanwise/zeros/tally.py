@@ -98,7 +98,8 @@ def tally_zeros(
         Two completions of one prompt, both wrong; the first one's last token is a tool's.
 
         >>> wrong = torch.full((2, 1), int(Zero.ALL_WRONG) + 32)
-        >>> found = zeros(wrong, torch.zeros(3), torch.tensor([0, -1, 0]), torch.tensor([0, 0, 1]), names=["correct"])
+        >>> block_v, row_v = torch.tensor([0, -1, 0]), torch.tensor([0, 0, 1])
+        >>> found = tally_zeros(wrong, torch.zeros(3), block_v, row_v, names=["correct"])
         >>> [(count.reason.name, count.objective, count.tokens, count.completions) for count in found.counts()]
         [('MASKED', '', 1, 0), ('ALL_WRONG', 'correct', 2, 2)]
     """

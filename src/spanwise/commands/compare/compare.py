@@ -29,7 +29,8 @@ from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.measure import LASER, ArmComparison, Interval, compare_arms
+from spanwise.explain import LASER
+from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.rollouts.folder import sole_writer, write_summary
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.

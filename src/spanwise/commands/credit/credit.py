@@ -26,9 +26,9 @@ from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.shared.folder import check_no_run, write_page
 from spanwise.errors import DataError, RecipeError, lacking
+from spanwise.explain import setup_warnings
 from spanwise.pipeline import Reading
 from spanwise.recipe import load
-from spanwise.remarks import setup_warnings
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.rollouts.folder import sole_writer, write_summary
 from spanwise.rollouts.schema import RECORDED

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.arms import Arm
+from spanwise.explain import LASER, LASER_FIGURES, alarms
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Scores
 
@@ -28,7 +29,7 @@ def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> d
     judged = verdict if bool((~right_n.isnan()).any()) else None
     found = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean()), "verdict": judged}
     try:
-        from spanwise.measure import LASER, LASER_FIGURES, alarms, figures
+        from spanwise.measure import figures
     except ModuleNotFoundError:  # the extra cli does without SciPy
         return found
     values = figures(clipped_n, right_n, well_formed_n=known_n)

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import Fitted
+from spanwise.explain import LASER, alarms
 from spanwise.fidelity import ScoreName, fixed_point
-from spanwise.measure import LASER, Curve, Interval, alarms
+from spanwise.measure import Curve, Interval
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -81,7 +82,7 @@ def warm_up_progress(console: Console) -> Any:
 def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()) -> Group:
     """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters.
 
-    A "!" stands beside a figure that must not be read calmly (`measure.alarms`), and under the table why.
+    A "!" stands beside a figure that must not be read calmly (`explain.alarms`), and under the table why.
     """
     names = [name for name in dict.fromkeys(name for found in columns.values() for name in found) if name not in absent]
     wrong = {run: alarms({name: found.get(name) for name in names}) for run, found in columns.items()}

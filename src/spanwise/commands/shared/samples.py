@@ -15,7 +15,8 @@ from torch import Tensor
 
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.measure import CALIBRATION, LASER, LASER_FIGURES, Curve, Interval, figure_intervals, figures, voting
+from spanwise.explain import CALIBRATION, LASER, LASER_FIGURES
+from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
 from spanwise.rollouts.schema import SELF_REWARD
 
 FILE = "evaluation.parquet"

@@ -14,7 +14,8 @@ from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.disk import write_text
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback
-from spanwise.measure import CAUSES, SHOWN_BY, alarms, ece
+from spanwise.explain import CAUSES, SHOWN_BY, alarms
+from spanwise.measure import ece
 from spanwise.mode import Mode
 from spanwise.recipe import Recipe, answer_tags, is_scored
 from spanwise.rollouts import Rollouts

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.explained import Explained, explain, explains
+from spanwise.credit.explained import Explained, call_explained, explains
 from spanwise.credit.methods._dcpo import dcpo
 from spanwise.credit.registry import Preset
 from spanwise.registry import register
@@ -68,7 +68,7 @@ def grpo_verif(
         losses. ddof and eps are not verified.
     """
     options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    inner: Explained = explain(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
+    inner: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
     adv_nk, told_k = inner.advantages * weight_k, weight_k != 0

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.explained import Explained, explain, explains
+from spanwise.credit.explained import Explained, call_explained, explains
 from spanwise.credit.methods._bae import bae
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import group_index, moments
@@ -70,7 +70,7 @@ def dcpo(
     """
     baselines: list[BaselineName] = ["group"] * reward_nk.shape[1]
     scales: list[ScaleName] = ["std"] * reward_nk.shape[1]
-    return explain(
+    return call_explained(
         bae, reward_nk, group_n, given_k=[()] * reward_nk.shape[1], baseline=baselines, scale_k=scales, if_missing_k=if_missing_k,
         ddof=ddof, eps=eps, min_stratum=min_stratum,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 import pytest
 
-from spanwise.measure import CAUSES, SHOWN_BY, alarms, batch_alarms, compare_arms
+from spanwise.explain import CAUSES, SHOWN_BY, alarms, batch_alarms
+from spanwise.measure import compare_arms
 
 #: An evaluation of a policy that is as it should be.
 GOOD = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from spanwise.credit import length_adaptive_lambda
+from spanwise.explain.alarms import habits
+from spanwise.explain.rules import IN_A_ROW
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
@@ -66,101 +68,8 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     return found
 
 
-#: How many training batches in a row make a habit.
-IN_A_ROW = 3
-#: The metric, of the batch or (`{name}`) of an objective or comparison; above which share; what is so then, and its usual cause.
-_HABITS: tuple[tuple[str, float, str], ...] = (
-    (
-        "credit/malformed",
-        0.5,
-        "of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off. Usually the "
-        "prompt does not ask for them, completions are cut off at the longest length, or nothing pays for the form and the policy "
-        "drifts (`format` for tags, `json_schema` for fields).",
-    ),
-    (
-        "credit/{name}/reward_absent",
-        0.5,
-        "of the completions have no reward '{name}'. Usually they leave its block out and if_missing is None, so that this costs "
-        "nothing; or the reward function returns None, or its check times out.",
-    ),
-    (
-        "credit/unanimous",
-        0.9,
-        "of the groups are unanimous: under no objective does a completion differ from the others, so nothing is learned from them."
-        " Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
-    ),
-    (
-        "credit/{name}/dead_strata",
-        0.95,
-        "of the strata that '{name}' is compared within are dead: nobody in them gets any credit, though rewards differ within "
-        "groups. Usually groups are too small for the outcomes they are split by (group_size up, or baseline: blended).",
-    ),
-    (
-        "credit/no_signal",
-        0.99,
-        "of the batches taught nothing: every advantage is 0. `spanwise why` on their rollouts counts the reasons.",
-    ),
-)
-
-
-def habits(batches: Sequence[Mapping[str, Any]], *, in_a_row: int = IN_A_ROW) -> dict[str, str]:
-    """Say what was wrong in several training batches in a row, and what usually causes it.
-
-    Rule: above half of the completions malformed or without a reward; above 90 % of the groups unanimous under every objective;
-    above 95 % of an objective's strata dead, though at most half of the groups are unanimous under it; every advantage 0. One
-    objective alone may be unanimous: where all tags are well-formed, `format` is.
-
-    Args:
-        batches: metrics of training batches as `pipeline.metrics` names them, in order, with their `step` where it is known.
-        in_a_row: how many of them it takes.
-
-    Returns:
-        metric -> sentence, for the longest run of batches beyond the threshold.
-
-    Example:
-        >>> lines = [{"step": n, "credit/malformed": share} for n, share in enumerate((0.2, 0.6, 0.7, 0.9, 0.1))]
-        >>> habits(lines)["credit/malformed"]
-        'In 3 batches in a row (steps 1 to 3) 60 % to 90 % of the completions are malformed: tags or fields are missing, ...'
-    """
-    found = {}
-    for key in dict.fromkeys(key for line in batches for key in line if key.startswith("credit/")):
-        name = key.removeprefix("credit/").rpartition("/")[0]
-        rule = next((rule for rule in _HABITS if key == rule[0].format(name=name)), None)
-        run = [] if rule is None else _longest(batches, key, rule[1])
-        if rule is None or len(run) < in_a_row:
-            continue
-        shares = sorted(line[key] for line in run)
-        said = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-        steps = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
-        found[key] = f"In {len(run)} batches in a row{steps} {said.replace('%', ' %')} {rule[2].format(name=name)}"
-    return found
-
-
-def _longest(batches: Sequence[Mapping[str, Any]], key: str, threshold: float) -> list[Mapping[str, Any]]:
-    """The longest run of batches in which a metric is above a threshold; one without the metric ends a run."""
-    first, best, twin = 0, (0, 0), key.replace("/dead_strata", "/unanimous")
-    for n, line in enumerate(batches):
-        value = line.get(key)
-        alike = twin != key and (line.get(twin) or 0.0) > 0.5
-        if value is None or value <= threshold or alike:
-            first = n + 1
-        elif n + 1 - first > best[1] - best[0]:
-            best = (first, n + 1)
-    return list(batches)[slice(*best)]
-
-
 class Watch:
-    """Says each remark on the batches of a training once.
-
-    Args:
-        scheme: what the batches are read under.
-
-    Example:
-        >>> from spanwise import Layout
-        >>> watch = Watch(Scheme.preset("grpo", Layout({"all": ["answer"]})))
-        >>> [len(watch.of_batch({"credit/malformed": 1.0})) for _ in range(5)]
-        [0, 0, 1, 0, 0]
-    """
+    """Says each remark on the batches of a training once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme

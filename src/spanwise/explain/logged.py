@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Logged:
-    """One number of a log.
-
-    Attributes:
-        what: what it is, in a sentence.
-        worry: when to look closer, and at what; empty where no value of it is bad in itself.
-    """
+    """What a number of a log is, and when to look closer and at what; empty where no value of it is bad in itself."""
 
     what: str
     worry: str = ""
@@ -159,34 +153,3 @@ GROUPS: Mapping[str, Mapping[str, Logged]] = {
     "Engines": ENGINES,
     "Runs and evaluations": RUN,
 }
-
-
-def find(name: str) -> Logged | None:
-    """What a name in a log means; of an evaluation inside training with `eval_` before it.
-
-    Args:
-        name: as it stands in the log.
-
-    Returns:
-        None where it is not one of ours.
-
-    Example:
-        >>> find("credit/solution/zero_frac") is CREDIT["credit/<block>/zero_frac"]
-        True
-        >>> find("critic/brier/value_mean").what
-        'Mean value that the critic states.'
-        >>> find("grad_norm") is None
-        True
-    """
-    plain = name.removeprefix("eval_")
-    named = [(pattern, one) for group in GROUPS.values() for pattern, one in group.items()]
-    exact = next((one for pattern, one in named if pattern == plain), None)
-    return exact or next((one for pattern, one in named if _matches(pattern, plain)), None)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a name is one of a pattern's: parts in angle brackets stand for any name, as does that of one of several values."""
-    shape = re.sub(r"\\?<\w+\\?>", ".+", re.escape(pattern))
-    if pattern in CRITIC:
-        shape = shape.replace("critic/", "critic/(.+/)?")
-    return re.fullmatch(shape, name) is not None

@@ -3,7 +3,8 @@
 import pytest
 
 from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
-from spanwise.remarks import Watch, habits
+from spanwise.explain.alarms import habits
+from spanwise.explain.remarks import Watch
 from spanwise.score import Reward
 
 VOCABULARY = Vocabulary(
