@@ -66,8 +66,9 @@ class Browser:
 
     @contextmanager
     def on_paper(self) -> Iterator[None]:
-        """Show the page as it is printed."""
+        """Show the page as it is printed, once it has been drawn so."""
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        self.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
         try:
             yield
         finally:
