@@ -145,13 +145,4 @@ def mean_credit(found: Credit, reading: Reading, row_s: Int[Tensor, " s"], *, co
     count_nk = found.block_nk.new_zeros((completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
     total_nk = torch.zeros_like(count_nk).index_add(0, row_s, found.block_nk * present_sk)
     stop_n = found.stop_n.new_zeros(completions).index_add(0, row_s, found.stop_n)
-    mean = Credit(total_nk / count_nk.clamp(min=1), stop_n, found.singleton_m, found.absent_m)
-    rows = torch.arange(len(row_s), device=row_s.device)
-    first_n = torch.full((completions,), len(row_s), device=row_s.device).scatter_reduce(0, row_s, rows, "amin")
-    if found.adv_nm is None or bool((first_n == len(row_s)).any()):
-        return mean, count_nk > 0
-    whole = found.take(first_n)  # what all turns were compared with, where that is the same
-    if whole.adv_nm is None or not torch.equal(whole.adv_nm[row_s], found.adv_nm):
-        return mean, count_nk > 0
-    told = {name: getattr(whole, name) for name in ("adv_nm", "comparison", "weight_m", "names")}
-    return replace(mean, **told), count_nk > 0
+    return Credit(total_nk / count_nk.clamp(min=1), stop_n, found.singleton_m, found.absent_m), count_nk > 0
