@@ -99,7 +99,7 @@ first-report: .venv/train.stamp  ## a stranger's path to a report on rollouts of
 	$(BIN)/python benchmarks/first_report.py
 
 fuzz: .venv/dev.stamp            ## a million hostile completions through everything that reads one, twenty minutes: docs/reliability.md
-	PYTHONPATH=tests nice $(BIN)/python tests/fuzz/run.py
+	PYTHONPATH=tests:examples nice $(BIN)/python tests/fuzz/run.py
 
 kills: .venv/train.stamp         ## kill -9 forty times and go on, to the last bit: docs/reliability.md; fifteen minutes
 	$(BIN)/python benchmarks/kills.py

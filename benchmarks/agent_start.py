@@ -1,5 +1,6 @@
 """The warm start of the digit chain asked step by step: its chains, the noisy conversations it imitates, the model."""
 
+import sys
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from chain_agent import Chain, Episode, taken
 from spanwise.errors import DataError
 from spanwise.tasks import Phase, WarmStartSettings, warm_start
-from spanwise.tasks.agent import Chain, Episode, taken
-from spanwise.tasks.stretches import Course, Pairs, Stretch
+from spanwise.tasks.embedded import Course, Pairs, Stretch
 from spanwise.tasks.tiny import END
 
 OPERATORS = "+-*"

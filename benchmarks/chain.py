@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from field_kinds import Chain
 from fields import GROUP, PROMPTS, Run, _Cached, samples_to, train
 from parts import own_advantage, to_go_advantage, weighted_correlation
 from torch import Tensor
@@ -43,7 +44,7 @@ from spanwise.measure import Interval, mean_interval
 from spanwise.measure.bootstrap import resampled
 from spanwise.pipeline import Reading, credit_batch
 from spanwise.tasks import Fields
-from spanwise.tasks.fields import FieldProblems, draw_field_problems, held_out_field_prompts, values_of
+from spanwise.tasks.fields import FieldProblems
 from spanwise.types import Credit, Scores
 
 ARMS = ("tuple", "last", "group", "sum", "gdpo")
@@ -163,12 +164,12 @@ class ChainRun(Run):
 
     def asked(self, problems: FieldProblems, times: int) -> tuple[Tensor, Tensor]:
         """Token ids of every prompt, so many times, and the gold values."""
-        gold_nk = torch.from_numpy(values_of(problems, self.fields))
+        gold_nk = torch.from_numpy(self.fields.values(problems))
         return self._prompts(problems).repeat_interleave(times, dim=0), gold_nk.repeat_interleave(times, dim=0)
 
     def draw(self, size: int, rng: np.random.Generator) -> FieldProblems:
         """Problems that are no evaluation problems."""
-        return draw_field_problems(size, "chain", rng=rng, exclude=held_out_field_prompts("chain"))
+        return self.fields.source.training(size, rng=rng)
 
 
 def _keys(fields: Fields) -> list[str]:
@@ -377,7 +378,7 @@ def show_fidelity(folder: Path, *, size: int = 8) -> None:
             print(
                 f"\n### K = {count}, {policy}: accuracy {_list(made['accuracy'])}; ceiling of `to go` {_list(made['ceiling'])}\n"
             )
-            _row([f"own reward, G = {size}", *Fields("chain", count).names], heading=True)
+            _row([f"own reward, G = {size}", *Chain(count).names], heading=True)
             for arm in VARIANTS:
                 _row([f"`{arm}`", *(_short(at[arm, size, "own", k]["value"]) for k in range(count))])
             print()
@@ -390,7 +391,7 @@ def show_fidelity(folder: Path, *, size: int = 8) -> None:
                 _row([f"`{arm}`", *(_between(at[place]) for place in places), *gain])
             print()
             _row(
-                ["completions compared with, itself included; share that backs off", *Fields("chain", count).names],
+                ["completions compared with, itself included; share that backs off", *Chain(count).names],
                 heading=True,
             )
             for one in (row for row in made["strata"] if row["size"] == size):
@@ -492,7 +493,7 @@ def main() -> None:
     quiet()
     folder = Path(options.output)
     for count in [] if options.table else map(int, options.counts.split(",")):
-        fields = Fields("chain", count)
+        fields = Chain(count)
         for policy in POLICIES:
             kept(folder / f"fidelity-{count}" / f"{policy.replace(' ', '-')}.json", partial(measured, policy, fields))
         train_all(fields, arms_of(count, options.arms.split(",")), folder)

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from field_kinds import TOTAL, Total
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -45,19 +46,12 @@ from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.recipe import load
 from spanwise.recipe import scheme_of as task_scheme
 from spanwise.segment import Vocabulary
-from spanwise.tasks import Fields, build_fields_tokenizer, held_out_field_problems, warm_start
-from spanwise.tasks.fields import (
-    FORM,
-    TOTAL,
-    FieldProblems,
-    draw_field_problems,
-    field_answers,
-    held_out_field_prompts,
-)
+from spanwise.tasks import Fields, build_fields_tokenizer, warm_start
+from spanwise.tasks.fields import FORM, FieldProblems
 
 ARMS = ("grpo", "by_field", "gdpo", "dr_grpo", "no_form")
 #: The task in which only the last field is rewarded, and who is paid for it.
-ADDED_UP = Fields("total", 3)
+ADDED_UP = Total(3)
 TOTAL_ARMS = ("total_alone", "items_and_total")
 TOTAL_RATE = 1e-3
 COUNTS = (8, 16, 1, 4, 2)
@@ -189,16 +183,14 @@ class Run:
         self.rng, self.generator = np.random.default_rng([seed, 2]), torch.Generator().manual_seed(seed)
         self.end = self.tokenizer.eos_token_id
         rows = np.arange(HELD_OUT) + (256 if tuning else 0)
-        self.held_out = held_out_field_problems(fields.kind).take(rows)
+        self.held_out = fields.source.held_out().take(rows)
 
     def step(self) -> float:
         """Sample, credit, learn; the mean reward of a field."""
-        problems = draw_field_problems(
-            PROMPTS, self.fields.kind, rng=self.rng, exclude=held_out_field_prompts(self.fields.kind)
-        )
+        problems = self.fields.source.training(PROMPTS, rng=self.rng)
         prompt_nt = self._prompts(problems).repeat_interleave(GROUP, dim=0)
         ids_nt, mask_nt, _ = sample(self.model, prompt_nt, self.fields.longest, self.end, self.generator)
-        answers = [answer for answer in field_answers(problems, self.fields) for _ in range(GROUP)]
+        answers = [answer for answer in self.fields.answers(problems) for _ in range(GROUP)]
         groups = torch.arange(PROMPTS).repeat_interleave(GROUP)
         batch = Batch(groups, ids_nt, mask_nt, columns={"answer": answers})
         reading = read(batch, self.scheme, self.vocabulary)
@@ -218,7 +210,7 @@ class Run:
         """
         problems, generator = self.held_out, torch.Generator().manual_seed(0)
         ids_nt, _, logp_ntv = sample(self.model, self._prompts(problems), self.fields.longest, self.end, generator)
-        gold_nt = self.tokenizer(field_answers(problems, self.fields), return_tensors="pt")["input_ids"]
+        gold_nt = self.tokenizer(self.fields.answers(problems), return_tensors="pt")["input_ids"]
         found = list[float]()
         for k in range(self.fields.count):
             reached_n = ids_nt[:, 2 * k] == gold_nt[:, 2 * k]
@@ -336,7 +328,7 @@ def show(folder: Path) -> None:
         + " |"
     )
     print("|" + "---|" * (len(heading) + 2 * len(GOALS) + 1))
-    for fields in [*(Fields("independent", count) for count in sorted(COUNTS)), ADDED_UP]:
+    for fields in [*(Fields(count) for count in sorted(COUNTS)), ADDED_UP]:
         first = "items_and_total" if fields.kind == "total" else "by_field"
         base = found(first, fields, folder)
         for arm in TOTAL_ARMS if fields.kind == "total" else ARMS:
@@ -395,7 +387,7 @@ def draw(folder: Path, place: Path) -> None:
     prices, points = list[dict[str, Any]](), list[dict[str, Any]]()
     for arm in ("grpo", "by_field"):
         for count in COUNTS:
-            runs = found(arm, Fields("independent", count), folder)
+            runs = found(arm, Fields(count), folder)
             reached = [samples_to(run["curve"], GOALS[0]) for run in runs]
             if len(reached) > 1 and all(map(math.isfinite, reached)):
                 mean, low, high = interval_of(reached)
@@ -446,7 +438,7 @@ def main() -> None:
     folder = Path(options.output)
     if not options.table:
         parts = options.study == "parts"
-        tasks = [Fields("independent", int(count)) for count in options.counts.split(",")] if parts else [ADDED_UP]
+        tasks = [Fields(int(count)) for count in options.counts.split(",")] if parts else [ADDED_UP]
         train_all(tasks, options.arms.split(",") if options.arms else ARMS if parts else TOTAL_ARMS, folder)
     show(folder)
     if options.charts:

@@ -81,7 +81,7 @@ def train_all(arms: Sequence[str], seeds: Sequence[int], output: Path) -> None:
 def ways(arm: str, samples: Samples) -> dict[str, Samples]:
     """The confidences that an arm was trained to have, as the evaluations they give."""
     found = {} if arm in ("laser", "unbalanced") else {f"{arm}, spoken": samples}
-    return found if samples.self_reward_n is None else {**found, f"{arm}, score": samples.by_self_reward()}
+    return found if samples.score_n is None else {**found, f"{arm}, score": samples.by_score()}
 
 
 def evaluated(arms: Sequence[str], seeds: Sequence[int], output: Path) -> dict[str, dict[int, dict[str, float | None]]]:
@@ -114,7 +114,7 @@ def mended(seeds: Sequence[int], output: Path) -> str:
         folder = output / f"laser-{seed}"
         last = sorted((folder / "rollouts").glob("*.parquet"))[-3:]
         right = torch.tensor([c or 0.0 for file in last for c in pq.read_table(file)["reward/correct"].to_pylist()])
-        share, samples = float(right.mean()), read_samples(folder).by_self_reward()
+        share, samples = float(right.mean()), read_samples(folder).by_score()
         if samples is not None:
             q_n, correct_n = samples.confidence_n, samples.correct[samples.first]
             q_n = share * q_n / (share * q_n + (1 - share) * (1 - q_n))

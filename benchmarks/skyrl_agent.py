@@ -2,7 +2,7 @@
 
     .venv-skyrl/bin/python benchmarks/skyrl_agent.py --seeds 5
 
-The digit chain asked step by step (`spanwise.tasks.agent`), played by the same warm-started model. All arms of a seed start from
+The digit chain asked step by step (`examples/chain_agent.py`), played by the same warm-started model. All arms of a seed start from
 the same weights and see the same chains; step-wise rows, merged before training. Evaluated on chains that are not trained on.
 """
 
@@ -28,10 +28,10 @@ from skyrl_turns import interval  # noqa: E402
 from stub_dispatch import StubDispatch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
+from chain_agent import Episode  # noqa: E402
+from play_turns import play  # noqa: E402
 from spanwise.credit.trajectories.turns import split_turns  # noqa: E402
-from spanwise.engines.play import play  # noqa: E402
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer  # noqa: E402
-from spanwise.tasks.agent import Episode  # noqa: E402
 
 TURN_TOKENS = 6
 FIELDS = ("prompt_token_ids", "response_ids", "loss_masks", "rewards")

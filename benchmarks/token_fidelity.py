@@ -33,7 +33,7 @@ REFERENCES: Mapping[str, SaeSegments | None] = {"token": None, "segment": SaeSeg
 def places(run: Path) -> Iterator[tuple[int, Path]]:
     """Step and folder of everything that a run left to look at, its start first."""
     _, recipe = run_or_model(run, None, {}) if (run / "model").is_dir() else (run, None)
-    critic = recipe and recipe.critic and recipe.critic.model
+    critic = recipe and getattr(recipe.modes.get("critic"), "model", None)
     if critic and (Path(critic).parent / "model").is_dir():
         yield 0, Path(critic).parent
     steps = {int(place.name.split("-")[1]): place for place in run.glob("checkpoints/checkpoint-*")}

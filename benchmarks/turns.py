@@ -28,15 +28,14 @@ from agent_start import agent_start, draw_chains, held_out_chains
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
+from chain_agent import AGENT_LAYOUT, Chain, Episode, right, solved
+from play_turns import conversations, play
 from spanwise import Batch, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
-from spanwise.engines.play import play
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.engines.trl.turns import conversations
 from spanwise.measure import compare_arms
 from spanwise.step import turn_rows
-from spanwise.tasks.agent import AGENT_LAYOUT, Chain, Episode, right, solved
 
 TURN_TOKENS = 6
 OUTCOME, OF_TURNS = Objective(solved, pays="turn", scope="rollout"), Objective(right, pays="turn", scope="turn")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.recursion import check_recursion
-from spanwise.credit.registry import accepted, method
+from spanwise.credit.registry import method
 from spanwise.credit.strata import EpsAt, group_index, moments, standardised, standardised_tokens
 from spanwise.errors import RecipeError, unknown
 
@@ -169,9 +169,10 @@ def _formula(white: Whitening) -> str:
 def _grouped(
     name: str, numbers: Numbers, reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], **inputs: Any
 ) -> Float[Tensor, " n"]:
-    estimator = method(name).estimator
+    known = method(name)
+    inputs = {key: value for key, value in inputs.items() if key in known.inputs}
     settings = {key: value for key, value in (("ddof", numbers.ddof), ("eps", numbers.eps)) if value is not None}
-    advantage_n = estimator(reward_n, group_n, **settings, **accepted(estimator, inputs))
+    advantage_n = known.estimator(reward_n, group_n, **settings, **inputs)
     alone_n = ~reward_n.isnan() & (moments(reward_n, group_index(group_n)).count_n() == 1)
     raw_n = reward_n.double()
     lone = {"zero": torch.zeros_like(raw_n), "raw": raw_n, "nan": torch.full_like(raw_n, torch.nan)}
@@ -215,7 +216,7 @@ def _whitened(numbers: Numbers, value_n: Tensor, length_n: Tensor | None) -> Ten
         )
     weight_n = length_n.double() if white.per == "token" and length_n is not None else None
     shift = white.per == "token"  # counted once each, credit relative to a group has mean 0 but for rounding errors
-    return standardised(value_n, weight_n=weight_n, shift=shift, ddof=white.ddof, eps=white.eps, eps_at=white.eps_at)
+    return standardised(value_n, weight_n=weight_n, shift=shift, ddof=white.ddof, eps=white.eps, eps_at=white.eps_at)[0]
 
 
 def _reinforce(

@@ -54,7 +54,7 @@ class Counted(SpanGRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         kept = self.last_rollouts
-        rows = zip(kept.ids_nt, kept.mask_nt, kept.advantages_nt, strict=True)
+        rows = zip(kept.batch.ids_nt, kept.batch.mask_nt, kept.advantages_nt, strict=True)
         self.seen = getattr(self, "seen", [])
         self.seen += [(ids.tolist(), [f"{a:.9g}" for a in adv[mask].tolist()]) for ids, mask, adv in map(_trimmed, rows)]
         return output

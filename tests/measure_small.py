@@ -24,3 +24,13 @@ def reports(prompts=20, samples=4, seed=0):
     p = np.repeat(rng.random(prompts), samples)
     ids = torch.tensor(np.repeat(np.arange(prompts) * 3 + 7, samples))
     return torch.tensor(np.round(p, 2)), torch.tensor((rng.random(len(p)) < p).astype(float)), ids
+
+
+def on_rows(function, *columns):
+    """Any function of columns as a figure of weights: each row repeats every completion as often as its weight says."""
+
+    def figure(weight_rn):
+        rows = [torch.arange(weight_rn.shape[1]).repeat_interleave(weight_n.long()) for weight_n in weight_rn]
+        return torch.tensor([float(function(*(c[row_i] for c in columns))) for row_i in rows], dtype=torch.float64)
+
+    return figure

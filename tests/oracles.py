@@ -7,7 +7,6 @@ from fractions import Fraction
 from itertools import combinations, product
 
 import torch
-from scipy.stats import fisher_exact, hypergeom
 
 from helpers import NAN, double
 from spanwise.types import Fault
@@ -194,6 +193,12 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
+def chances(drawn, marked, total):
+    """How likely each number of marked ones is among those drawn, as whole numbers, and their sum."""
+    ways = [math.comb(marked, k) * math.comb(total - marked, drawn - k) if k <= drawn else 0 for k in range(marked + 1)]
+    return ways, math.comb(total, drawn)
+
+
 def slow_ktae(adv, ids, mask, correct, group, form, h1, h2, h3, k1=2.0, b=0.5):
     result = torch.where(mask, adv, 0.0)
     n, width = ids.shape
@@ -211,9 +216,10 @@ def slow_ktae(adv, ids, mask, correct, group, form, h1, h2, h3, k1=2.0, b=0.5):
             w = int(ids[i, t])
             held = [sum(w in text[j] for j in side) for side in sides]
             table = [held, [len(sides[0]) - held[0], len(sides[1]) - held[1]]]
-            p = fisher_exact(table).pvalue
-            if form == "paper":
-                p = hypergeom.pmf(held[0], len(mates), len(sides[0]), sum(held))
+            ways, every = chances(sum(held), len(sides[0]), len(mates))
+            p = ways[held[0]] / every  # one draw of the hypergeometric distribution; else Fisher's exact test, two-sided
+            if form != "paper":
+                p = sum(one for one in ways if one <= ways[held[0]]) / every
             tf = []
             for side in tokens:
                 f = Counter(side)[w] / len(side) if side else 0.0

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from spanwise.rollouts import rollout_table, schema
+from spanwise.rollouts import rollout_table
 from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.types import Credit, Scores, Status
 
@@ -49,13 +49,13 @@ class Case:
         columns |= {"text": [row["text"] for row in rows]} if self.text else {}
         columns |= span_columns(self.blocks, *edges) | score_columns(scores)
         columns |= {"completion_ids": flat("ids", np.int32), "trainable": flat("trainable", np.bool_)}
-        columns |= {schema.token_column(name): flat(name, np.float32) for name in self.per_token}
+        columns |= {name: flat(name, np.float32) for name in self.per_token}
         for method in self.methods:
-            by_block = {block: table(f"credit/{method}", [block], torch.float64)[:, 0] for block in self.blocks}
             stop_n = torch.tensor([row[f"stop/{method}"] for row in rows], dtype=torch.float64)
             nobody_m = torch.zeros(0, dtype=torch.long)
-            credit = Credit(torch.zeros(len(rows), 0, dtype=torch.float64), stop_n, nobody_m, nobody_m)
-            columns |= credit_columns(method, by_block, credit, flat(f"advantages/{method}", np.float32))
+            credit = Credit(table(f"credit/{method}", self.blocks, torch.float64), stop_n, nobody_m, nobody_m)
+            present_nk = torch.ones(len(rows), len(self.blocks), dtype=torch.bool)
+            columns |= credit_columns(method, self.blocks, present_nk, credit, flat(f"advantages/{method}", np.float32))
         return rollout_table(columns, np.cumsum([0, *(len(row["ids"]) for row in rows)]))
 
     def parts(self):
@@ -81,7 +81,14 @@ DOUBLE = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.sampled_from(["a", "a b", "c/d", "é", "credit", "advantages", "reward/x"])
 METHODS = st.sampled_from(["bae", "bae:group", "reinforce++", "gdpo", "stop", "日本"])
 #: What may be known of each token: nothing, a critic's only value, or one of several by name.
-PER_TOKEN = [(), ("value",), ("logp",), ("value", "logp"), ("value/correct", "value/c/d"), ("value/é", "value/stop", "logp")]
+PER_TOKEN = [
+    (),
+    ("values",),
+    ("logprobs",),
+    ("values", "logprobs"),
+    ("values/correct", "values/c/d"),
+    ("values/é", "values/stop", "logprobs"),
+]
 #: Bytes that are a text each, and bytes that are none: a character cut in two, a byte that starts nothing.
 TEXTS, BYTES = [b"a", b" b", "é".encode(), b"", b"a", b"\n"], [b"a", b"\xc3", b"\xa9", b"\xff", b"", "日".encode()]
 
@@ -124,7 +131,7 @@ def cases(draw):
             numbers = draw(st.lists(SINGLE, min_size=size, max_size=size))
             one[f"advantages/{method}"] = [NAN] * size if left_out else numbers
         for name in per_token:
-            sign = -1 if name == "logp" else 1
+            sign = -1 if name == "logprobs" else 1
             one[name] = [sign * abs(value) for value in draw(st.lists(st.just(NAN) | SINGLE, min_size=size, max_size=size))]
         return one
 

@@ -13,7 +13,7 @@ import yaml
 
 import warm_process
 from spanwise.cli import app
-from spanwise.commands.shared.checkpoints import find_checkpoint
+from spanwise.engines.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
 from tokenizers_small import byte_model
 
@@ -167,9 +167,10 @@ def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
     assert "is not a readable checkpoint: model.safetensors is damaged, it has 1000 bytes of" in done.stderr
     shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
     with pytest.raises(
-        DataError, match=r"No checkpoint under .* is readable \(checkpoint-1: model.safetensors .*\); leave out --resume"
+        DataError,
+        match=r"No checkpoint under .* is readable \(checkpoint-1: model.safetensors .*\); to start anew leave out --resume",
     ):
-        find_checkpoint(str(tmp_path / "run"), "last")
+        find_checkpoint(tmp_path / "run" / "checkpoints")
 
 
 def test_a_model_and_a_dataset_by_name(cache, tmp_path):

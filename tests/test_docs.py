@@ -14,6 +14,7 @@ from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit_b
 from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
+from spanwise.modes import MODES
 from spanwise.recipe import load, scheme_of
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS
@@ -25,7 +26,7 @@ README = ROOT / "README.md"
 HOWTO = ROOT / "docs" / "howto"
 PAGES = sorted([README, *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
 RUN_HERE = [page for page in PAGES if page.parent.name != "tutorials"]  # those are run by test_tutorials, outputs and all
-REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS)
+REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS, MODES)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 import trl_small
 from spanwise import errors
 from spanwise.commands.shared.files import read_json
-from spanwise.credit import check_stepwise, grpo
+from spanwise.credit import grpo, method
 from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.recipe import load
@@ -34,7 +34,7 @@ def test_a_wrong_argument_is_a_value_error():
     ("call", "kind"),
     [
         (lambda: Layout({"a": ["b c"]}), LayoutError),
-        (lambda: check_stepwise("gropo"), RecipeError),
+        (lambda: method("gropo"), RecipeError),
         (lambda: grpo(torch.zeros(2), torch.zeros(3, dtype=torch.long)), AlignmentError),
         (lambda: grpo(torch.tensor([torch.inf, 0.0]), torch.zeros(2, dtype=torch.long)), RewardError),
     ],

@@ -11,6 +11,7 @@ import yaml
 
 import bare
 from spanwise.cli import app
+from spanwise.modes import MODES
 from spanwise.recipe import HUB, Recipe
 
 COMMANDS = ("train", "eval", "reference", "compare", "fidelity", "credit", "why", "report", "demo", "methods", "doctor")
@@ -52,9 +53,10 @@ def test_the_fields_in_the_help_are_those_of_the_recipe():
     text = " ".join(helped("train", "--help").split())
     said = re.search(r"Recipe fields and their defaults: (.*)\. For a model by name: (.*?)\. ╭", text)
     fields, by_name = ([entry.partition("=") for entry in said[part].split(", ")] for part in (1, 2))
-    assert [name for name, _, _ in fields] == list(Recipe.model_fields)
+    assert [name for name, _, _ in fields] == [*Recipe.model_fields, *MODES]
     for name, _, default in fields:
-        assert yaml.safe_load(default) == Recipe.model_fields[name].get_default(call_default_factory=True), name
+        field = Recipe.model_fields.get(name)
+        assert yaml.safe_load(default) == (field and field.get_default(call_default_factory=True)), name
     assert {name: yaml.safe_load(value) for name, _, value in by_name} == dict(HUB)
 
 

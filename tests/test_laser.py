@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from spanwise import Laser, Layout, Objective, RecipeError, Scheme
-from spanwise.recipe import check_begins, load, resolved, scheme_of
+from spanwise.recipe import load, resolved, scheme_of
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -20,7 +20,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         ({"token": "<unk>", "beta": 0}, "laser.beta is 0; it must be a number above 0"),
         ({"token": "<unk>", "alpha": 0.0}, "laser.alpha is 0.0; it must be a number above 0"),
         ({"token": "<unk>", "alpha": float("nan")}, "laser.alpha is nan"),
-        ({"token": "<unk>", "mix": 1.5}, "laser.mix is 1.5; it is a share"),
+        ({"token": "<unk>", "mix": 1.5}, "laser.mix is 1.5; it must lie between 0 and 1"),
         ({"token": "<unk>", "mix": -0.1}, "laser.mix is -0.1"),
         ({"token": "<unk>", "threshold": "low"}, "laser.threshold is 'low'"),
         ({"token": "<unk>", "balanced": 1}, "laser.balanced is 1; write true or false"),
@@ -65,7 +65,7 @@ def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
     scheme = Scheme.preset("bae", LAYOUT, laser=Laser("<unk>"))
     with pytest.raises(RecipeError, match="'<unk>' after the end of each completion, and nothing here gives it"):
         scheme.check(["ids_nt"])
-    scheme.check(["ids_nt", "self_reward_n"])
+    scheme.check(["ids_nt", "score_n"])
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
 def test_a_recipe_refuses_what_would_do_nothing(laser, said):
     recipe = load(None, {"steps": 10, "laser": {"token": "<unk>", **laser}})
     with pytest.raises(RecipeError, match=said):
-        check_begins(recipe)
-    check_begins(load(None, {"steps": 11, "laser": {"token": "<unk>", **laser}}))
+        recipe.modes["laser"].check_steps(10)
+    recipe.modes["laser"].check_steps(11)
 
 
 def test_a_recipe_checks_the_fields_of_the_score():
     with pytest.raises(RecipeError, match=r"laser\.beta is 'x'"):
         load(None, {"laser": {"token": "<unk>", "beta": "x"}})
-    check_begins(load(None, {}))
+    assert load(None, {}).modes == {}
 
 
 def test_a_recipe_written_out_is_the_same_scheme():

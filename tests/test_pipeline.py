@@ -26,7 +26,7 @@ from spanwise import (
 )
 from spanwise.batch import by_turn, pad_tokens
 from spanwise.credit import restrict
-from spanwise.pipeline import dead_strata
+from spanwise.credit_metrics import dead_strata
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])

@@ -44,7 +44,7 @@ def test_a_first_hour_comes_from_one_import():
 def test_rooms_stay_importable_beside_the_functions_of_their_name():
     code = (
         "import spanwise, sys; from spanwise.credit import grpo; from spanwise.segment import Vocabulary; "
-        "from spanwise.score import brier; from spanwise.credit.methods._grpo import grpo as own; print(grpo is own)"
+        "from spanwise.score import brier; from spanwise.credit.methods._group_relative import grpo as own; print(grpo is own)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"

@@ -7,11 +7,11 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from spanwise.commands.train.train import train, trainer_config
+from spanwise.commands.train.train import train
+from spanwise.commands.train.trainer import trainer_config
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
-from spanwise.tasks.hub import LAYOUTS
-from spanwise.tasks.prompts import untold
+from spanwise.tasks.hub import LAYOUTS, untold
 
 pytestmark = [
     # transformers 5 warns of its own property, which TRL reads.
@@ -119,7 +119,7 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
     recipe, filled = planned(name)
     assert filled.value_names == ("return",)
     assert [(o.reward, o.pays, o.if_missing) for o in filled.objectives] == [("correct", ("solution",), 0.0)]
-    critic = recipe.critic
+    critic = recipe.modes["critic"]
     assert critic.gae_lambda_value == 1.0
     assert 0 < critic.policy_training_start_step < recipe.steps
     method, options = recipe.method, dict(filled.options)
@@ -144,7 +144,7 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
     config = trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, filled.layout, 4096))
     assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
     assert (config.max_completion_length, config.temperature) == (width, temperature)
-    assert (config.learning_rate, recipe.critic.learning_rate) == rates
+    assert (config.learning_rate, recipe.modes["critic"].learning_rate) == rates
     assert (config.epsilon, config.epsilon_high or config.epsilon) == clips
     assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
 
@@ -172,7 +172,7 @@ def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkey
         "eval_samples": 2,
         "report": False,
     }
-    if load(FOLDER / name).critic:
+    if "critic" in load(FOLDER / name).modes:
         small["critic"] = {"learning_rate": 1e-3}
     recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})
     summary = train(recipe, console=Console(quiet=True))
@@ -180,7 +180,7 @@ def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkey
     assert summary["final"]["refusal_rate"] is not None
     assert ("second_accuracy" in summary["final"]) == (recipe.task == "digits_twice")
     assert (tmp_path / "run" / "model" / "config.json").is_file()
-    assert (tmp_path / "run" / "critic" / "model.safetensors").is_file() == (recipe.critic is not None)
+    assert (tmp_path / "run" / "critic" / "model.safetensors").is_file() == ("critic" in recipe.modes)
 
 
 def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:

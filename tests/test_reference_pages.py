@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import logged
 import public_face
 import reference_api
 import reference_pages
@@ -16,8 +17,9 @@ from docstrings import has_example
 from reference_api import places, said_of
 from spanwise import Laser, Objective
 from spanwise.cli import app
-from spanwise.explain import logged
+from spanwise.credit_metrics import CREDIT
 from spanwise.measure import figures
+from spanwise.modes import MODES
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.recipe import Recipe
 from spanwise.rollouts import schema
@@ -58,7 +60,6 @@ ELSEWHERE = {
     "spanwise.engines.trl.SpanGRPOTrainer": "tests/engines/trl/test_trl_trainer.py",
     "spanwise.rollouts.Rollouts": "tests/engines/trl/test_trl_trainer.py",
     "spanwise.tasks.digits_task": "tests/tasks/test_tasks_warm_start.py",
-    "spanwise.tasks.fields_task": "tests/tasks/test_tasks_fields.py",
     "spanwise.tasks.load_task": "tests/tasks/test_tasks_hub.py",
     "spanwise.tasks.warm_start": "tests/tasks/test_tasks_warm_start.py",
 }
@@ -117,13 +118,14 @@ def rows(shown):
 
 def test_every_field_of_a_recipe_is_on_the_page_once():
     listed = [name for names in reference_pages.recipe_groups().values() for name in names]
-    assert listed == list(Recipe.model_fields)
+    assert sorted(listed) == sorted([*Recipe.model_fields, *MODES])
     shown = rows(reference_pages.recipe().partition("## Fields of")[0])
     assert [name for name in shown if name != "field"] == listed
 
 
 def test_every_field_of_a_recipe_has_a_sentence():
     assert [name for name, field in Recipe.model_fields.items() if not field.description] == []
+    assert [name for name, mode in MODES.items() if not mode.about] == []
 
 
 @pytest.mark.parametrize("kind", [Objective, CriticConfig, Laser])
@@ -206,12 +208,13 @@ def test_a_name_in_a_log_is_found_by_its_pattern():
 
 def test_every_name_that_the_code_writes_is_explained():
     names = written()
-    assert len(names) > 12
+    assert len(names) + len(CREDIT) > 12
     assert [name for name in names if name not in BEGINNINGS and find_logged(name) is None] == []
+    assert [metric.name for metric in CREDIT] == sorted(logged.CREDIT, key=[metric.name for metric in CREDIT].index)
 
 
 def test_every_metric_of_the_page_is_written_somewhere():
-    code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py") if file.name != "logged.py")
+    code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py"))
     gone = []
     for group in (logged.CREDIT, logged.CRITIC, logged.LASER_LOG, logged.ENGINES):
         gone += [

@@ -8,8 +8,8 @@ import torch
 import yaml
 
 import trl_small
+from spanwise.credit_metrics import CREDIT
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.explain.rules import HABITS
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 SKILL = files("spanwise") / ".agents" / "skills" / "spanwise" / "SKILL.md"  # where library-skills and its like look
@@ -57,5 +57,5 @@ def test_its_code_runs_and_credits_as_it_says(tmp_path):
 
 
 def test_the_metrics_that_it_names_are_watched():
-    watched = {rule.metric.format(name="<objective>") for rule in HABITS}
+    watched = {metric.key("<objective>") for metric in CREDIT if metric.lasting is not None}
     assert set(re.findall(r"`(credit/[^`]+)`", TEXT)) == watched

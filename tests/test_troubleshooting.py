@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
+from spanwise.credit_metrics import CREDIT
 from spanwise.explain import SHOWN_BY
-from spanwise.explain.rules import HABITS
 from spanwise.losses import critic_error
 from spanwise.zeros import Zero
 
@@ -52,12 +52,12 @@ def test_every_metric_of_a_batch_has_its_heading_and_no_other_has():
 def test_what_warns_after_three_batches_says_so_with_its_threshold():
     parts = re.split(r"^### ", SECTIONS["Metrics of every batch"], flags=re.MULTILINE)[1:]
     warns = {part.split("\n")[0].strip("`"): re.findall(r"\*\*Warning:\*\*([^*]+)", part)[0] for part in parts}
-    assert len(HABITS) == 5
-    for rule in HABITS:
-        said = warns[rule.metric.format(name="<objective>")]
-        above = f"{rule.side} {rule.threshold:g}".replace("0.", ".")
-        assert above in said or (rule.metric == "credit/no_signal" and "three in a row" in said)
-    quiet = set(warns) - {rule.metric.format(name="<objective>") for rule in HABITS}
+    alarms = {metric.key("<objective>"): metric.lasting for metric in CREDIT if metric.lasting is not None}
+    assert len(alarms) == 5
+    for name, alarm in alarms.items():
+        above = f"{alarm.side} {alarm.threshold:g}".replace("0.", ".")
+        assert above in warns[name] or (name == "credit/no_signal" and "three in a row" in warns[name])
+    quiet = set(warns) - set(alarms)
     assert all("above" not in warns[name] for name in quiet)
 
 

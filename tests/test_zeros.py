@@ -23,7 +23,7 @@ from spanwise import (
 )
 from spanwise.batch import Steps
 from spanwise.types import Fault, Status
-from spanwise.zeros import Zero, recorded_reasons, tally_zeros, zero_reasons
+from spanwise.zeros import Zero, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"], "c": ["z"]})
 OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = Status
@@ -154,23 +154,23 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     found = credit_batch(reading, Batch(group_n, steps=steps), scheme)
     assert not found.has_signal
     keys = zero_reasons(found, scheme)
-    names = [[Zero(key % 32).name for key in row] for row in keys.tolist()]
+    names = [[reason_of(key).name for key in row] for row in keys.tolist()]
     wrong, equal = "ALL_WRONG", "ALL_EQUAL"
     assert names == [
         [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
         ["SINGLETON", "ABSENT", "UNPAID"],
     ]  # fmt: skip
     alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
-    assert [Zero(key % 32).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
+    assert [reason_of(key).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
 
 
 def test_what_a_trainer_recorded():
     credit_nk = torch.tensor([[0.0], [0.0], [0.5], [0.0], [0.0], [0.0], [NAN]])
     group_n = torch.tensor([0, 0, 1, 1, 2, 3, 3])
     reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
-    names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
+    names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
     assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
-    names = [Zero(key % 32).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
+    names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
     assert names == ["ALL_EQUAL", "ALL_EQUAL", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
 
 
@@ -324,5 +324,11 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
 def test_groups_may_have_any_ids():
     """Hashes of prompts: all wrong in the first, all right in the second, one completion in the third."""
     group_n, reward_n = torch.tensor([-1, -(2**63), -1, -(2**63), 2**62]), torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])
-    keys = recorded_reasons(torch.zeros(5, 1), group_n, reward_n=reward_n).flatten() % 32
-    assert [Zero(key).name for key in keys.tolist()] == ["ALL_WRONG", "ALL_RIGHT", "ALL_WRONG", "ALL_RIGHT", "SINGLETON"]
+    keys = recorded_reasons(torch.zeros(5, 1), group_n, reward_n=reward_n).flatten()
+    assert [reason_of(key).name for key in keys.tolist()] == [
+        "ALL_WRONG",
+        "ALL_RIGHT",
+        "ALL_WRONG",
+        "ALL_RIGHT",
+        "SINGLETON",
+    ]

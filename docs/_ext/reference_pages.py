@@ -10,10 +10,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import logged
 from docstrings import entries, prose, sections
 from reference_api import api, link
 from spanwise.cli import app
-from spanwise.explain import logged
+from spanwise.modes import MODES
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.laser.config import Laser
 from spanwise.objective import Objective
@@ -69,10 +70,13 @@ def recipe_groups() -> dict[str, list[str]]:
             groups[comment[1]] = []
         elif field and field[1] in Recipe.model_fields:
             groups[next(reversed(groups))].append(field[1])
+    groups["How credit is given"] += list(MODES)
     return groups
 
 
 def _recipe_row(name: str) -> tuple[str, str, str, str]:
+    if name in MODES:
+        return name, kind_of(dict[str, Any]), "null", prose(_first_up(MODES[name].about), link)
     field = Recipe.model_fields[name]
     default = field.get_default(call_default_factory=True)
     bounds = [

@@ -50,8 +50,7 @@ class Batch:
         logp_nt: log-probabilities of the sampled tokens, for methods that need them.
         bootstrap_n: the value after the last token of completions that were cut off, (N,) or (N, S); 0 for those that ended.
         steps: where rows that are steps of trajectories stand.
-        self_reward_n: the self-rewarding score r_s of each completion, NaN where it did not end; None: there is none, or it is not
-            mixed in yet (`Laser.first_mix`).
+        score_n: what a mode says of each completion as a whole, NaN where it says nothing; None: nothing, or it does not count yet.
 
     Raises:
         AlignmentError: two fields differ in size; the message names both.
@@ -70,7 +69,7 @@ class Batch:
     logp_nt: Float[Tensor, "n t"] | None = None
     bootstrap_n: Float[Tensor, " n *b"] | None = None
     steps: Steps | None = None
-    self_reward_n: Float[Tensor, " n"] | None = None
+    score_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.group_n, Tensor):
@@ -88,8 +87,8 @@ class Batch:
                 )
         if self.bootstrap_n is not None and (self.bootstrap_n.dim() not in (1, 2) or len(self.bootstrap_n) != n):
             raise AlignmentError(f"bootstrap_n is {tuple(self.bootstrap_n.shape)} for {n} group ids.")
-        if self.self_reward_n is not None and tuple(self.self_reward_n.shape) != (n,):
-            raise AlignmentError(f"self_reward_n is {tuple(self.self_reward_n.shape)} for {n} group ids.")
+        if self.score_n is not None and tuple(self.score_n.shape) != (n,):
+            raise AlignmentError(f"score_n is {tuple(self.score_n.shape)} for {n} group ids.")
         for name, column in self.columns.items():
             if len(column) != n:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {n} completions; give one to each.")

@@ -15,6 +15,7 @@ from spanwise.errors import DataError, SpanwiseError
 #: What a system says that has no room (left for this user, in one file), or does not let anybody write.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSALS = (*_NO_ROOM, errno.EROFS)
+_UNITS = ((10**9, "GB"), (10**6, "MB"))
 #: How torch's writer of archives says that a file could not be written to its end, and not why.
 _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
@@ -24,23 +25,18 @@ def refusal(error: BaseException) -> str | None:
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
-    seen: list[BaseException] = []
-    reason = None
+    causes: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and link not in seen:
-        seen.append(link)
-        number = link.errno if isinstance(link, OSError) else _number(link)
-        if number in _REFUSALS:
-            return os.strerror(number or 0)
-        if isinstance(link, RuntimeError) and any(word in str(link) for word in _TORCH):
-            reason = "a file ended before all of it was written"
+    while link is not None and link not in causes:
+        causes.append(link)
         link = link.__cause__ or link.__context__
-    return reason
-
-
-def _number(error: BaseException) -> int | None:
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return None if match is None else int(match[1])
+    for cause in causes:
+        written = re.search(r"\(os error (\d+)\)", str(cause))
+        number = cause.errno if isinstance(cause, OSError) else int(written[1]) if written else None
+        if number in _REFUSALS:
+            return os.strerror(number)
+    torch_said = any(isinstance(cause, RuntimeError) and word in str(cause) for cause in causes for word in _TORCH)
+    return "a file ended before all of it was written" if torch_said else None
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
@@ -58,10 +54,8 @@ def _free(place: Path) -> str:
         free = shutil.disk_usage(there).free
     except (OSError, StopIteration):
         return ""
-    for size, unit in ((10**9, "GB"), (10**6, "MB")):
-        if free >= size / 10:
-            return f"; {free / size:.1f} {unit} are free there"
-    return f"; {free} bytes are free there"
+    size, unit = next(((size, unit) for size, unit in _UNITS if free >= size / 10), (1, "bytes"))
+    return f"; {free / size:.{int(size > 1)}f} {unit} are free there"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ A wrong argument is a `ValueError` as well, for code that expects Python's own k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -101,6 +101,18 @@ class DivergedError(SpanwiseError):
 _MOST = 60
 
 
+def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
+    """Raise an error with the first sentence that applies.
+
+    >>> refuse({"The first does not apply.": False, "The second does.": [1]})
+    Traceback (most recent call last):
+    spanwise.errors.RecipeError: The second does.
+    """
+    for sentence, applies in faults.items():
+        if applies:
+            raise error(sentence)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, suggest the nearest one and list them all; of very many, those that are close.
 
@@ -118,12 +130,27 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"There is no {kind} '{name}'.{hint} {close}"
 
 
-def check_number(called: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> None:
-    """Refuse what is no finite number above `above` and at least `least`."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not value > above or not value >= least:
+def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
+    """Refuse a name that is not a known `kind`, as `unknown` says it: no option is ever read as something else."""
+    if name not in (names := tuple(known)):
+        raise RecipeError(unknown(kind, name, names))
+
+
+def check_number(
+    called: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+    whole: bool = False,
+) -> None:
+    """Refuse what is no finite number above `above`, at least `least` and at most `most`, or no whole one."""
+    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not value > above or not least <= value <= most:
         bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        raise RecipeError(f"{called} is {value!r}; it must be a number{bound}.")
+        must = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {'whole ' * whole}number{bound}"
+        raise RecipeError(f"{called} is {value!r}; it must {must}.")
 
 
 #: The smallest extra that brings a package, by the name it is imported under.

@@ -82,10 +82,7 @@ class Layout:
         segmenter: str = "tags",
         most: int = 16,
     ) -> None:
-        object.__setattr__(self, "blocks", _pairs(blocks))
-        object.__setattr__(self, "prefilled", prefilled)
-        object.__setattr__(self, "segmenter", segmenter)
-        object.__setattr__(self, "most", most)
+        vars(self).update(blocks=_pairs(blocks), prefilled=prefilled, segmenter=segmenter, most=most)
         self._check()
 
     @cached_property
@@ -96,15 +93,11 @@ class Layout:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """All that blocks are made of, in the order of the layout."""
-        parts = []
-        for block, (name, marks, index) in enumerate(self._single):
-            for written in marks:
-                segmenter, mark = self._split(written)
-                key = mark or name
-                if index is not None:
-                    key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
-                parts.append(Part(block, segmenter, mark, key, index))
-        return tuple(parts)
+        return tuple(
+            self._part(block, name, written, index)
+            for block, (name, marks, index) in enumerate(self._single)
+            for written in marks
+        )
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
@@ -164,18 +157,20 @@ class Layout:
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
         """The blocks with repeated ones written out: name, marks, index."""
-        single = []
-        for name, marks in self.blocks:
-            if EACH in name:
-                single += [(name.replace(EACH, f"[{index}]", 1), marks, index) for index in range(self.most)]
-            else:
-                single.append((name, marks, None))
-        return single
+        return [
+            (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
+            for name, marks in self.blocks
+            for index in (range(self.most) if EACH in name else (None,))
+        ]
 
-    def _split(self, written: str) -> tuple[str, str]:
-        """A mark's segmenter and the mark itself."""
+    def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
+        """What a mark as it is written stands for; one may name its own segmenter."""
         head, colon, tail = written.partition(":")
-        return (head, tail) if colon and is_registered(head, kind="segmenter") else (self.segmenter, written)
+        own = bool(colon) and is_registered(head, kind="segmenter")
+        segmenter, mark = (head, tail) if own else (self.segmenter, written)
+        if index is None:
+            return Part(block, segmenter, mark, mark or name)
+        return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)
 
     def _check(self) -> None:
         if not self.blocks:

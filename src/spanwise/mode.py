@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_number, unknown
+from spanwise.metric import Metric
 from spanwise.types import Credit
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves of a mode's metrics on the page of a run: one curve for all values together, or several for each value.
+
+    Attributes:
+        title: of the panel.
+        series: end of a metric's name -> what its curve is called.
+        y: what its axis is called.
+        note: under the chart.
+        floor: what is below is drawn there.
+    """
+
+    title: str
+    series: Mapping[str, str]
+    y: str
+    note: str
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """The section of a mode on the page of a run: curves, and the last value of one metric at the top of the page.
+
+    Attributes:
+        title, text, asks: of the section; what it took of a step, the metric `<mode>/share`, is said behind the text.
+        charts: in order.
+        headline: the end of the metric's name, what it is called, and what is said of it beside its `Metric.at_end`.
+    """
+
+    title: str
+    text: str
+    asks: str
+    charts: tuple[Chart, ...]
+    headline: tuple[str, str, str]
 
 
 class Mode:
@@ -23,31 +62,43 @@ class Mode:
         into the credit            `credit`, once per batch of whole groups, after the method
         into the loss              the part of an engine: what is added to a loss
 
-    Subclasses are frozen dataclasses: their fields are what the mode's section of a recipe holds (`spanwise.modes.MODES`).
+    Subclasses are frozen dataclasses: their fields are what the mode's section of a recipe holds. `@register(NAME, kind="mode")`
+    makes one known, and everything that it declares here with it.
 
     Attributes:
-        name: of the section in a recipe.
+        name: under which it is registered; its section in a recipe, and the beginning of its metrics.
+        about: what its section in a recipe is for.
+        metrics: those of a log that it has alarms for.
+        page: its section on the page of a run; None: it has none.
+        elsewhere: those of its fields that a trainer with a configuration of its own reads; empty: all of them.
+        in_scheme: it is a part of the rule of credit (`Scheme.modes`); False: an engine is handed it beside the rule.
         adds: the fields of `Batch` that the parts of engines fill in, once they are known.
         parts: engine -> "module:Class", made with the mode and what the engine gives (`parts_of`). An engine that is not named does
             nothing before the pass and adds nothing to the loss.
     """
 
     name: ClassVar[str]
+    about: ClassVar[str] = ""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    page: ClassVar[Page | None] = None
+    elsewhere: ClassVar[tuple[str, ...]] = ()
+    in_scheme: ClassVar[bool] = True
     adds: ClassVar[frozenset[str]] = frozenset()
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Mode:
-        """The mode that its section of a recipe says.
-
-        Raises:
-            RecipeError: an unknown field, with a suggestion; or what the mode refuses.
-        """
+        """The mode that its section of a recipe says."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             if name not in known:
                 raise RecipeError(unknown(f"field of {cls.name}", str(name), known))
         return cls(**dict(written))
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for one in fields(self):  # type: ignore[arg-type]
+            _check_setting(f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name], one.metadata)
 
     @property
     def compares(self) -> bool:
@@ -80,9 +131,6 @@ class Mode:
 
         Args:
             places: folders in which the run may have left its files, the nearest first.
-
-        Raises:
-            DataError: nothing says what is lacking, or it is of something else.
         """
         return self
 
@@ -90,6 +138,14 @@ class Mode:
     def judge(self) -> str | None:
         """The objective that its score of a completion is about; None: it gives completions no score."""
         return None
+
+    def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Of completions with its score, of steps: its share in the credit, and the score as its group compares it."""
+        return torch.zeros_like(score_n), torch.zeros_like(score_n)
+
+    def columns(self, batch: Any) -> Mapping[str, Tensor]:
+        """What a rollout file keeps of each completion of a `Batch` for the mode: a number for each, by the name of its column."""
+        return {}
 
     def note(self, table: Any) -> str:
         """What is to be said of the completions of a `RolloutTable` for which it does not count yet; empty: nothing."""
@@ -104,12 +160,24 @@ class Mode:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
-def check_modes(modes: Any) -> None:
-    """Refuse what is no list of modes, and two of one name.
+def setting(default: Any, **bounds: float) -> Any:
+    """A field of a mode that is a number, or a whole one, within bounds: `above`, `least`, `most` (`check_number`)."""
+    return field(default=default, metadata=bounds)
 
-    Raises:
-        RecipeError: it is not.
-    """
+
+def _check_setting(called: str, value: Any, kind: Any, bounds: Mapping[str, float]) -> None:
+    """Refuse a value that is not of the kind that a field is annotated with, as far as that is a bool, a choice or a number."""
+    kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal and value not in kinds:
+        raise RecipeError(unknown(called, value, kinds))
+    if kind is bool and not isinstance(value, bool):
+        raise RecipeError(f"{called} is {value!r}; write true or false.")
+    if bounds and not (value is None and NoneType in kinds):
+        check_number(called, value, whole=int in kinds, **bounds)
+
+
+def check_modes(modes: Any) -> None:
+    """Refuse what is no list of modes, and two of one name."""
     wrong = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
     if wrong is not None or isinstance(modes, str):
         raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong!r}.")

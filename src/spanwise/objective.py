@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known
 from spanwise.registry import entry_of
 
 BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
@@ -140,10 +140,8 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' is given '{twice}' twice; name each outcome once.")
 
     def _check_baseline(self) -> None:
-        if self.baseline is not None and self.baseline not in BASELINES:
-            raise RecipeError(unknown("baseline", self.baseline, BASELINES))
-        if self.scale not in (None, "none", "std"):
-            raise RecipeError(unknown("scale", self.scale, ("none", "std")))
+        check_known("baseline", self.baseline or "none", BASELINES)
+        check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
             raise RecipeError(
                 f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome to condition on; "

@@ -6,7 +6,6 @@ so what `Reading.pack` makes of a reading is gathered first where groups lie on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,21 +15,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit import (
-    Streams,
-    assign,
-    assign_turns,
-    group_index,
-    keep_for_rollouts,
-    moments,
-    refined,
-    restrict,
-    spread,
-    spread_tokens,
-)
+from spanwise.credit import Streams, assign, assign_turns, restrict, spread
 from spanwise.credit.assign import streams_of
+from spanwise.credit.spread import spread_tokens
+from spanwise.credit.trajectories.rollouts import keep_for_rollouts
+from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
-from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
 from spanwise.segment import Vocabulary, find_blocks
@@ -216,10 +206,6 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         "values": scheme.values,
         **scheme.options,
     }
-    if batch.steps is not None and scheme.refine is not None:
-        raise RecipeError(
-            "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole completions."
-        )
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
@@ -227,11 +213,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     else:
         found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
         found = replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
-    for mode in scheme.modes:
-        found = mode.credit(found, reading, batch, scheme)
-    if scheme.refine is not None:
-        whom = {"objectives": scheme.objectives, "inputs": inputs}
-        found = refined(found, scheme.refine, reading.scores, batch.group_n, **whom)
+    for stage in scheme.stages:
+        found = stage.credit(found, reading, batch, scheme)
     return found
 
 
@@ -256,7 +239,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
         >>> found.names, [value_target(**part).tolist() for part in found.inputs(batch.value_nt)]
         (('return',), [[[1.0, 1.0, 1.0]]])
     """
-    if not scheme.entry.reads_critic:
+    if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' reads no values of a critic for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
@@ -339,16 +322,7 @@ def _check_finite(adv_nt: Tensor, found: Credit) -> None:
 def metrics(
     found: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, float]:
-    """Summarise the credit of a batch of all processes.
-
-    `credit/<block>/mean_abs`: mean |credit| of the completions that have the block; `credit/<block>/zero_frac`: the share of
-    them whose credit is exactly 0; `credit/<objective>/singletons` and `credit/<objective>/reward_absent`: shares of all
-    completions; `credit/<objective>/coarser` (several outcomes): the share compared with fewer outcomes than it is given;
-    `credit/malformed`: share with any fault in its tags; `credit/stop/mean_abs`: mean |credit| of the decision to stop;
-    `credit/no_signal`: 1 if every credit is 0, so its mean over a log interval is a share of batches;
-    `credit/<comparison>/dead_strata`: the share of strata in which nobody gets any credit (`dead_strata`);
-    `credit/<objective>/unanimous`: the share of groups in which all who have the reward have the same; `credit/unanimous`: in which
-    that is so of every objective. Only where groups are what is compared.
+    """Summarise the credit of a batch of all processes, by the table `spanwise.credit_metrics.CREDIT`.
 
     Args:
         found, reading, scheme: see `credit_batch`.
@@ -367,70 +341,7 @@ def metrics(
         >>> found["credit/malformed"], found["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    completions = max(len(reading), 1)
-    shown = {
-        "credit/malformed": float((reading.fault_n != 0).double().mean()),
-        "credit/stop/mean_abs": float(found.stop_n.abs().mean()),
-        "credit/no_signal": float(not found.has_signal),
-    }
-    for k, block in enumerate(scheme.layout.names):
-        here_n = found.block_nk[reading.present_nk[:, k], k]
-        shown[f"credit/{block}/mean_abs"] = float(here_n.abs().mean())
-        shown[f"credit/{block}/zero_frac"] = float((here_n == 0).double().mean())
-    for m, objective in enumerate(scheme.objectives):
-        rewards = completions if found.count_m is None else max(int(found.count_m[m]), 1)
-        shown[f"credit/{objective.name}/singletons"] = float(found.singleton_m[m]) / rewards
-        shown[f"credit/{objective.name}/reward_absent"] = float(found.absent_m[m]) / rewards
-        if len(objective.outcomes) > 1 and found.coarser_m is not None:
-            shown[f"credit/{objective.name}/coarser"] = float(found.coarser_m[m]) / rewards
-    if group_n is not None and not scheme.value_names:
-        shown |= _unanimous(reading.scores.reward_nm, group_n, scheme.objectives)
-    for comparison, (strata, dead) in dead_strata(found, scheme).items():
-        shown[f"credit/{comparison}/dead_strata"] = dead / strata if strata else math.nan
-    return shown
-
-
-def _unanimous(reward_nm: Tensor, group_n: Tensor, objectives: Sequence[Objective]) -> dict[str, float]:
-    """Shares of the groups in which a reward that is compared in groups is the same for all, and in which all of them are."""
-    index_n = group_index(group_n).cpu()
-    groups = int(index_n.max()) + 1 if len(index_n) else 0
-    shown, same_g, known_g = {}, torch.ones(groups).bool(), torch.zeros(groups).bool()
-    for m, objective in enumerate(objectives):
-        if objective.baseline in ("none", "batch"):
-            continue
-        within = moments(reward_nm[:, m].cpu(), index_n)
-        equal_g, several_g = within.square_s == 0, within.count_s > 1
-        shown[f"credit/{objective.name}/unanimous"] = float(equal_g[several_g].double().mean())
-        same_g, known_g = same_g & equal_g, known_g | several_g
-    if len(shown) == len(objectives):  # an objective of another baseline may teach where all others agree
-        shown["credit/unanimous"] = float(same_g[known_g].double().mean())
-    return shown
-
-
-def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:
-    """Per comparison, how many strata there are and in how many of them nobody gets any credit.
-
-    A comparison is an objective of a method that credits blocks, and all objectives together of any other. What is compared
-    with nothing has no stratum and is left out.
-
-    Returns:
-        name of the comparison -> (strata, dead ones).
-    """
-    if found.adv_nm is None or found.comparison is None:
-        return {}
-    stratum_nm, moved_nm = found.comparison.stratum_nm, found.adv_nm != 0
-    if scheme.entry.kind != "block":
-        return {" + ".join(scheme.names): _dead(stratum_nm[:, 0], moved_nm[:, 0])}
+    batch = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores.reward_nm, scheme, group_n)
     return {
-        objective.name: _dead(stratum_nm[:, m], moved_nm[:, m])
-        for m, objective in enumerate(scheme.objectives)
-        if objective.baseline != "none"
+        metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(batch).items()
     }
-
-
-def _dead(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
-    held_n = stratum_n >= 0
-    dense_n = group_index(stratum_n[held_n])
-    total = int(dense_n.max()) + 1 if len(dense_n) else 0
-    moved = torch.zeros(total).index_add(0, dense_n.cpu(), moved_n[held_n].float().cpu()) > 0
-    return total, total - int(moved.sum())

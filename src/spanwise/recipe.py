@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,35 +14,30 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
-    field_serializer,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from spanwise.credit import METHODS, Refinement, method
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.modes import MODES, Laser, Mode
-from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes import MODES, Mode
 from spanwise.objective import OWN, Objective
-from spanwise.registry import imported, seen_from_here
+from spanwise.registry import imported, is_registered, seen_from_here
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
-#: What only an embedded task, and what only a model by name can use.
-_ONLY: Mapping[bool, tuple[str, ...]] = {
-    True: ("start", "start_seed", "start_steps"),
-    False: ("split", "question_column", "prompt_column", "answer_column", "instruction"),
-}
-#: The sections of a recipe that become an object; a recipe is written out with the fields that they were read from.
-_SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "critic": CriticConfig.of,
-    **{name: mode.of for name, mode in MODES.items()},
+#: The tasks of a model and a dataset by name.
+_BY_NAME = ("confidence", "two_attempts", SCRIPT)
+#: Field -> the tasks that can use it; those that are not here suit all.
+_USED_BY: Mapping[str, tuple[str, ...]] = {
+    "start": EMBEDDED[:1],
+    **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
+    "fields": ("fields",),
+    **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
 #: What a recipe says of the processes that compare answers as mathematics.
 _LIMITS = ("workers", "deadline")
@@ -56,10 +52,11 @@ HUB: Mapping[str, Any] = {
 class Recipe(BaseModel):
     """Everything one run depends on; `resolved` fills in the preset.
 
-    Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place.
+    Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place. What is
+    no field below is the section of a feature beside the method, by its name (`spanwise.modes.MODES`), such as `critic` or `laser`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = Field(
@@ -121,15 +118,6 @@ class Recipe(BaseModel):
         default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
     )
 
-    critic: CriticConfig | None = Field(
-        None,
-        description="the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ...",
-    )
-    laser: Laser | None = Field(
-        None,
-        description="a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ...",
-    )
-
     refine: str | dict[str, Any] | None = Field(
         None,
         description="what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method, "
@@ -184,36 +172,6 @@ class Recipe(BaseModel):
         listed = isinstance(written, list) and all(isinstance(name, str) for name in written)
         return {name: [name] for name in written} if listed else written
 
-    #: The sections that `critic` and `laser` were read from.
-    _sections: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @field_validator(*_SECTIONS, mode="before")
-    @classmethod
-    def _parsed(cls, written: Any, info: Any) -> Any:
-        if isinstance(written, Mapping):
-            return _SECTIONS[info.field_name](written)
-        if written is None:
-            return None
-        raise PydanticKnownError("dict_type")
-
-    @field_serializer(*_SECTIONS)
-    def _as_written(self, _: Any, info: Any) -> Any:
-        return self._sections.get(info.field_name)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_sections(cls, written: Any, parse: Any) -> Recipe:
-        recipe = parse(written)
-        recipe._sections = {name: written[name] for name in _SECTIONS if written.get(name) is not None}
-        return recipe
-
-    @field_validator("refine")
-    @classmethod
-    def _known_refinement(cls, written: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if written is not None:
-            Refinement.of(written)
-        return written
-
     @field_validator("verifier")
     @classmethod
     def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
@@ -235,6 +193,12 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
+        for name, section in (self.model_extra or {}).items():
+            if not is_registered(name, kind="mode"):
+                raise RecipeError(_no_field(name))
+            if not isinstance(section, Mapping | None):
+                raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
+        _ = self.modes, self.refinement  # each section is read
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -245,15 +209,10 @@ class Recipe(BaseModel):
             )
         if self.task == SCRIPT and self.layout is None:
             raise ValueError(f"The task is '{SCRIPT}', whose blocks are not known otherwise; the recipe needs a layout.")
-        for field in _ONLY[self.task not in EMBEDDED]:
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(
-                    f"The task is '{self.task}', which has no use for {field} (got {getattr(self, field)!r}); leave it out."
-                )
-        if self.task != "fields" and self.fields != type(self).model_fields["fields"].default:
-            raise ValueError(f"The task is '{self.task}', which has no use for fields (got {self.fields}); leave it out.")
-        if self.task in EMBEDDED[1:] and self.start != "easy":
-            raise ValueError(f"Task '{self.task}' has one warm start; leave out start (got '{self.start}').")
+        for field, tasks in _USED_BY.items():
+            value = getattr(self, field)
+            if self.task not in tasks and value != type(self).model_fields[field].default:
+                raise ValueError(f"The task is '{self.task}', which has no use for {field} (got {value!r}); leave it out.")
         batch = self.prompts * self.group_size
         if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
@@ -262,46 +221,67 @@ class Recipe(BaseModel):
             )
         return self
 
+    @cached_property
+    def modes(self) -> dict[str, Any]:
+        """The features beside the method that it has a section for, by name."""
+        sections = self.model_extra or {}
+        return {name: MODES[name].of(sections[name]) for name in MODES if sections.get(name) is not None}
 
-def modes_of(recipe: Recipe) -> tuple[Mode, ...]:
-    """The features beside the method that a recipe has a section for.
+    @cached_property
+    def refinement(self) -> Refinement | None:
+        """What changes the advantages of the tokens after the method."""
+        return None if self.refine is None else Refinement.of(self.refine)
 
-    >>> [mode.name for mode in modes_of(load(None, {"laser": {"token": "<unk>"}}))]
-    ['laser']
-    """
-    return tuple(mode for name in MODES if (mode := getattr(recipe, name)) is not None)
+    @cached_property
+    def own_layout(self) -> Layout | None:
+        """The blocks that it names itself; None where it leaves them to its task."""
+        if self.layout is None:
+            return None
+        return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
 
+    @property
+    def scheme_modes(self) -> tuple[Mode, ...]:
+        """Those of its modes that are a part of the rule of credit.
 
-def is_scored(recipe: Recipe) -> bool:
-    """Whether one of its modes gives completions a score."""
-    return any(mode.judge is not None for mode in modes_of(recipe))
+        >>> [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes]
+        ['laser']
+        """
+        return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether one of its modes gives completions a score."""
+        return any(mode.judge is not None for mode in self.modes.values())
 
-def check_begins(recipe: Recipe) -> None:
-    """Refuse features that the recipe's own steps leave nothing to do.
+    @property
+    def rule(self) -> Literal["brier", "log_score"]:
+        """How it scores a confidence: by its objectives, else as it says, else by Brier.
 
-    Raises:
-        RecipeError: what would never begin, and what to set.
+        >>> load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule
+        'log_score'
+        """
+        rewards = [entry.get("reward") for entry in self.objectives or ()]
+        if "log_score" in rewards:
+            return "log_score"
+        return "brier" if "brier" in rewards else self.calibration or "brier"
 
-    Example:
-        >>> check_begins(load(None, {"laser": {"token": "<unk>"}}))
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: laser: the mixing begins after 200 generation batches and the run has 120, ... or mix: 0.
-    """
-    for mode in modes_of(recipe):
-        mode.check_steps(recipe.steps)
+    @property
+    def answer_tags(self) -> dict[str, str]:
+        """The tags of answer and confidence, as its objectives name them.
+
+        >>> load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}).answer_tags
+        {'answer': 'x', 'confidence': 'confidence'}
+        """
+        tags = {"answer": "answer", "confidence": "confidence"}
+        kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
+        for entry in self.objectives or ():
+            if entry.get("reward") in kinds:
+                tags[kinds[entry["reward"]]] = (entry.get("options") or {}).get("tag", kinds[entry["reward"]])
+        return tags
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, check everything that can be checked before a model is loaded.
-
-    Args:
-        path: YAML file; None: the embedded default.
-        overrides: field -> value, from the command line; they win over the file, None as well.
-
-    Raises:
-        RecipeError: the file cannot be read, an unknown field (with a suggestion), a value of the wrong kind, an override that
-            another field of the file would make void.
 
     Example:
         >>> load(None, {"method": "rlcr", "steps": 50}).steps
@@ -309,9 +289,6 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
     """
     written = {} if path is None else _read(path)
     given = dict(overrides or {})
-    for key in (*written, *given):
-        if key not in Recipe.model_fields:
-            raise RecipeError(_no_field(str(key)))
     _check_void(written, given)
     values = {**written, **given}
     if "task" not in values and (values.get("model") or values.get("dataset")):
@@ -319,7 +296,7 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
     if values.get("task", EMBEDDED[0]) not in EMBEDDED:
         values = {**HUB, **values}
     try:
-        return Recipe(**values)
+        return Recipe.model_validate(values)
     except ValidationError as error:
         raise RecipeError(_sentence(error)) from error
 
@@ -335,59 +312,33 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    own = dict(read or {})
     # What lies beside the recipe of a run came from it.
-    return own if (folder / "metrics.jsonl").is_file() else _beside(own, folder)
+    return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
 
 
-def _beside(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _beside(written: Any, folder: Path, field: str = "") -> Any:
     """What a recipe names, as seen from the current folder: what is not found from there is looked for beside the recipe."""
-    there = dict(written)
-    for field in ("model", "dataset"):
-        name = there.get(field)
-        if isinstance(name, str):
-            there[field] = _from_folder(name, folder)
-    critic = there.get("critic")
-    if isinstance(critic, dict) and isinstance(critic.get("model"), str):
-        there["critic"] = {**critic, "model": _from_folder(critic["model"], folder)}
-    objectives = there.get("objectives")
-    if isinstance(objectives, list):
-        there["objectives"] = [_from(entry, folder) if isinstance(entry, dict) else entry for entry in objectives]
-    return there
-
-
-def _from_folder(name: str, folder: Path) -> str:
-    """A path as seen from the current folder, if it is found beside the recipe only."""
-    return str(folder / name) if not Path(name).exists() and (folder / name).exists() else name
-
-
-def _from(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """An objective whose functions are found from the current folder."""
-
-    def found(name: Any) -> Any:
-        return seen_from_here(name, folder) if isinstance(name, str) and ":" in name else name
-
-    given = entry.get("given")
-    changed = {
-        "reward": found(entry.get("reward")),
-        "given": [*map(found, given)] if isinstance(given, list) else found(given),
-    }
-    return {**entry, **{key: value for key, value in changed.items() if key in entry}}
+    if isinstance(written, dict) and field in ("", "critic", "objectives"):
+        return {key: _beside(value, folder, str(key)) for key, value in written.items()}
+    if isinstance(written, list):
+        return [_beside(entry, folder, field) for entry in written]
+    if not isinstance(written, str):
+        return written
+    if field in ("reward", "given") and ":" in written:
+        return seen_from_here(written, folder)
+    beside = field in ("model", "dataset") and not Path(written).exists() and (folder / written).exists()
+    return str(folder / written) if beside else written
 
 
 def _no_field(key: str) -> str:
     """Say that there is no such field, and where options of methods go."""
     if any(key in known.of_a_run().options for known in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
-    return unknown("recipe field", key, Recipe.model_fields)
+    return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
 def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse to change a preset that the file has written out: the change would do nothing, without a word.
-
-    Raises:
-        RecipeError: naming the fields that are in the way.
-    """
+    """Refuse to change a preset that the file has written out: the change would do nothing, without a word."""
     for field in ("method", "baseline", "calibration"):
         before = written.get(field, Recipe.model_fields[field].default)
         if field not in given or given[field] == before:
@@ -403,39 +354,27 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = ()) -> Scheme:
-    """The complete rule of credit that a recipe asks for.
-
-    Args:
-        recipe: what is asked for.
-        task_layout: the blocks where the recipe names none.
-        longest: tokens of the longest completion, for presets that divide by it.
-        recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
-
-    Raises:
-        RecipeError: an objective with an unknown field, reward, block or outcome, or anything that would change nothing;
-            LayoutError: a layout that cannot work.
-    """
-    objectives = recipe.objectives
+    """The complete rule of credit that a recipe asks for; the rewards of `recorded` objectives need no tags in the layout."""
+    layout = _layout(recipe, task_layout)
+    entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     scheme = Scheme.preset(
         recipe.method,
-        _layout(recipe, task_layout),
-        objectives=_of_task(recipe, task_layout)
-        if objectives is None
-        else [_objective(_without_code(recipe, entry, recorded), n) for n, entry in enumerate(objectives)],
+        layout,
+        objectives=None if entries is None else [_objective(recipe, n, recorded) for n in enumerate(entries, start=1)],
         calibration=recipe.calibration,
         baseline=recipe.baseline,
         per=recipe.per,
         longest=longest,
         recorded=recorded,
         values=recipe.values,
-        modes=modes_of(recipe),
-        refine=None if recipe.refine is None else Refinement.of(recipe.refine),
+        modes=recipe.scheme_modes,
+        refine=recipe.refinement,
         **recipe.options,
     )
     return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme
 
 
-def _of_task(recipe: Recipe, layout: Layout) -> list[Objective] | None:
+def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
     """Where the task is fields a reward per field, for its value and the form, or for all where a method knows one number only.
 
     Keys and punctuation are paid for every field: a wrong one loses a field, and nothing else would say so. None: the preset's own.
@@ -445,9 +384,8 @@ def _of_task(recipe: Recipe, layout: Layout) -> list[Objective] | None:
     chosen = method(recipe.method)
     form = () if layout.rest is None else (layout.names[layout.rest],)
     pays = (OWN, *form) if chosen.kind == "block" else layout.names
-    return [
-        Objective("equals", each="*", pays=pays, baseline="group" if "baseline" in chosen.inputs else None, if_missing=0.0)
-    ]
+    baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
+    return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
 
 
 def _limited(objectives: Sequence[Objective], limits: Mapping[str, Any]) -> list[Objective]:
@@ -463,51 +401,22 @@ def _limited(objectives: Sequence[Objective], limits: Mapping[str, Any]) -> list
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:
-    """The complete rule of credit of a recipe file, for an engine whose own settings say how to train.
-
-    Args:
-        path: YAML file; its fields `layout`, `method`, `objectives`, `per`, `options`, ... are used.
-        longest: tokens of the longest completion there may be.
-
-    Raises:
-        RecipeError: the file names no layout, or see `load` and `scheme_of`.
-    """
+    """The complete rule of credit of a recipe file, for an engine whose own settings say how to train."""
     recipe = load(path)
-    layout = own_layout(recipe)
-    if layout is None:
+    if recipe.own_layout is None:
         raise RecipeError(
             f"The recipe '{path}' names no layout, so that no block of a completion is known; add for example "
             f"layout: {{solution: [answer], confidence: [confidence]}}."
         )
-    return scheme_of(recipe, layout, longest)
-
-
-def own_layout(recipe: Recipe) -> Layout | None:
-    """The blocks that a recipe names itself; None where it leaves them to its task."""
-    if recipe.layout is None:
-        return None
-    return Layout(recipe.layout, prefilled=recipe.prefilled, segmenter=recipe.segmenter, most=recipe.most)
+    return scheme_of(recipe, recipe.own_layout, longest)
 
 
 def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    own = own_layout(recipe)
-    if own is not None or (recipe.prefilled is None and recipe.segmenter == "tags"):
-        return own or task_layout
+    if recipe.own_layout is not None:
+        return recipe.own_layout
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
     prefilled = recipe.prefilled or task_layout.prefilled
     return Layout(dict(task_layout.blocks), prefilled=prefilled, segmenter=segmenter, most=task_layout.most)
-
-
-def calibration_of(recipe: Recipe) -> Literal["brier", "log_score"]:
-    """How a recipe scores a confidence: by its objectives, else as it says, else by Brier.
-
-    >>> calibration_of(load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}))
-    'log_score'
-    """
-    rewards = [entry.get("reward") for entry in recipe.objectives or ()]
-    if "log_score" in rewards:
-        return "log_score"
-    return "brier" if "brier" in rewards else recipe.calibration or "brier"
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
@@ -523,20 +432,6 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     return layout
 
 
-def answer_tags(recipe: Recipe) -> dict[str, str]:
-    """The tags of answer and confidence, as the recipe's objectives name them.
-
-    >>> answer_tags(load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}))
-    {'answer': 'x', 'confidence': 'confidence'}
-    """
-    tags = {"answer": "answer", "confidence": "confidence"}
-    kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
-    for entry in recipe.objectives or ():
-        if entry.get("reward") in kinds:
-            tags[kinds[entry["reward"]]] = (entry.get("options") or {}).get("tag", kinds[entry["reward"]])
-    return tags
-
-
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
     plain = scheme.plain()
@@ -548,34 +443,26 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
 
 
-def _without_code(recipe: Recipe, entry: Mapping[str, Any], recorded: Collection[str]) -> Mapping[str, Any]:
-    """An objective of a script's run; where its rewards are recorded its function is not looked for: that would run the script."""
-    named = ":" in str(entry.get("reward")) and entry.get("name") in recorded
-    return {**entry, "reward": recorded_elsewhere} if recipe.task == SCRIPT and named else entry
-
-
 def recorded_elsewhere(**_: Any) -> list[float]:
-    """The reward function of a script that has ended.
-
-    Raises:
-        RecipeError: always; rewards of a run of one's own script are those that it recorded.
-    """
+    """The reward function of a script that has ended."""
     raise RecipeError("This reward is a function of the script that wrote the run; only what it recorded is known here.")
 
 
-def _objective(entry: Mapping[str, Any], position: int) -> Objective:
-    fields = tuple(Objective.__dataclass_fields__)
+def _objective(recipe: Recipe, numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str]) -> Objective:
+    """An entry as an objective; a function of a script whose rewards are recorded is not looked for: that would run the script."""
+    position, entry = numbered
     for key in entry:
-        if key not in fields:
-            raise RecipeError(f"Objective {position + 1}: {unknown('field', str(key), fields)}")
-    for key in ("reward", "pays"):
-        if key not in entry and not (key == "pays" and "each" in entry):
+        if key not in Objective.__dataclass_fields__:
+            raise RecipeError(f"Objective {position}: {unknown('field', str(key), Objective.__dataclass_fields__)}")
+    for key in ("reward", *(() if "each" in entry else ("pays",))):
+        if key not in entry:
             raise RecipeError(
-                f"Objective {position + 1} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
+                f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward = entry["reward"]
     if isinstance(reward, str) and ":" in reward:
-        reward = imported(reward, what=f"Objective {position + 1}: the reward")
+        ended = recipe.task == SCRIPT and entry.get("name") in recorded
+        reward = recorded_elsewhere if ended else imported(reward, what=f"Objective {position}: the reward")
     return Objective(**{**entry, "reward": reward})
 
 
@@ -587,7 +474,9 @@ def _sentence(error: ValidationError) -> str:
     for item in error.errors():
         kind, held, context = item["type"], item["input"], item.get("ctx", {})
         field = ".".join(str(part) for part in item["loc"] if part not in ("str", "float", "list[str]"))  # parts of a union
-        if kind == "value_error":
+        if kind == "invalid_key":
+            sentences.append(_no_field(field))
+        elif kind == "value_error":
             sentences.append(item["msg"].removeprefix("Value error, "))
         elif kind == "literal_error":
             sentences.append(unknown(field, held, re.findall(r"'([^']*)'", context["expected"])))

@@ -22,6 +22,7 @@ _BY_KIND: dict[str, Registry[Any]] = {}
 #: Kind -> the module that makes its registry, so that a name is known whatever was imported before.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
+    "mode": "spanwise.modes.registry",
     "outcome": "spanwise.score.outcomes",
     "reward": "spanwise.score.reward",
     "segmenter": "spanwise.segment.registry",
@@ -69,7 +70,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         self._functions[name] = function
 
 
-def _registry(kind: str) -> Registry[Any]:
+def registered(kind: str) -> Registry[Any]:
     """The registry of a kind; its room is loaded if it is not."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
@@ -80,7 +81,7 @@ def _registry(kind: str) -> Registry[Any]:
 
 def is_registered(name: str, *, kind: str) -> bool:
     """Whether a name is known, here or among the plug-ins."""
-    registry = _registry(kind)
+    registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
     return name in registry
@@ -88,7 +89,7 @@ def is_registered(name: str, *, kind: str) -> bool:
 
 def entry_of(name: str, *, kind: str) -> Any:
     """What is registered under a name, for rooms to the left of the registry's own; refused where it is written if nothing is."""
-    return _registry(kind).find(name)
+    return registered(kind).find(name)
 
 
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
@@ -114,7 +115,7 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
         >>> METHODS.pop("mean_of_two").summary
         'Halve every reward.'
     """
-    registry = _registry(kind)
+    registry = registered(kind)
 
     def decorate(function: _Function) -> _Function:
         registry.add(name, function, kind, facts)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from spanwise.credit import METHODS, Method, Preset, Refinement, method, preset_layout, preset_objectives, states_confidence
-from spanwise.credit.recursion import check_alpha
+from spanwise.credit import (
+    METHODS,
+    Method,
+    Preset,
+    Refinement,
+    method,
+    preset_objectives,
+    states_confidence,
+)
+from spanwise.credit.presets import preset_layout
 from spanwise.credit.streams import ValuesName, resolved_values, stream_names
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
@@ -20,20 +28,8 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names of a run which a script drives: it says the rule of credit (`Scheme.plain`), and no prompts.
 SCRIPT = "own"
-#: What `pipeline.credit_batch` makes of every reading, so that no engine has to bring it.
-_MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
-#: Options that lie between 0 and 1 in every method that has them.
-_SHARES = ("gamma", "lam")
-#: Inputs of methods that are one field of a `Batch`.
-_FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
-_WORDS = {
-    "value_nt": "values of a critic (value_nt)",
-    "logp_nt": "log-probabilities (logp_nt)",
-    "steps": "steps of trajectories (steps)",
-    "ids_nt": "token ids (ids_nt)",
-}
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,14 @@ class Scheme:
         _check_values(self)
         check_modes(self.modes)
         object.__setattr__(self, "modes", tuple(self.modes))
-        for mode in self.modes:
-            mode.check_scheme(self)
-        _check_options(self.entry, self.options, lambda name: _said(self, name))
-        if self.refine is not None:
-            object.__setattr__(self, "refine", Refinement.of(self.refine))
-            _check_refine(self, Refinement.of(self.refine))
+        object.__setattr__(self, "refine", None if self.refine is None else Refinement.of(self.refine))
+        for stage in self.stages:
+            stage.check_scheme(self)
+        says = {
+            "baseline": [o.baseline or "group" for o in self.objectives],
+            "scale_k": [o.scale or "none" for o in self.objectives],
+        }
+        self.entry.check_options(self.options, **says)
 
     @staticmethod
     def preset(
@@ -156,10 +154,15 @@ class Scheme:
                     f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
                 )
             share = longest
-        named = [value for value in options.values() if isinstance(value, Mode)]
+        modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
         own = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, (*modes, *named), own)
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, own)
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """What changes the credit of the method, in order: the modes, then the refinement."""
+        return (*self.modes, *(() if self.refine is None else (self.refine,)))
 
     @cached_property
     def entry(self) -> Method:
@@ -189,7 +192,7 @@ class Scheme:
         """
         if "value_nt" not in self.needs:
             return ()
-        return stream_names(self.objectives, self.values) if self.entry.reads_critic else ("return",)
+        return stream_names(self.objectives, self.values) if self.entry.reads_values else ("return",)
 
     @property
     def gamma(self) -> float:
@@ -200,8 +203,8 @@ class Scheme:
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that method and layout cannot do without, beside token ids, mask and groups."""
         turns = any(objective.scope == "turn" for objective in self.objectives)
-        refining = frozenset() if self.refine is None else _needed(self.refine.entry)
-        return _needed(self.entry) | refining | self.reads | (frozenset({"steps"}) if turns else frozenset())
+        refining = frozenset() if self.refine is None else self.refine.entry.fields
+        return self.entry.fields | refining | self.reads | (frozenset({"steps"}) if turns else frozenset())
 
     @property
     def reads(self) -> frozenset[str]:
@@ -235,25 +238,19 @@ class Scheme:
                 f"The segmenter '{name}' cuts by log-probabilities (logp_nt), which are not there when completions are read. "
                 f"Use one that does without: {others}."
             )
-        for mode in self.modes:
-            mode.check_provided(provided)
-        if self.refine is not None and (lacking := sorted(_needed(self.refine.entry) - provided)):
+        for stage in self.stages:
+            stage.check_provided(provided)
+        if missing := self.entry.lacking(provided):
+            there = [name for name, known in sorted(METHODS.items()) if known.preset and not known.lacking(provided)]
             raise RecipeError(
-                f"refine: '{self.refine.method}' needs {' and '.join(_WORDS.get(name, name) for name in lacking)}, which is not "
-                f"there. Leave refine out."
+                f"Method '{self.method}' needs {missing}, which is not there. Methods that can be run: {', '.join(there)}."
             )
-        missing = [_WORDS.get(name, name) for name in sorted(_needed(self.entry) - provided)]
-        turn = next((o.name for o in self.objectives if o.scope == "turn"), None)
-        if turn is not None and not missing and "steps" not in provided:
-            raise RecipeError(
-                f"Objective '{turn}' has scope: turn, and completions are no turns of rollouts here (Batch.steps). Leave it out: "
-                f"a completion of its own is one turn."
-            )
-        if missing:
-            there = [name for name, known in sorted(METHODS.items()) if known.preset and not _needed(known) - provided]
-            raise RecipeError(
-                f"Method '{self.method}' needs {' and '.join(missing)}, which is not there. Methods that can be run: "
-                f"{', '.join(there)}."
+        if "steps" not in provided:
+            _refuse(
+                self.objectives,
+                lambda o: o.scope == "turn",
+                "has scope: turn, and completions are no turns of rollouts here (Batch.steps). Leave it out: a completion of its "
+                "own is one turn.",
             )
 
     def check_forgets(self, engine: str) -> None:
@@ -280,8 +277,7 @@ class Scheme:
             "per": self.per,
             "options": dict(self.options),
             **({} if self.values is None else {"values": self.values}),
-            **{mode.name: mode.plain() for mode in self.modes},
-            **({} if self.refine is None else {"refine": self.refine.plain()}),
+            **{stage.name: stage.plain() for stage in self.stages},
         }
 
 
@@ -321,24 +317,14 @@ def _per(per: Any) -> str | float:
     """A share as one of the words or a positive number of tokens."""
     if per in ("block", "completion", "batch"):
         return str(per)
-    try:
-        number = float("nan") if isinstance(per, bool) else float(per)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0 < number < float("inf"):
-        raise RecipeError(
-            f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512."
-        )
-    return number
+    with suppress(TypeError, ValueError):
+        if not isinstance(per, bool) and 0 < float(per) < float("inf"):
+            return float(per)
+    raise RecipeError(f"per is '{per}'; write 'block', 'completion', 'batch' or a positive number of tokens, such as 512.")
 
 
 def _reads_logp(segmenter: str) -> bool:
     return SEGMENTERS.find(segmenter).reads_logp
-
-
-def _needed(known: Method) -> frozenset[str]:
-    """The fields of a `Batch` that a method cannot do without."""
-    return frozenset(_FIELDS.get(name, name) for name in known.needs if name not in _MADE)
 
 
 def _refuse_void(**changes: Any) -> None:
@@ -362,30 +348,31 @@ def _check_preset_changes(chosen: Method, layout: Layout, calibration: str | Non
         )
 
 
+def _refuse(objectives: Sequence[Objective], wrong: Callable[[Objective], Any], sentence: str) -> None:
+    """Refuse the first objective that is wrong; in the sentence {o} stands for it, and {wrong} for what the test found."""
+    for objective in objectives:
+        if fault := wrong(objective):
+            raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, wrong=fault)}")
+
+
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse what an objective says and the method would not hear."""
-    chosen, objectives = scheme.entry, scheme.objectives
-    facts: Mapping[str, tuple[str, Callable[[Objective], bool]]] = {
-        "baseline": ("baseline", lambda o: o.baseline is not None),
-        "scale_k": ("scale", lambda o: o.scale is not None),
-        "back_off_k": ("back_off", lambda o: o.back_off is not None),
-    }
-    for fact, (name, said) in facts.items():
-        found = next((o for o in objectives if said(o)), None)
-        if found is not None and fact not in chosen.inputs:
-            raise RecipeError(
-                f"Objective '{found.name}' has the {name} '{getattr(found, name)}', but method '{chosen.name}' has its own way of "
-                f"comparing, so it would change nothing. Leave it out, or use method 'bae'."
+    chosen, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
+    for fact, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
+        if fact not in chosen.inputs:
+            _refuse(
+                objectives,
+                lambda o, name=name: getattr(o, name) is not None,
+                f"has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so it would change nothing. Leave "
+                f"it out, or use method 'bae'.",
             )
-    for objective in objectives:
-        conditions = objective.baseline in ("outcome", "blended")
-        idle = [name for name in objective.outcomes if name != judge_of(objective)]
-        if idle and not conditions:
-            raise RecipeError(
-                f"Objective '{objective.name}' is given '{idle[0]}', but neither its reward nor its baseline looks at it. Use "
-                f"baseline 'outcome' or 'blended', or leave it out."
-            )
-    if chosen.kind != "block" and not chosen.reads_critic:
+    _refuse(
+        objectives,
+        lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
+        "is given '{wrong}', but neither its reward nor its baseline looks at it. Use baseline 'outcome' or 'blended', or leave it "
+        "out.",
+    )
+    if chosen.kind != "block" and not chosen.reads_values:
         first = objectives[0]
         other = next((o for o in objectives if set(o.pays) != set(first.pays)), None)
         if other is not None:
@@ -393,22 +380,25 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
-    turn = next((o for o in objectives if o.scope == "turn"), None)
-    if turn is not None and chosen.kind == "token":
-        raise RecipeError(
-            f"Objective '{turn.name}' has scope: turn, but method '{chosen.name}' runs over the tokens of whole rollouts, with one "
-            f"reward at the end. Leave it out, or use method 'gigpo'."
+    if chosen.kind == "token":
+        _refuse(
+            objectives,
+            lambda o: o.scope == "turn",
+            f"has scope: turn, but {method_name} runs over the tokens of whole rollouts, with one reward at the end. Leave it out, "
+            f"or use method 'gigpo'.",
         )
-    if turn is not None and chosen.kind == "block" and "voter_n" not in chosen.inputs:
-        raise RecipeError(
-            f"Objective '{turn.name}' has scope: turn, but method '{chosen.name}' does not know whose rows it compares: a "
-            f"rollout of many turns would have many votes. Leave it out, or use method 'bae'."
+    if chosen.kind == "block" and "voter_n" not in chosen.inputs:
+        _refuse(
+            objectives,
+            lambda o: o.scope == "turn",
+            f"has scope: turn, but {method_name} does not know whose rows it compares: a rollout of many turns would have many "
+            f"votes. Leave it out, or use method 'bae'.",
         )
-    weighs = chosen.kind == "block" or "reward_nm" not in chosen.inputs or "weight_m" in chosen.inputs
-    heavy = next((o for o in objectives if o.weight != 1.0), None)
-    if heavy is not None and not weighs:
-        raise RecipeError(
-            f"Objective '{heavy.name}' has the weight {heavy.weight}, but method '{chosen.name}' takes no weights (weight_m)."
+    if chosen.kind != "block" and "reward_nm" in chosen.inputs and "weight_m" not in chosen.inputs:
+        _refuse(
+            objectives,
+            lambda o: o.weight != 1.0,
+            f"has the weight {{o.weight}}, but {method_name} takes no weights (weight_m).",
         )
 
 
@@ -417,7 +407,7 @@ def _check_values(scheme: Scheme) -> None:
     if scheme.values is None:
         return
     resolved_values(scheme.objectives, scheme.values)
-    if not scheme.entry.reads_critic:
+    if not scheme.entry.reads_values:
         raise RecipeError(
             f"values is '{scheme.values}', but method '{scheme.method}' reads no values of a critic for each token, so it would "
             f"change nothing. Leave it out, or use method 'gae' or 'sae'."
@@ -437,53 +427,3 @@ def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
                 raise RecipeError(f"'{other}' is another name of '{name}', and both are given; write one of them.")
             named[name] = named.pop(other)
     return named
-
-
-def _check_refine(scheme: Scheme, refine: Refinement) -> None:
-    """Refuse a refinement of rows that are no completions, of an objective that is not there, and options it does not use."""
-    if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
-        raise RecipeError(
-            f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
-            f"out, or use a method that credits whole rollouts, such as 'grpo'."
-        )
-    if refine.correct is not None and refine.correct not in scheme.names:
-        raise RecipeError(f"refine.correct: {unknown('objective', refine.correct, scheme.names)}")
-    chosen = refine.entry
-    _check_options(chosen, refine.options, lambda name: [{**chosen.options, **refine.options}[name]])
-
-
-def _check_options(chosen: Method, options: Mapping[str, Any], said: Callable[[str], list[Any]]) -> None:
-    """Refuse options that a method does not have, or would not look at; `said` is what another option or the objectives say."""
-    for name, value in options.items():
-        if name not in chosen.options:
-            hint = " Objectives say it." if name in ("baseline", "scale", "back_off") and "baseline" in chosen.inputs else ""
-            raise RecipeError(
-                f"Method '{chosen.name}' has no option '{name}'; it has {', '.join(sorted(chosen.options)) or 'none'}.{hint}"
-            )
-        if name == "min_stratum" and (isinstance(value, bool) or not isinstance(value, int) or value < 2):
-            raise RecipeError(f"min_stratum is {value!r}; a baseline needs at least 2 completions.")
-        if name == "ddof" and (isinstance(value, bool) or value not in (0, 1)):
-            raise RecipeError(f"ddof is {value!r}; write 0 (population) or 1 (sample).")
-        if name == "eps" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf):
-            raise RecipeError(f"eps is {value!r}; it must be a finite number that is not negative.")
-        if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-            raise RecipeError(f"{name} is {value!r}; it must lie between 0 and 1.")
-        if name == "length_adaptive_alpha" and value is not None:
-            check_alpha(value)
-        if name in chosen.only_with and value != chosen.options[name]:
-            other, values = chosen.only_with[name]
-            if not any(found in values for found in said(other)):
-                says = " or ".join(map(str, values))
-                raise RecipeError(
-                    f"Option '{name}' of method '{chosen.name}' does something only where {other.removesuffix('_k')} is {says}; "
-                    f"here it would change nothing."
-                )
-
-
-def _said(scheme: Scheme, name: str) -> list[Any]:
-    """What an option is set to, or what the objectives say."""
-    if name == "baseline":
-        return [objective.baseline or "group" for objective in scheme.objectives]
-    if name == "scale_k":
-        return [objective.scale or "none" for objective in scheme.objectives]
-    return [scheme.options.get(name, scheme.entry.options[name])]

@@ -52,29 +52,20 @@ def turn_batch(
             f"Trajectory {silent.id!r} has no turn, so no row could carry its vote; give it one without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    of_row = [j for j, trajectory in enumerate(trajectories) for _ in trajectory.turns]
-    step = [t for trajectory in trajectories for t in range(len(trajectory.turns))]
+    places = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
+    of_row_s, step_s = torch.tensor(places, dtype=torch.long).reshape(-1, 2).unbind(1)
     wide: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
     for name, values in (columns or {}).items():
         if len(values) != len(trajectories):
             raise AlignmentError(
                 f"Column '{name}' has {len(values)} values for {len(trajectories)} trajectories; give one to each."
             )
-        wide[name] = [values[j] for j in of_row]
+        wide[name] = [values[j] for j, _ in places]
     anchors = [turn.anchor for turn in turns]
-    steps = Steps(
-        torch.tensor(of_row, dtype=torch.long),
-        torch.tensor(step, dtype=torch.long),
-        anchors if any(anchor is not None for anchor in anchors) else None,
-    )
-    group_j = group_index([trajectory.group for trajectory in trajectories])
-    batch = Batch.jagged(
-        [turn.response_ids for turn in turns],
-        group_j[steps.trajectory_s],
-        sampled=[turn.mask for turn in turns],
-        columns=wide,
-        steps=steps,
-    )
+    steps = Steps(of_row_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
+    group_s = group_index([trajectory.group for trajectory in trajectories])[of_row_s]
+    ids, sampled = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    batch = Batch.jagged(ids, group_s, sampled=sampled, columns=wide, steps=steps)
     return batch, _recorded(trajectories)
 
 

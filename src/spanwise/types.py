@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,8 +20,22 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 #: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
 #: a tag without a complete pair in its block maps to None.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
+_Table = TypeVar("_Table", "Scores", "Comparison", "Credit")
 #: Rows worked on at a time where a table is wide: a few of them stay in the cache.
 _ROWS = 64
+
+
+def take_rows(table: _Table, rows: Any) -> _Table:
+    """Some of the completions of a dataclass of tensors; a tensor whose name has another first index than n stays as it is.
+
+    >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
+    >>> take_rows(scores, slice(1, 2)).reward_nm
+    tensor([[2.]])
+    """
+    tensors = {name: value for name, value in vars(table).items() if isinstance(value, Tensor)}
+    return replace(
+        table, **{name: value[rows] for name, value in tensors.items() if name.rpartition("_")[2].startswith("n")}
+    )
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
@@ -78,55 +92,35 @@ class Fault(IntFlag):
 
 
 class Zero(IntEnum):
-    """Why a token gets nothing. Where several would do, the first in this order is the reason."""
+    """Why a token gets nothing, with its words. Where several would do, the first in this order is the reason."""
 
-    CREDITED = 0  # it does get something
-    MASKED = 1  # the model did not sample it
-    LEFT_OUT = 2  # the trainer left the whole completion out of the loss
-    EMPTY = 3  # of a completion: it has no token at all
-    UNPAID = 4  # no objective pays its block
-    FAILED = 5  # the check ran into its deadline or died
-    UNSCORED = 6  # the file holds no number
-    TRUNCATED = 7  # what the reward reads opens and never closes
-    UNPARSABLE = 8  # what the reward reads is there and cannot be read
-    ABSENT = 9  # what the reward reads is not there
-    SINGLETON = 10  # nobody to be compared with
-    ALL_RIGHT = 11  # everybody that it is compared with has reward 1
-    ALL_WRONG = 12  # everybody that it is compared with has reward 0
-    ALL_EQUAL = 13  # everybody that it is compared with has one and the same reward
-    AT_BASELINE = 14  # the others differ, and its reward is what it is compared with
-    CANCELLED = 15  # what several objectives give it adds up to 0
-    RECORDED = 16  # the trainer recorded 0 where it recorded more for others, and not why
-    NO_SCALE = 17  # the difference should be divided by a spread or a mean that is 0 or less
-    NO_WEIGHT = 18  # the objective weighs 0: it is only logged
+    words: str
 
-    @property
-    def words(self) -> str:
-        """The reason in plain words."""
-        return _SAYS[self]
+    def __new__(cls, number: int, words: str) -> Zero:
+        """A number that knows the reason in plain words."""
+        member = int.__new__(cls, number)
+        member._value_, member.words = number, words
+        return member
 
-
-_SAYS = {
-    Zero.CREDITED: "credited",
-    Zero.MASKED: "masked: not sampled by the model (a tool, an observation)",
-    Zero.LEFT_OUT: "left out of the loss by the trainer",
-    Zero.EMPTY: "empty: the completion has no tokens",
-    Zero.UNPAID: "no objective pays the block",
-    Zero.FAILED: "failed: the check timed out or died",
-    Zero.UNSCORED: "unscored: the file holds no number",
-    Zero.TRUNCATED: "truncated: what the reward reads never closes",
-    Zero.UNPARSABLE: "unreadable: what the reward reads is there and says nothing",
-    Zero.ABSENT: "absent: what the reward reads is not there",
-    Zero.SINGLETON: "singleton: nobody to be compared with",
-    Zero.ALL_RIGHT: "unanimous: all right",
-    Zero.ALL_WRONG: "unanimous: all wrong",
-    Zero.ALL_EQUAL: "unanimous: all rewards are equal",
-    Zero.AT_BASELINE: "at the baseline: the reward is what is expected of it",
-    Zero.CANCELLED: "cancelled: several objectives add up to 0",
-    Zero.RECORDED: "recorded as 0, while others of the group got something",
-    Zero.NO_SCALE: "no scale: the difference would be divided by 0",
-    Zero.NO_WEIGHT: "no weight: the objective is only logged",
-}
+    CREDITED = 0, "credited"
+    MASKED = 1, "masked: not sampled by the model (a tool, an observation)"
+    LEFT_OUT = 2, "left out of the loss by the trainer"
+    EMPTY = 3, "empty: the completion has no tokens"
+    UNPAID = 4, "no objective pays the block"
+    FAILED = 5, "failed: the check timed out or died"
+    UNSCORED = 6, "unscored: the file holds no number"
+    TRUNCATED = 7, "truncated: what the reward reads never closes"
+    UNPARSABLE = 8, "unreadable: what the reward reads is there and says nothing"
+    ABSENT = 9, "absent: what the reward reads is not there"
+    SINGLETON = 10, "singleton: nobody to be compared with"
+    ALL_RIGHT = 11, "unanimous: all right"
+    ALL_WRONG = 12, "unanimous: all wrong"
+    ALL_EQUAL = 13, "unanimous: all rewards are equal"
+    AT_BASELINE = 14, "at the baseline: the reward is what is expected of it"
+    CANCELLED = 15, "cancelled: several objectives add up to 0"
+    RECORDED = 16, "recorded as 0, while others of the group got something"
+    NO_SCALE = 17, "no scale: the difference would be divided by 0"
+    NO_WEIGHT = 18, "no weight: the objective is only logged"
 
 
 @dataclass(frozen=True)
@@ -259,8 +253,7 @@ class Scores:
         >>> Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2)).take(slice(1, 2)).reward_nm
         tensor([[2.]])
         """
-        tables = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tables)
+        return take_rows(self, rows)
 
     @staticmethod
     def joined(parts: Sequence[Scores]) -> Scores:
@@ -270,9 +263,8 @@ class Scores:
         >>> Scores.joined([one, one]).reward_nm.flatten()
         tensor([1., 1.])
         """
-        first = parts[0]
-        held = [name for name, value in vars(first).items() if isinstance(value, Tensor)]
-        return replace(first, **{name: torch.cat([getattr(part, name) for part in parts]) for name in held})
+        tables = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
+        return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in tables})
 
 
 @dataclass(frozen=True)
@@ -311,7 +303,7 @@ class Comparison:
 
     def take(self, rows: Any) -> Comparison:
         """That of some of the completions."""
-        return Comparison(**{name: table[rows] for name, table in vars(self).items()})
+        return take_rows(self, rows)
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """This one where the mask is true, the other one elsewhere."""
@@ -365,8 +357,6 @@ class Credit:
         length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
             None: those of the row.
         count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.
-        share_n, own_n: the share of the completion's own score (`Laser`) in the credit of the blocks where it is mixed in, and
-            that score as its group compares it. None: there is none.
 
     Example:
         >>> nothing = torch.zeros(1)
@@ -389,8 +379,6 @@ class Credit:
     mean_length_n: Float[Tensor, " n"] | None = None
     length_nk: Int[Tensor, "n k"] | None = None
     count_m: Int[Tensor, " m"] | None = None
-    share_n: Float[Tensor, " n"] | None = None
-    own_n: Float[Tensor, " n"] | None = None
 
     @property
     def has_signal(self) -> bool:
@@ -400,6 +388,4 @@ class Credit:
 
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
-        tables = ("block_nk", "stop_n", "adv_nm", "token_nt", "refined_nt", "mean_length_n", "length_nk", "share_n", "own_n")
-        parts = {name: None if (value := getattr(self, name)) is None else value[rows] for name in tables}
-        return replace(self, **parts, comparison=None if self.comparison is None else self.comparison.take(rows))
+        return replace(take_rows(self, rows), comparison=None if self.comparison is None else self.comparison.take(rows))

@@ -214,7 +214,7 @@ CASES = [
     Case(
         "A reward function that returns too few",
         lambda folder: scored(returning([1.0])),
-        "Objective 'mine': its reward function returned 1 rewards for 2 completions.",
+        "Objective 'mine': its reward function returned 1 numbers for 2 completions.",
     ),
     Case(
         "A reward function that returns NaN",

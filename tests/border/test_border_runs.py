@@ -103,7 +103,7 @@ CASES = [
     Case(
         "`--resume last` on a run without checkpoints",
         lambda folder: command("train", "--output", str(begun(folder / "A", checkpoint=False)), "--resume", "last"),
-        "There is no checkpoint under '...A/checkpoints'; train with --save-every 10 to write some.",
+        "There is no checkpoint under '...A/checkpoints'; train with --save-every 10 (save_steps in a script) to write some.",
     ),
     Case(
         "`--resume` and `--overwrite` together",

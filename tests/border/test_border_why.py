@@ -83,7 +83,7 @@ CASES = [
     Case(
         "`doctor` beside a version of an engine that nobody has tried",
         lambda folder: doctor(package(folder, "trl", None, version="2.3.0"), code=0),
-        "TRL 2.3.0 untested tested with >=1.10,!=1.15.0,<2 TRL 2.3.0 is not among the versions that the tests run with "
+        "TRL 2.3.0 >=1.10,!=1.15.0,<2 untested ... TRL 2.3.0 is not among the versions that the tests run with "
         "(>=1.10,!=1.15.0,<2).",
     ),
     Case(

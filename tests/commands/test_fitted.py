@@ -11,8 +11,6 @@ from rich.console import Console
 from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts, figures_table
-from spanwise.commands.doctor.command import findings_table
-from spanwise.commands.doctor.examine import Finding
 from spanwise.commands.fidelity.tables import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
@@ -94,13 +92,8 @@ def test_compare(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_methods_and_doctor(width):
+def test_methods(width):
     check(methods_table(), width)
-    found = [
-        Finding("transformers", "5.0.1.dev20261101+cu128", "ok"), Finding("TRL", "1.17.0", "untested", ">=1.10,!=1.15.0,<2"),
-        Finding("verl", "", "not installed", ">=0.9,<0.10"),
-    ]  # fmt: skip
-    check(findings_table(found), width)
 
 
 def numbers(size, seed=0):

@@ -237,10 +237,9 @@ def test_an_estimator_is_bound_by_the_options_of_the_scheme():
     assert_close(left.block_nk[:, 0], rloo(reward_nm[:, 0], group_n), 1e-9)
     bound = run(functools.partial(rloo, min_stratum=5))
     assert_close(bound.block_nk, strict.block_nk, 1e-9)
-    weigh = HistoryWeight(opo, start=0.1)
-    lengths = {"length_n": torch.arange(1, len(group_n) + 1), "metric_n": None}
-    weighted = run(weigh, inputs=lengths).block_nk[:, 0]
-    plain = opo(reward_nm[:, 0], group_n, length_n=lengths["length_n"])
+    weigh = HistoryWeight()
+    weighted = run(weigh, anchor=0.1).block_nk[:, 0]
+    plain = grpo(reward_nm[:, 0], group_n)
     assert_close(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
     assert weigh.anchor != 0.1
     with pytest.raises(RecipeError, match="Method 'mine' needs length_n, which this batch does not have"):

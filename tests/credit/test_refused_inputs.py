@@ -14,14 +14,13 @@ from spanwise.credit import (
     advantage,
     blended_baseline,
     canon,
-    discounted_returns,
     history_weighted,
     step_returns,
-    stepwise,
-    trajectory_outcomes,
+    step_rewards,
     value_target,
 )
-from spanwise.credit.trajectories.stepwise import step_rewards
+from spanwise.credit.recursion import discounted_returns
+from spanwise.credit.trajectories.steps import trajectory_outcomes
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.losses import aspo, dppo
 
@@ -167,7 +166,6 @@ def test_what_stands_beside_the_methods():
         lambda: step_returns(reward_s, trajectory_s, step_s),
         lambda: trajectory_outcomes(reward_s, DATA["group_s"], trajectory_s, step_s),
         lambda: trajectory_outcomes(reward_s, DATA["group_s"], trajectory_s, step_s, reward="sum"),
-        lambda: stepwise("grpo", reward_s, DATA["group_s"], trajectory_s, step_s, ONES),
         lambda: step_rewards(reward_nt, ONES),
         lambda: discounted_returns(reward_nt, ONES),
         lambda: value_target(reward_nt, DATA["value_nt"], ONES),

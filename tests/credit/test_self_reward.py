@@ -83,7 +83,7 @@ SCORES = double([0.9, 0.7, 0.1, 0.3])
 def found_by(method, *, scale="std", score_n=SCORES, objectives=None, layout=LAYOUT, said=SAID, **fields):
     laser = Laser("<unk>", mix=0.25, scale=scale)
     scheme = Scheme.preset(method, layout, laser=laser, objectives=objectives)
-    batch = Batch.jagged(said, [7] * len(said), columns={"answer": ["4"] * len(said)}, self_reward_n=score_n, **fields)
+    batch = Batch.jagged(said, [7] * len(said), columns={"answer": ["4"] * len(said)}, score_n=score_n, **fields)
     reading = read(batch, scheme, VOCABULARY)
     return credit_batch(reading, batch, scheme)
 
@@ -151,5 +151,5 @@ def test_no_scores_means_not_yet():
 def test_sizes_that_differ_are_named():
     with pytest.raises(AlignmentError, match="4 advantages, 3 scores and 4 groups"):
         mixed_advantage(double([1, -1, 0, 0]), double([1, 2, 3]), ONE)
-    with pytest.raises(AlignmentError, match=r"self_reward_n is \(3,\) for 4 group ids"):
+    with pytest.raises(AlignmentError, match=r"score_n is \(3,\) for 4 group ids"):
         found_by("bae", score_n=double([1, 0, 1]))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close
-from spanwise.credit import spread, spread_tokens
+from spanwise.credit import spread
+from spanwise.credit.spread import spread_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 

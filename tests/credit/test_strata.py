@@ -8,8 +8,9 @@ from hypothesis import given, settings
 
 from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
-from spanwise.credit import advantage, centred, group_index, moments, precision_mean, refine
-from spanwise.credit.strata import member_counts, standardised, standardised_tokens, unit_scale, weighted_mean
+from spanwise.credit import advantage, centred, group_index, moments, refine
+from spanwise.credit.blended import precision_mean
+from spanwise.credit.strata import member_counts, standardised, standardised_tokens, weighted_mean
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -57,9 +58,9 @@ def test_weighted_mean():
 
 
 def test_what_is_constant_has_no_scale():
-    assert unit_scale(torch.full((5,), 0.7), eps=1e-6) == 0.0
-    assert unit_scale(torch.tensor([0.7, NAN]), eps=1e-6) == 0.0
-    assert standardised(torch.full((5,), 0.7), shift=False, eps=1e-6).tolist() == [0.0] * 5
+    assert standardised(torch.full((5,), 0.7), eps=1e-6)[2] == 0.0
+    assert standardised(torch.tensor([0.7, NAN]), eps=1e-6)[2] == 0.0
+    assert standardised(torch.full((5,), 0.7), shift=False, eps=1e-6)[0].tolist() == [0.0] * 5
 
 
 @given(batch=scored_batches())
@@ -125,11 +126,11 @@ def test_whitening_skips_rows_without_tokens():
 
 def test_where_epsilon_stands():
     value_n = torch.tensor([0.0, 2.0], dtype=torch.float64)  # variance 1 over both
-    assert_close(standardised(value_n, ddof=0, eps=3.0), [-1 / 4, 1 / 4], 1e-12)
-    assert_close(standardised(value_n, ddof=0, eps=3.0, eps_at="variance"), [-1 / 2, 1 / 2], 1e-12)
-    assert_close(standardised(value_n, ddof=0, eps=4.0, eps_at="floor"), [-1 / 2, 1 / 2], 1e-12)
-    assert_close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor"), [-1.0, 1.0], 1e-12)
-    for one in (standardised(value_n[1:], eps=1.0), standardised(value_n, ddof=2, eps=1.0)):
+    assert_close(standardised(value_n, ddof=0, eps=3.0)[0], [-1 / 4, 1 / 4], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=3.0, eps_at="variance")[0], [-1 / 2, 1 / 2], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=4.0, eps_at="floor")[0], [-1 / 2, 1 / 2], 1e-12)
+    assert_close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor")[0], [-1.0, 1.0], 1e-12)
+    for one in (standardised(value_n[1:], eps=1.0)[0], standardised(value_n, ddof=2, eps=1.0)[0]):
         assert one.abs().sum() == 0  # no degree of freedom
     assert_close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5], 1e-12)
 

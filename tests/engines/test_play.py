@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from spanwise.engines.play import play
+from chain_agent import Episode
+from play_turns import play
 from spanwise.engines.sample import continue_ids
 from spanwise.tasks import build_model, build_tokenizer
-from spanwise.tasks.agent import Episode
 
 torch.set_num_threads(1)
 #: As good as greedy.

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from credit_batches import scores_of
 from faults.catches import catches
 from helpers import NAN, assert_close, double
 from oracles import slow_opo, z_scores
@@ -21,9 +22,19 @@ from spanwise import (
     metrics,
     read,
 )
-from spanwise.credit import advantage, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo, stepwise
+from spanwise.credit import (
+    advantage,
+    assign_turns,
+    dr_grpo,
+    gae,
+    grpo,
+    opo,
+    reinforce_plus_plus,
+    rloo,
+    to_tokens,
+)
+from spanwise.credit_metrics import dead_strata
 from spanwise.explain import batch_alarms
-from spanwise.pipeline import dead_strata
 from spanwise.recipe import load
 from spanwise.score import Reward
 from spanwise.testing.batches import LABELS
@@ -402,7 +413,11 @@ def test_f20_every_step_is_credited_on_its_own_mask():
         assert bool(((adv_st != 0) == mask_st.bool()).all())
 
     def ours():
-        return stepwise("dr_grpo", reward_s, torch.zeros(3).long(), trajectory_s, step_s, mask_st, dtype=torch.float64)
+        scores, one = scores_of(reward_s[:, None], names=("correct",)), torch.zeros(3).long()
+        rule = {"objectives": [Objective("correct", pays="all")], "block_names": ["all"], "method": "dr_grpo"}
+        lengths = mask_st.sum(dim=1)[:, None]
+        credit = assign_turns(scores, one, lengths, trajectory_s=trajectory_s, step_s=step_s, **rule)
+        return to_tokens(credit.block_nk[:, 0], mask_st, dtype=torch.float64)
 
     def copied():
         last_jt = double([[0.5], [-0.5]]) * mask_st[[1, 2]]

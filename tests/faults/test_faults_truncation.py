@@ -5,8 +5,7 @@ import torch
 from faults.catches import catches
 from helpers import NAN, assert_close, double
 from spanwise import Layout, Vocabulary, find_blocks
-from spanwise.engines.trl.fold import fold_factor, loss_mask
-from spanwise.engines.trl.kl import kl_term, token_kl
+from spanwise.engines.trl.fold import fold_factor, kl_term, loss_mask, token_kl
 from spanwise.losses import dppo
 
 LOSS = double([[1, 2, 0], [4, 4, 4], [3, 0, 0]])

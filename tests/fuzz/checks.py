@@ -1,6 +1,6 @@
 """What must hold of every batch of completions, whatever they say. A finding is an AssertionError that names the completion."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -210,8 +210,7 @@ def kept(cell, made, folder):
         ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")[n // 8 % 4] for n in range(len(made))
     ]
     rollouts = Rollouts(
-        "train", 0, "bae", batch.group_n, prompts, [""] * len(made), {}, batch.ids_nt, batch.mask_nt, reading.text, reading.spans,
-        reading.scores, found, spread,
+        "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, found, spread, prompts, [""] * len(made),
     )  # fmt: skip
     file = Path(folder) / "step_000001.parquet"
     write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)

@@ -7,6 +7,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 
+from chain_agent import Episode
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, read
 from spanwise.commands.credit.blocks import usual_tags
 from spanwise.measure import voting
@@ -19,7 +20,6 @@ from spanwise.rollouts.text import cut_text
 from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_all
 from spanwise.score.rewards import format_, second_attempt
 from spanwise.segment import census, find_blocks
-from spanwise.tasks.agent import Episode
 from spanwise.tasks.digits import is_refusal
 from spanwise.types import Status
 

@@ -1,6 +1,7 @@
 """`make fuzz`: hostile completions by the million through everything that reads one, and how the time grows with the length.
 
-    PYTHONPATH=tests python tests/fuzz/run.py [--completions 1000000] [--segmenters 100000] [--giants 10] [--seed 0] [--no-linear]
+    PYTHONPATH=tests:examples python tests/fuzz/run.py [--completions 1000000] [--segmenters 100000] [--giants 10] [--seed 0]
+        [--no-linear]
 
 Prints a line per family of tokenizers, segmenter and layout, and whatever did not hold: the seed of a batch makes it again.
 """

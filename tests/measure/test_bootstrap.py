@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from measure_small import reports
+from measure_small import on_rows, reports
 from spanwise.errors import AlignmentError
 from spanwise.measure import (
     auroc,
     bootstrap,
     ece,
-    on_rows,
     paired_bootstrap,
     sem,
     weighted_auroc,

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
+from measure_small import on_rows
 from oracles import slow_ece
 from spanwise.errors import AlignmentError
 from spanwise.measure import (
     auroc,
     brier,
-    brier_parts,
     ece,
     figure_intervals,
     figures,
-    on_rows,
     reliability,
     sharpness,
     weighted_auroc,
@@ -106,32 +105,11 @@ def test_ece_against_torchmetrics(bins):
 
 @given(REPORTS, BINNINGS)
 @settings(max_examples=80, deadline=None)
-def test_brier_is_its_parts(pairs, binning):
+def test_the_table_says_what_the_ece_says(pairs, binning):
     q, c = columns(pairs)
-    p = brier_parts(q, c, **binning)
-    assert p.brier == pytest.approx(brier(q, c), abs=1e-12)
-    total = p.reliability - p.resolution + p.uncertainty + p.within_variance - p.within_covariance
-    assert total == pytest.approx(p.brier, abs=1e-12)
-    assert p.uncertainty == pytest.approx(float(c.mean() * (1 - c.mean())), abs=1e-12)
-    # The table says the same of the calibration, and each completion is in one bin.
-    t = reliability(q, c, **binning)
+    t = reliability(q, c, **binning)  # each completion is in one bin
     gap_b = (t.accuracy_b - t.confidence_b).nan_to_num(nan=0.0)
-    assert float((t.count_b * gap_b.square()).sum() / len(q)) == pytest.approx(p.reliability, abs=1e-12)
     assert float((t.count_b * gap_b.abs()).sum() / len(q)) == pytest.approx(ece(q, c, **binning), abs=1e-12)
-    assert int(t.count_b.sum()) == len(q)
-    filled = t.count_b > 0
-    assert bool((t.low_b <= t.confidence_b + 1e-12)[filled].all())
-    assert bool((t.confidence_b <= t.high_b + 1e-12)[filled].all())
-
-
-def test_brier_parts_by_hand_with_a_spread_bin():
-    # One bin: confidences .6 and .8, right and wrong; Murphy's three terms alone would give .29 instead of .40.
-    p = brier_parts(torch.tensor([0.6, 0.8]).double(), torch.tensor([1.0, 0.0]).double(), bins=1)
-    expected = {
-        "brier": 0.40, "reliability": 0.04, "resolution": 0.0, "uncertainty": 0.25,
-        "within_variance": 0.01, "within_covariance": -0.10,
-    }  # fmt: skip
-    assert vars(p) == pytest.approx(expected)
 
 
 @given(REPORTS, BINNINGS, st.randoms())
@@ -196,7 +174,6 @@ def test_nothing_at_all():
     assert math.isnan(ece(empty, empty, scheme="mass"))
     assert math.isnan(brier(empty, empty))
     assert math.isnan(auroc(empty, empty))
-    assert math.isnan(brier_parts(empty, empty).uncertainty)
     assert reliability(empty, empty).count_b.tolist() == [0] * 11
     values = figures(empty, empty, well_formed_n=torch.zeros(0, dtype=torch.bool))
     assert set(values.values()) == {None}

@@ -9,11 +9,24 @@ import torch
 import spanwise
 from modes.toy.mode import Brevity
 from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit_batch, read
+from spanwise.modes import MODES
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.registry import register
+from spanwise.report.modes import mode_headlines, mode_sections
+from spanwise.rollouts import read_rollouts
 from trl_small import GROUP, SAID, THIRD_PARTY, largest_difference, log_probs, policy, questions, scheme, step, trainer
 
 pytestmark = THIRD_PARTY
 TOY = Path(__file__).parent / "toy"
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
+
+
+@pytest.fixture(autouse=True)
+def known():
+    """The one line that makes it known; other tests list the modes of this library."""
+    register("brevity", kind="mode")(Brevity)
+    yield
+    del MODES["brevity"]
 
 
 def test_it_is_one_folder_of_at_most_a_hundred_lines_that_nothing_here_names():
@@ -39,6 +52,36 @@ def test_what_it_refuses_is_refused():
         Scheme.preset("gae", Layout({"all": ["answer"]}), modes=[Brevity()])
     with pytest.raises(RecipeError, match="field of brevity 'bonnus'"):
         Brevity.of({"bonnus": 1})
+
+
+def test_a_recipe_has_a_section_for_it():
+    recipe = load(None, {"method": "grpo", "brevity": {"bonus": 0.5}})
+    assert recipe.scheme_modes == (Brevity(0.5),)
+    plain = resolved(recipe, scheme_of(recipe, Layout({"all": ["answer"]}), 9))
+    assert load(None, plain).modes["brevity"] == Brevity(0.5)
+    with pytest.raises(RecipeError, match=r"brevity is 3, and must be 'name: value' lines .pays short completions"):
+        load(None, {"brevity": 3})
+    with pytest.raises(RecipeError, match=r"brevity\.bonus is -1; it must be a number, at least 0"):
+        load(None, {"brevity": {"bonus": -1}})
+
+
+def test_its_page_its_column_and_its_alarm_show(tmp_path):
+    run = trainer(tmp_path, extra={"scheme": scheme(credit={"modes": [Brevity()]})}, max_steps=4, keep_rollouts=1)
+    alarm = (
+        r"Step 3: In 3 batches in a row \(steps 1 to 3\) 100 % of the ends are foregone conclusions. Usually bonus is large."
+    )
+    with pytest.warns(UserWarning, match=alarm):
+        run.train()
+    table = read_rollouts(tmp_path)
+    peers = [SAID[i // GROUP * GROUP :][:GROUP] for i in range(len(SAID))]
+    shorter = [
+        statistics.mean(len(one.pieces) for one in group) - len(mine.pieces) for mine, group in zip(SAID, peers, strict=True)
+    ]
+    assert table.columns["shorter"][: len(SAID)] == shorter
+    lines = [{"step": step, "brevity/sure": 1.0} for step in (1, 2)]
+    section = next(section for section in mode_sections(lines) if section.title == "Brevity")
+    assert [panel.title for panel in section.panels] == ["Ends"]
+    assert [(line.label, line.value) for line in mode_headlines(lines)] == [("sure of its ends", "1.00")]
 
 
 def test_in_trl_the_gradient_is_that_of_its_credit_and_its_loss(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 from helpers import NAN
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
-from spanwise.measure import voting
+from spanwise.measure import figure_intervals, voting
 from spanwise.report import Headline, Section, TokenView, credit_report, render
 from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
 from spanwise.report.page import json_data, shown
@@ -95,10 +95,11 @@ def test_train_headlines_are_those_of_the_last_evaluation_and_absent_is_not_zero
     assert "2 steps of 4 prompts x 2 completions on digits, seed 7, in 12 s" in page.text
 
 
-def test_train_headlines_and_intervals_come_from_the_samples_where_they_suffice():
+def test_train_headlines_are_those_of_the_intervals_where_there_are_any():
     four = {"confidence": torch.tensor([0.5, 0.5, 0.5, 0.5]), "correct": torch.tensor([1.0, 1.0, 1.0, 0.0])}
-    full = {**four, "prompt": torch.tensor([0, 0, 1, 1]), "well_formed": torch.tensor([True, True, True, False])}
-    page = Page(train_page(samples=full))
+    well_formed_n = torch.tensor([True, True, True, False])
+    intervals = figure_intervals(four["confidence"], four["correct"], prompts=[0, 0, 1, 1], well_formed_n=well_formed_n)
+    page = Page(train_page(samples=four, intervals=intervals))
     assert page.headline("accuracy") == "75.0 %"
     assert "95 %: 50.0 % to 100 %" in page.text
     assert Page(train_page(samples=four)).headline("accuracy") == "87.5 %"

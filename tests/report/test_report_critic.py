@@ -6,8 +6,8 @@ import pytest
 
 from helpers import NAN
 from report_pages import Page, batch, train_page
-from spanwise.explain.alarms import critic_alarms, critic_streams
-from spanwise.report.critic import critic_headlines, critic_section
+from spanwise.explain import end_alarms
+from spanwise.report.modes import mode_headlines, mode_sections
 
 
 def lines(explained, *, stream="", **more):
@@ -20,6 +20,11 @@ def lines(explained, *, stream="", **more):
         }
         for step, value in enumerate(explained, start=1)
     ]  # fmt: skip
+
+
+def critic_section(batches):
+    (section,) = mode_sections(batches)
+    return section
 
 
 def points(panel):
@@ -73,7 +78,7 @@ def test_every_stream_has_its_own():
     assert section.warnings == [
         "The critic of 'brier' knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
     ]
-    assert [(line.label, line.wrong) for line in critic_headlines(both)] == [
+    assert [(line.label, line.wrong) for line in mode_headlines(both)] == [
         ("explained variance: correct", ""), ("explained variance: brier", "the critic knows nothing"),
     ]  # fmt: skip
 
@@ -92,10 +97,10 @@ def test_every_stream_has_its_own():
     ],
 )
 def test_a_critic_that_knows_nothing_is_an_alarm(explained, said):
-    found = critic_alarms(lines(explained))
-    assert (list(found) == [""]) == (said is not None)
+    found = end_alarms(lines(explained))
+    assert (list(found) == ["critic/explained_variance"]) == (said is not None)
     if said:
-        assert said in found[""]
+        assert said in found["critic/explained_variance"]
 
 
 def test_no_report_is_calm_over_a_critic_that_knows_nothing():
@@ -125,6 +130,6 @@ def test_a_run_without_a_critic_has_no_section_of_one():
     html = train_page()
     assert 'id="critic"' not in html
     assert "explained variance" not in html
-    assert critic_streams([batch(1)]) == {}
-    assert critic_alarms([batch(1)]) == {}
+    assert end_alarms([batch(1)]) == {}
+    assert mode_headlines([batch(1)]) == []
     assert not critic_section([batch(1)]).panels

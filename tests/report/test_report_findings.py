@@ -26,7 +26,7 @@ def between(value, low, high):
 
 
 def test_a_run_that_learned():
-    points = [{"step": 0, **GOOD, "accuracy": 0.33}, {"step": 120, **GOOD}]
+    points = [{"step": 0, **GOOD, "accuracy": 0.33}, {"step": 120, **GOOD, "accuracy": 0.86}]
     said = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
     assert said == (
         "After 120 steps accuracy is 86.0 % [83.0 %, 89.0 %] (was 33.0 %) and the refusal rate 0 %; ECE is 0.020. This is one seed."

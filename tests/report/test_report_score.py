@@ -4,6 +4,7 @@ import torch
 
 from helpers import NAN, double
 from report_pages import Page, compare_page, start, train_page
+from spanwise.commands.shared.samples import Samples
 from spanwise.measure import compare_arms, voting
 from spanwise.report import compare_report
 
@@ -14,13 +15,15 @@ NOTHING = torch.full((8,), NAN).double()
 
 def columns(confidence_n):
     prompt_n = torch.arange(8) // 4
-    return {"confidence": confidence_n, "correct": CORRECT, "score": SCORE, "prompt": prompt_n, "well_formed": CORRECT >= 0}
+    return {"confidence": confidence_n, "correct": CORRECT, "score": SCORE, "prompt": prompt_n}
 
 
 def page_of(confidence_n, **changes):
     lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": start() | {"laser_ece": 0.5, "laser_coverage": 1.0}}]
     votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
-    return Page(train_page(metrics=lines, samples=columns(confidence_n), votes={"solution": {**votes, **changes}}))
+    said = Samples(torch.arange(8) // 4, {"s": list("abcaaabb")}, {"s": CORRECT}, confidence_n, CORRECT >= 0, score_n=SCORE)
+    votes = {"solution": {**votes, **changes}}
+    return Page(train_page(metrics=lines, samples=columns(confidence_n), intervals=said.intervals(), votes=votes))
 
 
 def test_a_panel_for_each_and_headlines_for_the_score():

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import spanwise.report.tokens as code
+from spanwise.batch import Batch
 from spanwise.errors import AlignmentError, DataError
+from spanwise.pipeline import Reading
 from spanwise.report import TokenView, token_view
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.rows import TokenRow, shown_prompt, token_rows, token_text
@@ -285,19 +287,20 @@ def table():
         torch.zeros(2).long(),
         torch.zeros(2).long(),
     )
+    text = [{"solution": {"": ""}, "confidence": {"": ""}}, {"solution": {"": ""}, "confidence": None}]
     rollouts = Rollouts(
         mode="train",
         step=3,
         method="bae",
-        group_n=torch.tensor([0, 1]),
+        batch=Batch(
+            torch.tensor([0, 1]),
+            torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]),
+            torch.tensor([[True, True, True, False], [True, False, True, True]]),
+        ),
+        reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
         prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]],
         completions=["", ""],
-        columns={},
-        ids_nt=torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]),
-        mask_nt=torch.tensor([[True, True, True, False], [True, False, True, True]]),
-        text=[{"solution": {"": ""}, "confidence": {"": ""}}, {"solution": {"": ""}, "confidence": None}],
         spans=spans,
-        scores=scores,
         credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
     )

@@ -3,6 +3,7 @@
 # ruff: noqa: E501, RUF001 sentences are whole, and the page writes − and · where it means them
 
 import math
+from types import MappingProxyType
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,7 @@ from spanwise.commands.credit.credit import credit
 from spanwise.report import Rule, TokenView
 from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
-from spanwise.report.why import Reasons
+from spanwise.report.why import explained
 from spanwise.rollouts.rows import CreditPart, TokenRow, token_rows
 
 NAN = math.nan
@@ -72,8 +73,8 @@ def test_one_method_is_named_once_and_a_mean_is_called_one():
     assert sentence(row(), "bae", "bae", rules=rules).endswith("(−0.8), on average over tokens.")
 
 
-def block(one, name, method="bae", **view):
-    found = Reasons(TokenView(("grpo", "bae"), [one], "correct", **view)).of(one, method)
+def block(one, name, method="bae", *, rules=MappingProxyType({})):
+    found = explained(one, method, rules.get(method, Rule()))
     return found, found["blocks"].get(name)
 
 
@@ -135,7 +136,7 @@ def test_methods_per_token_and_what_is_recorded_have_a_sentence():
         "bae credits each token by itself, so no difference of two numbers gives a block's credit."
     )
     one = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
-    note = Reasons(TokenView(("recorded",), [one])).of(one, "recorded")["note"]
+    note = explained(one, "recorded", Rule())["note"]
     assert note == "recorded is what the trainer wrote down; the file does not say how it came about."
 
 
@@ -146,8 +147,8 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
                    credit={"bae": {"confidence": worth - baseline}})  # fmt: skip
 
     def note(one):
-        view = TokenView(("grpo", "bae"), [one], rules={"bae": Rule(pays=PAYS, baselines={"brier": "same prompt"})})
-        return Reasons(view).of(one, "bae")["blocks"]["confidence"]["terms"][0]["note"]
+        rule = Rule(pays=PAYS, baselines={"brier": "same prompt"})
+        return explained(one, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
     assert note(one(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
     assert note(one(-0.2, -0.4, 1)) == "baseline −0.4: the mean of the 1 others"
@@ -188,7 +189,8 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
 
     listed = remembered(found.arms, {})["paid"]
     rows = token_rows(table, None)
-    view = TokenView(tuple(one.name for one in found.applied), rows, rules={m: rule_of(**one) for m, one in listed.items()})  # fmt: skip
+    rules = {name: rule_of(one["method"], one["objectives"]) for name, one in listed.items()}
+    view = TokenView(tuple(one.name for one in found.applied), rows, rules=rules)
     seen = dict.fromkeys(view.methods, 0)
     for n, why in enumerate(payload(view)["why"]):
         for method, entry in zip(view.methods, why, strict=True):

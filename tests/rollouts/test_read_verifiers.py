@@ -25,7 +25,7 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     assert table.has_ids
     assert table.tokens.slice(0, 1).tolist() == ids
     assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
-    np.testing.assert_allclose(table.token_values["logp"], [-0.1, -0.2, -0.3, -0.4, -0.5], rtol=1e-6)
+    np.testing.assert_allclose(table.token_values["logprobs"], [-0.1, -0.2, -0.3, -0.4, -0.5], rtol=1e-6)
     one["nodes"][1]["mask"] = [True] * 5
     with pytest.raises(DataError, match=r"Line 1 of .* has 6 tokens and 5 values of 'mask'"):
         read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
@@ -133,7 +133,7 @@ def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_pat
     expected = [*[0.5] * 2, *[0.0] * 3, *[0.5] * 18]
     assert table.as_recorded.number.tolist() == [*expected, *(-value for value in expected)]
     np.testing.assert_array_equal(
-        table.token_values["logp"][: len(expected)], [-0.5 if value else np.nan for value in expected]
+        table.token_values["logprobs"][: len(expected)], [-0.5 if value else np.nan for value in expected]
     )
     as_words = read_rollouts(WRITTEN / "verifiers_branches")
     assert as_words.as_recorded.says == "the mean over tokens of the file's 'advantages'"

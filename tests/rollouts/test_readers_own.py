@@ -111,15 +111,15 @@ def test_what_is_written_is_shown(case, tokenizer, place):
         for method in case.methods:
             trained = zip(row[f"advantages/{method}"], row["trainable"], strict=True)
             assert same([value if flag else math.nan for value, flag in trained], shown.advantages[method])
-        streams = [name for name in case.per_token if name != "logp"]
+        streams = [name for name in case.per_token if name != "logprobs"]
         assert (list(shown.values), shown.probabilities is None) == (
             [name.partition("/")[2] for name in streams],
-            "logp" not in case.per_token,
+            "logprobs" not in case.per_token,
         )
         for name in streams:
             assert same(row[name], shown.values[name.partition("/")[2]])
-        if "logp" in case.per_token:
-            assert same(np.exp(np.array(row["logp"])).tolist(), shown.probabilities)
+        if "logprobs" in case.per_token:
+            assert same(np.exp(np.array(row["logprobs"])).tolist(), shown.probabilities)
 
 
 # --------------------------------------------------------------------------- tokens and tokenizers
@@ -216,12 +216,12 @@ def exported(folder, tokenizer, *, ids, **options):
                 end={name: span[1] for name, span in spans.items()},
                 reward={"correct": math.nan if n == 5 else right},
                 status={"correct": int(Status.TIMEOUT if n == 5 else Status.OK)},
-                value=[0.25] * size,
-                logp=[-0.5] * size,
+                values=[0.25] * size,
+                logprobs=[-0.5] * size,
             )
         )
     pieces = None if ids else [word.encode() for word in SPELLED]
-    case = Case(rows, per_token=("value", "logp"), pieces=pieces)
+    case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
     options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}, **options}
     made = credit(folder / "in.parquet", output=folder / "out", **options)

@@ -40,7 +40,7 @@ def plain(kind):
 
 
 def written(path, **changes):
-    known = ("value", "value/correct", "logp")
+    known = ("values", "values/correct", "logprobs")
     case = Case([completion(**dict.fromkeys(known, [0.0] * 3))], per_token=known, **{"text": True, **changes})
     write_rollouts(path, case.parts(), pieces=case.pieces)
     return pq.read_schema(path)
@@ -85,7 +85,7 @@ def test_no_other_module_spells_a_column():
         texts = [text for text in texts if isinstance(text, str)]
         spelled |= {(file.stem, word) for word in FAMILIES for text in texts if text.startswith(word)}
         spelled |= {(file.stem, word) for word in COLUMNS if word in texts}
-    here = {("schema", word) for word in (*FAMILIES[:4], *COLUMNS)}
+    here = {("schema", word) for word in COLUMNS}
     assert spelled >= here  # the search finds them where they are
     # A reward function's argument of that name, two fields of verifiers' own.
     others = {("score", "completion_ids"), ("verifiers", "logprobs"), ("traces", "logprobs"), ("traces", "trainable")}
@@ -95,18 +95,19 @@ def test_no_other_module_spells_a_column():
 @pytest.mark.parametrize("method", ["bae:group", "reinforce++", "日本 x"])
 @pytest.mark.parametrize("block", ["a", "c/d", "stop it"])
 def test_names_come_back_out_of_columns(method, block):
-    names = [schema.advantages(method), schema.credit_column(method, block), schema.credit_column(f"{method}x", block)]
-    names += [schema.start(block), schema.end(block), schema.reward(block), schema.status(block)]
+    column = schema.column
+    names = [column("advantages", method), column("credit", method, block), column("credit", f"{method}x", block)]
+    names += [column(family, block) for family in ("start", "end", "reward", "status")]
     assert schema.methods_in(names) == [method, f"{method}x"]
-    assert schema.credited(names, method) == [block]
-    assert schema.blocks(names) == schema.objectives(names) == [block]
+    assert schema.behind(names, "credit", method) == [block]
+    assert schema.behind(names, "end") == schema.behind(names, "reward") == [block]
     assert schema.made_by(method, names) == names[:2]
 
 
 def test_a_method_that_columns_cannot_hold_is_refused():
-    for column in (lambda: schema.advantages("a/b"), lambda: schema.credit_column("a/b", "c")):
+    for family, *names in (("advantages", "a/b"), ("credit", "a/b", "c"), ("parts", "a/b")):
         with pytest.raises(SpanwiseError, match="Method 'a/b' has a '/' in its name"):
-            column()
+            schema.column(family, *names)
 
 
 # --------------------------------------------------------------------------- versions

@@ -7,6 +7,7 @@ import torch
 
 from spanwise.errors import AlignmentError
 from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
+from spanwise.rollouts.table import at
 
 LENGTHS = (3, 0, 2, 4)
 
@@ -27,26 +28,34 @@ def table(folder):
     return read_rollouts(folder / "a.parquet")
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])
-def test_some_rows_are_a_table_with_all_that_is_known_of_them(first, last, tmp_path):
+def test_a_table_holds_all_that_its_file_says(tmp_path):
     whole = table(tmp_path)
-    part = whole.rows(first, last)
-    assert len(part) == last - first
-    assert part.prompts == ["a", "a", "b", "b"][first:last]
-    assert part.columns["answer"] == ["4", '{"x": 1}', None, "5"][first:last]
-    assert part.step_n.tolist() == [1, 1, 2, 2][first:last]
-    assert part.group_n.tolist() == [0, 0, 1, 1][first:last]
-    assert part.rollout_n.tolist() == [0, 0, 1, 2][first:last]
-    assert part.learned_n.tolist() == [True, True, False, True][first:last]
-    assert part.self_reward_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0][first:last]
-    assert part.rewards["correct"].value_n.nan_to_num(nan=9.0).tolist() == [1.0, 0.0, 9.0, 1.0][first:last]
-    spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]][first:last]
-    flat = [n for row in spoken for n in row]
-    words = [whole.vocabulary.join(part.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(part))]
+    assert whole.prompts == ["a", "a", "b", "b"]
+    assert whole.columns["answer"] == ["4", '{"x": 1}', None, "5"]
+    assert whole.step_n.tolist() == [1, 1, 2, 2]
+    assert whole.group_n.tolist() == [0, 0, 1, 1]
+    assert whole.rollout_n.tolist() == [0, 0, 1, 2]
+    assert whole.learned_n.tolist() == [True, True, False, True]
+    assert whole.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
+    assert whole.rewards["correct"].value_n.nan_to_num(nan=9.0).tolist() == [1.0, 0.0, 9.0, 1.0]
+    spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]]
+    words = [whole.vocabulary.join(whole.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(whole))]
     assert words == ["".join(f"{n} " for n in row) for row in spoken]
-    assert part.trainable.tolist() == [n % 4 != 1 for n in flat]
-    assert part.token_values["logp"].tolist() == [-n / 8 for n in flat]
-    assert part.as_recorded.number.tolist() == [n / 4 for n in flat]
+    assert whole.trainable.tolist() == [n % 4 != 1 for n in range(9)]
+    assert whole.token_values["logprobs"].tolist() == [-n / 8 for n in range(9)]
+    assert whole.as_recorded.number.tolist() == [n / 4 for n in range(9)]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])
+def test_some_rows_side_by_side_are_padded(first, last, tmp_path):
+    whole = table(tmp_path)
+    spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]][first:last]
+    width = max(map(len, spoken), default=0)
+    for rows in (slice(first, last), list(range(first, last))):
+        places = whole.tokens.places(np.array(rows, dtype=np.int64) if isinstance(rows, list) else rows)
+        assert places.tolist() == [[*row, *[-1] * (width - len(row))] for row in spoken]
+        logp_nt = at(places, whole.token_values["logprobs"], 9.0)
+        assert logp_nt.tolist() == [[*(-n / 8 for n in row), *[9.0] * (width - len(row))] for row in spoken]
 
 
 def test_the_columns_of_a_table_have_their_types_and_nothing_stands_for_what_is_not_known():

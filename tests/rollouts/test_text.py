@@ -8,6 +8,7 @@ import trl_small
 from rollout_files import write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
+from spanwise.rollouts.table import at
 from spanwise.rollouts.text import AT_ONCE, cut_text
 from spanwise.segment import find_blocks
 
@@ -29,9 +30,9 @@ def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
     assert joined == [*HOSTILE[:-1], "\ufffdx"]
     tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
     assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
-    ids, filled = table.tokens.padded(2, 3)
+    places = table.tokens.places(slice(2, 3))
     spans, text = find_blocks(
-        torch.from_numpy(ids), torch.from_numpy(filled), layout=Layout({"before": [], "x": ["answer"]}),
+        at(places, table.tokens.values, 0), torch.from_numpy(places >= 0), layout=Layout({"before": [], "x": ["answer"]}),
         vocabulary=table.vocabulary,
     )  # fmt: skip
     assert text[0]["before"][""] == "\n\n"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 
 import spanwise
 from rollouts_cases import Case, completion
+from spanwise.batch import Batch
 from spanwise.errors import AlignmentError, DataError
+from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts, write_rollouts
 from spanwise.types import Credit, Scores, Spans, Status
 
@@ -34,32 +37,30 @@ def batch():
     block_nt = torch.tensor([[0, -1, 1, -1, -1], [0, 0, -1, -1, -1], [-1] * 5, [-1] * 5])
     mask_nt = torch.tensor([[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0] * 5]).bool()
     both = {"solution": {"": "so"}, "confidence": {"": " .5"}}
+    spans = Spans(
+        ("solution", "confidence"),
+        torch.tensor([[0, 2], [0, 2], [0, 0], [0, 0]]),
+        torch.tensor([[1, 3], [2, 2], [0, 0], [0, 0]]),
+        block_nt,
+        torch.tensor([0, 1, 16, 32]),
+    )
+    scores = Scores(
+        ("correct", "brier"),
+        torch.tensor([[1.0, -0.25], [0.0, NAN], [NAN, -0.5], [NAN, NAN]], dtype=torch.float64),
+        torch.tensor([[Status.OK, Status.OK], [Status.OK, Status.ABSENT], [Status.TIMEOUT, Status.OK], [Status.ABSENT] * 2]),
+        torch.full((4, 2, 2), NAN, dtype=torch.float64),
+    )
+    text = [both, {"solution": {"": "no"}, "confidence": None}, both, {"solution": None, "confidence": None}]
+    ids_nt = torch.arange(20).reshape(4, 5)  # the fourth and fifth token of the first were written by a tool
     return Rollouts(
         mode="train",
         step=70,
         method="bae",
-        group_n=torch.tensor([4, 4, 5, 5]),
+        batch=Batch(torch.tensor([4, 4, 5, 5]), ids_nt, mask_nt),
+        reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
         prompts=["1+1=", "1+1=", [{"role": "user", "content": "é"}], "2+2="],
         completions=[""] * 4,
-        columns={},
-        ids_nt=torch.arange(20).reshape(4, 5),  # the fourth and fifth token of the first were written by a tool
-        mask_nt=mask_nt,
-        text=[both, {"solution": {"": "no"}, "confidence": None}, both, {"solution": None, "confidence": None}],
-        spans=Spans(
-            ("solution", "confidence"),
-            torch.tensor([[0, 2], [0, 2], [0, 0], [0, 0]]),
-            torch.tensor([[1, 3], [2, 2], [0, 0], [0, 0]]),
-            block_nt,
-            torch.tensor([0, 1, 16, 32]),
-        ),
-        scores=Scores(
-            ("correct", "brier"),
-            torch.tensor([[1.0, -0.25], [0.0, NAN], [NAN, -0.5], [NAN, NAN]], dtype=torch.float64),
-            torch.tensor(
-                [[Status.OK, Status.OK], [Status.OK, Status.ABSENT], [Status.TIMEOUT, Status.OK], [Status.ABSENT] * 2]
-            ),
-            torch.full((4, 2, 2), NAN, dtype=torch.float64),
-        ),
+        spans=spans,
         credit=Credit(
             torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.25, -0.25], [0.0, 0.0]], dtype=torch.float64),
             torch.tensor([0.0, -1.0, 0.0, 0.0], dtype=torch.float64),
@@ -102,11 +103,11 @@ def test_a_training_batch_by_hand():
 
 def test_a_batch_without_any_token():
     whole = batch()
-    none = {"ids_nt": whole.ids_nt[:, :0], "mask_nt": whole.mask_nt[:, :0], "advantages_nt": whole.advantages_nt[:, :0]}
+    none = Batch(whole.batch.group_n, whole.batch.ids_nt[:, :0], whole.batch.mask_nt[:, :0])
     spans = Spans(
         whole.spans.names, whole.spans.start_nk, whole.spans.end_nk, whole.spans.block_nt[:, :0], whole.spans.fault_n
     )
-    rows = Rollouts(**{**vars(whole), **none, "spans": spans}).recorded(step=1).to_pylist()
+    rows = replace(whole, batch=none, advantages_nt=whole.advantages_nt[:, :0], spans=spans).recorded(step=1).to_pylist()
     assert [row["completion_ids"] for row in rows] == [[]] * 4
 
 
@@ -114,8 +115,9 @@ POISON = torch.tensor([[0.5, 1e9, 0.25, 1e9, NAN], [0.75, NAN, 1e9, NAN, 1e9], [
 VALUES = [[0.5, None, 0.25], [0.75, None], [0.125] * 5, []]
 
 
-def with_values(**known):
-    return Rollouts(**{**vars(batch()), **known}).recorded(step=7)
+def with_values(*, value_names=(), **known):
+    whole = batch()
+    return replace(whole, batch=replace(whole.batch, **known), value_names=value_names).recorded(step=7)
 
 
 @pytest.mark.parametrize("shape", ["one", "one of one", "named"])
@@ -147,8 +149,8 @@ def test_a_batch_without_a_critic_has_no_column_of_values():
     [
         ({"value_nt": torch.zeros(4, 5, 2)}, r"The critic has 2 values for each token and they have 0 names \(none\)"),
         ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"has 1 values .* 2 names \(a, b\); give one to each"),
-        ({"value_nt": torch.zeros(4, 6)}, r"There are \(4, 5\) completions and tokens and \(4, 6\) of 'value'"),
-        ({"logp_nt": torch.zeros(4, 4)}, r"There are \(4, 5\) completions and tokens and \(4, 4\) of 'logp'; give one"),
+        ({"value_nt": torch.zeros(4, 6)}, r"value_nt is \(4, 6\) for 4 group ids and token ids \(4, 5\)"),
+        ({"logp_nt": torch.zeros(4, 4)}, r"logp_nt is \(4, 4\) for 4 group ids and token ids \(4, 5\)"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(known, said, unchecked_shapes):
@@ -207,12 +209,12 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     [
         ({"trainable": [True]}, "There are 3 tokens and 1 entries of 'trainable'"),
         ({"advantages/bae": [0.5] * 4}, "There are 3 tokens and 4 entries of 'advantages/bae'; give one for each."),
-        ({"value": []}, "There are 3 tokens and 0 entries of 'values'"),
+        ({"values": []}, "There are 3 tokens and 0 entries of 'values'"),
     ],
 )
 def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
     with pytest.raises(AlignmentError, match=said):
-        Case([completion(**{"value": [0.0] * 3, **field})], per_token=("value",)).part(0, 1)
+        Case([completion(**{"values": [0.0] * 3, **field})], per_token=("values",)).part(0, 1)
 
 
 def test_a_prompt_that_no_file_can_hold_is_mended():
@@ -223,8 +225,8 @@ def test_a_prompt_that_no_file_can_hold_is_mended():
 def test_an_export_by_hand():
     """Two methods; a reward and a credit that do not exist; a token value that is not known."""
     other = {"credit/grpo": {"solution": NAN, "confidence": 2.0}, "stop/grpo": -1.0, "advantages/grpo": [NAN] * 3}
-    row = completion(**other, value=[0.5, NAN, 1.0], reward={"correct": NAN}, status={"correct": int(Status.ERROR)})
-    table = Case([row], methods=("bae", "grpo"), per_token=("value",)).part(0, 1).to_pylist()[0]
+    row = completion(**other, values=[0.5, NAN, 1.0], reward={"correct": NAN}, status={"correct": int(Status.ERROR)})
+    table = Case([row], methods=("bae", "grpo"), per_token=("values",)).part(0, 1).to_pylist()[0]
     assert table["credit/grpo/solution"] is None
     assert table["credit/grpo/confidence"] == 2.0
     assert (table["credit/bae/stop"], table["credit/grpo/stop"]) == (0.0, -1.0)
@@ -238,8 +240,8 @@ def test_an_export_by_hand():
 def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
     """Token 1 and token 3 of the first completion were written by a tool; any value may stand there."""
     part = batch()
-    part.ids_nt[0, 1] = -100
-    part.ids_nt[1, 1] = 10**9
+    part.batch.ids_nt[0, 1] = -100
+    part.batch.ids_nt[1, 1] = 10**9
     file = tmp_path / "step_000001.parquet"
     write_rollouts(file, [part.recorded(step=1)], pieces=[f"{n} ".encode() for n in range(20)])
     assert pq.read_table(file)["tokens"].to_pylist() == [

@@ -10,7 +10,7 @@ from segment_small import made
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
-from spanwise.segment.fences import fences, headings
+from spanwise.segment.markdown import fences, headings
 from spanwise.types import Fault
 
 torch.set_num_threads(1)

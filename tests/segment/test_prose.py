@@ -5,42 +5,45 @@ import pytest
 from segment_small import made, said
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import Sample
-from spanwise.segment.prose import lines, paragraphs, sentences, steps
+from spanwise.segment import SEGMENTERS, Sample
 from spanwise.segment.units import check_no_mark
 from spanwise.types import Fault
 
 
 def shown(segmenter, text):
     """What each unit of a text says."""
-    layout = Layout({"unit[*]": f"{segmenter.__name__}:"}, most=16)
-    found = segmenter(layout.parts, layout=layout)(Sample.of(text))
+    layout = Layout({"unit[*]": f"{segmenter}:"}, most=16)
+    found = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(text))
     return [text[slice(*claim.inner)].decode() for claim in found.claims]
 
 
 @pytest.mark.parametrize(
     ("segmenter", "text", "units"),
     [
-        (lines, "one\r\ntwo\n\n\n three ", ["one", "two", "three"]),
-        (lines, "\n\none", ["one"]),
-        (lines, " \n ", []),
-        (paragraphs, "a\nb\n\n\nc\n \t\nd", ["a\nb", "c", "d"]),
-        (sentences, "It is 3.5. Good!", ["It is 3.5.", "Good!"]),
-        (sentences, "Mr. Fu, e.g. Li, cf. Fig. 3. So?! Yes... and no.", ["Mr. Fu, e.g. Li, cf. Fig. 3.", "So?!", "Yes... and no."]),
-        (sentences, "The answer is B. Next.", ["The answer is B.", "Next."]),
-        (sentences, "1. Add.\n2. Halve. 3 is left", ["1. Add.", "2. Halve.", "3 is left"]),
-        (sentences, "She said “Go.” He went.) **Done.** End", ["She said “Go.”", "He went.)", "**Done.**", "End"]),
-        (sentences, "是。不是\uff01“真\uff1f”好", ["是。", "不是\uff01", "“真\uff1f”", "好"]),
-        (sentences, "No end\n\nnew", ["No end", "new"]),
-        (paragraphs, "a\n\x0c\nb", ["a", "b"]),
-        (sentences, "See Fig.\n\nNew", ["See Fig.", "New"]),
-        (sentences, "a\n\x0c\nb", ["a", "b"]),
-        (sentences, "So\n            1. Add", ["So\n            1. Add"]),
-        (sentences, "Wait… What", ["Wait…", "What"]),
-        (steps, "1. a\n2) b\nStep 3: c\n**Step 4** d", ["1. a", "2) b", "Step 3: c", "**Step 4** d"]),
-        (steps, "### Step 5\n**6.** e", ["### Step 5", "**6.** e"]),
-        (steps, "Plan:\n1. a\n    1. inner\n3.5 is none\nsteps 2\n2. b", ["1. a\n    1. inner\n3.5 is none\nsteps 2", "2. b"]),
-        (steps, "no step", []),
+        ("lines", "one\r\ntwo\n\n\n three ", ["one", "two", "three"]),
+        ("lines", "\n\none", ["one"]),
+        ("lines", " \n ", []),
+        ("paragraphs", "a\nb\n\n\nc\n \t\nd", ["a\nb", "c", "d"]),
+        ("sentences", "It is 3.5. Good!", ["It is 3.5.", "Good!"]),
+        (
+            "sentences",
+            "Mr. Fu, e.g. Li, cf. Fig. 3. So?! Yes... and no.",
+            ["Mr. Fu, e.g. Li, cf. Fig. 3.", "So?!", "Yes... and no."],
+        ),
+        ("sentences", "The answer is B. Next.", ["The answer is B.", "Next."]),
+        ("sentences", "1. Add.\n2. Halve. 3 is left", ["1. Add.", "2. Halve.", "3 is left"]),
+        ("sentences", "She said “Go.” He went.) **Done.** End", ["She said “Go.”", "He went.)", "**Done.**", "End"]),
+        ("sentences", "是。不是\uff01“真\uff1f”好", ["是。", "不是\uff01", "“真\uff1f”", "好"]),
+        ("sentences", "No end\n\nnew", ["No end", "new"]),
+        ("paragraphs", "a\n\x0c\nb", ["a", "b"]),
+        ("sentences", "See Fig.\n\nNew", ["See Fig.", "New"]),
+        ("sentences", "a\n\x0c\nb", ["a", "b"]),
+        ("sentences", "So\n            1. Add", ["So\n            1. Add"]),
+        ("sentences", "Wait… What", ["Wait…", "What"]),
+        ("steps", "1. a\n2) b\nStep 3: c\n**Step 4** d", ["1. a", "2) b", "Step 3: c", "**Step 4** d"]),
+        ("steps", "### Step 5\n**6.** e", ["### Step 5", "**6.** e"]),
+        ("steps", "Plan:\n1. a\n    1. inner\n3.5 is none\nsteps 2\n2. b", ["1. a\n    1. inner\n3.5 is none\nsteps 2", "2. b"]),
+        ("steps", "no step", []),
     ],
 )  # fmt: skip
 def test_units(segmenter, text, units):
@@ -50,7 +53,7 @@ def test_units(segmenter, text, units):
 def test_units_follow_each_other_without_a_gap_whatever_the_text_is():
     layout = Layout({"unit[*]": "sentences:"}, most=50)
     for text in (b"a. b! \xff. C\n\n\n", b"....", b" . . A . ", "。。 … ".encode()):
-        claims = sentences(layout.parts, layout=layout)(Sample.of(text)).claims
+        claims = SEGMENTERS.find("sentences").function(layout.parts, layout=layout)(Sample.of(text)).claims
         assert [claim.stop for claim in claims[:-1]] == [claim.start for claim in claims[1:]], text
         assert claims[-1].stop == len(text)
 

@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
     ids = torch.tensor([[0, 1], [1, 999]])
     with pytest.raises(AlignmentError, match=r"Completion 1: Token id 999 .* 400 ids"):
         find_blocks(ids, torch.ones_like(ids), layout=TWO, vocabulary=BYTES)
-    with pytest.raises(AlignmentError, match=r"\(2, 2\) and mask_nt \(2, 3\)"):
+    with pytest.raises(AlignmentError, match=r"mask_nt has shape \(2, 3\) and ids_nt \(2, 2\)"):
         find_blocks(ids, torch.ones(2, 3, dtype=torch.bool), layout=TWO, vocabulary=BYTES)
     with pytest.raises(AlignmentError, match=r"mask_nt is torch[.]float32"):
         find_blocks(ids, torch.ones(2, 2), layout=TWO, vocabulary=BYTES)

@@ -109,8 +109,8 @@ def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
     assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
     assert result.spans.end_nk.tolist() == [[3], [0]]
     kept = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
-    assert kept.ids_nt.shape == kept.mask_nt.shape == (2, 4)
-    assert (kept.mode, kept.step, kept.columns) == ("train", 3, {"answer": ["4", "4"]})
+    assert kept.batch.ids_nt.shape == kept.batch.mask_nt.shape == (2, 4)
+    assert (kept.mode, kept.step, kept.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
         step.finish(own, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
 

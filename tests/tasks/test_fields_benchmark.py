@@ -9,11 +9,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from field_kinds import Chain
 
 from spanwise.batch import Batch
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.segment import Vocabulary
-from spanwise.tasks import Fields, build_fields_tokenizer, build_model
+from spanwise.tasks import build_fields_tokenizer, build_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "fields.py"
 GOLD = '{"a": 3, "b": 1, "c": 2}'
@@ -36,7 +37,7 @@ def paid(module: ModuleType, arm: str) -> list[list[float]]:
     tokenizer = build_fields_tokenizer()
     ids = [tokenizer(f"{text}<eos>")["input_ids"] for text in SAID]
     batch = Batch.jagged(ids, [0] * 4, columns={"answer": [GOLD] * 4})
-    scheme = module.scheme_of(arm, Fields("chain", 3))
+    scheme = module.scheme_of(arm, Chain(3))
     reading = read(batch, scheme, Vocabulary.from_tokenizer(tokenizer))
     return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist()
 

@@ -3,12 +3,13 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chain_agent import Chain, Episode
 from spanwise.errors import DataError
-from spanwise.tasks.agent import Chain, Episode
 
 
 def say(digit) -> str:
@@ -111,7 +112,7 @@ def test_what_is_no_chain_is_refused(prompt) -> None:
 def test_the_environment_needs_no_torch() -> None:
     """A trainer's environment workers should not pay for it: only the module itself is asked, not the package around it."""
     code = (
-        "import sys; import spanwise.tasks.agent as a; n = set(vars(a)); "
+        "import sys; import chain_agent as a; n = set(vars(a)); "
         "assert 'torch' not in n and 'transformers' not in sys.modules, sorted(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2] / "examples")

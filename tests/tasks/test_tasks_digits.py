@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer, held_out_problems, is_refusal
-from spanwise.tasks.digits import NOISE, Problems, TraceNoise, draw_problems, noisy_traces, success_probability
+from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer, is_refusal
+from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability
 
 torch.set_num_threads(1)
 COMPLETION = re.compile(
@@ -37,7 +37,7 @@ def one_problem(start: int, steps: list[tuple[str, int]], *, plus: bool = True) 
 
 
 def test_answers_follow_the_written_prompt() -> None:
-    problems = draw_problems(1500, rng=np.random.default_rng(0))
+    problems = DIGITS.draw(1500, rng=np.random.default_rng(0))
     expected = [str(by_hand(p, plus)[-1]) for p, plus in zip(problems.prompts, problems.plus_n.tolist(), strict=True)]
     assert problems.answers == expected
     # hand-worked: 2-5 = 7, 7*4 = 8, 8~9 = 9 as a minus and 7 as a plus
@@ -47,7 +47,7 @@ def test_answers_follow_the_written_prompt() -> None:
 
 
 def test_problems_have_the_stated_distribution() -> None:
-    problems = draw_problems(12_000, rng=np.random.default_rng(1))
+    problems = DIGITS.draw(12_000, rng=np.random.default_rng(1))
     text = "".join(problems.prompts)
     share = {sign: text.count(sign) / sum(map(text.count, "+-*~")) for sign in "+-*~"}
     assert share == pytest.approx({"+": 0.35, "-": 0.25, "*": 0.25, "~": 0.15}, abs=0.01)
@@ -59,13 +59,13 @@ def test_problems_have_the_stated_distribution() -> None:
 
 
 def test_held_out_prompts_are_different_nested_and_excluded() -> None:
-    held = held_out_problems()
+    held = DIGITS.held_out()
     assert len(set(held.prompts)) == 512
-    assert held_out_problems(40).prompts == held.prompts[:40]
-    assert held_out_problems(40).answers == held.answers[:40]
-    drawn = draw_problems(5000, rng=np.random.default_rng(2))
+    assert DIGITS.held_out(40).prompts == held.prompts[:40]
+    assert DIGITS.held_out(40).answers == held.answers[:40]
+    drawn = DIGITS.draw(5000, rng=np.random.default_rng(2))
     assert set(drawn.prompts) & set(held.prompts)  # without the exclusion they would meet
-    kept = draw_problems(5000, rng=np.random.default_rng(2), exclude=frozenset(held.prompts))
+    kept = DIGITS.draw(5000, rng=np.random.default_rng(2), exclude=frozenset(held.prompts))
     assert len(kept) == 5000
     assert not set(kept.prompts) & set(held.prompts)
 
@@ -73,11 +73,11 @@ def test_held_out_prompts_are_different_nested_and_excluded() -> None:
 @pytest.mark.parametrize("size", [0, 513])
 def test_held_out_size_is_limited(size: int) -> None:
     with pytest.raises(DataError, match=f"holds 512 evaluation prompts; {size} were asked for"):
-        held_out_problems(size)
+        DIGITS.held_out(size)
 
 
 def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:
-    problems = draw_problems(300, rng=np.random.default_rng(3))
+    problems = DIGITS.draw(300, rng=np.random.default_rng(3))
     exact = TraceNoise(slip=(0.0, 0.0, 0.0, 0.0), refusal=0.0)
     traces = noisy_traces(problems, exact, rng=np.random.default_rng(3))
     for prompt, plus, trace in zip(problems.prompts, problems.plus_n.tolist(), traces, strict=True):
@@ -91,7 +91,7 @@ def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:
 @pytest.mark.parametrize("difficulty", ["easy", "hard"])
 def test_slips_and_refusals_have_the_stated_rates(difficulty: str) -> None:
     noise, size = NOISE[difficulty], 20_000
-    problems = draw_problems(size, rng=np.random.default_rng(4))
+    problems = DIGITS.draw(size, rng=np.random.default_rng(4))
     traces = noisy_traces(problems, noise, rng=np.random.default_rng(5))
     wrong, seen, refused = Counter(), Counter(), []
     for prompt, plus, trace in zip(problems.prompts, problems.plus_n.tolist(), traces, strict=True):
@@ -126,7 +126,7 @@ def test_success_probability_is_a_product_over_steps() -> None:
 
 def test_round_trip_and_one_token_per_meaning() -> None:
     tokenizer = build_tokenizer()
-    problems = draw_problems(400, rng=np.random.default_rng(6))
+    problems = DIGITS.draw(400, rng=np.random.default_rng(6))
     traces = noisy_traces(problems, NOISE["hard"], rng=np.random.default_rng(6))
     texts = [prompt + trace for prompt, trace in zip(problems.prompts, traces, strict=True)]
     assert tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts

@@ -15,18 +15,16 @@ from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
 from spanwise.tasks.digits_long import (
+    LONG,
     LONG_NOISE,
     LONG_POSITIONS,
     LONGEST,
     LongNoise,
     LongProblems,
-    draw_long_problems,
-    held_out_long_problems,
-    held_out_long_prompts,
     long_traces,
     tables,
 )
-from spanwise.tasks.stretches import COURSES
+from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened
 
 torch.set_num_threads(1)
@@ -37,7 +35,7 @@ TINY = shortened(2)
 
 
 def drawn(size: int, seed: int = 1) -> LongProblems:
-    return draw_long_problems(size, rng=np.random.default_rng(seed))
+    return LONG.draw(size, rng=np.random.default_rng(seed))
 
 
 def written(problems: LongProblems, noise: LongNoise, seed: int = 0) -> list[tuple[list[tuple[str, ...]], str]]:
@@ -175,7 +173,8 @@ def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> N
 
 def test_finished_warm_starts_keep_their_cache() -> None:
     names = {
-        name: _folder_name(course, len(course.stretches) - 1, 0, WarmStartSettings()) for name, course in COURSES.items()
+        name: _folder_name(task.course, len(task.course.stretches) - 1, 0, WarmStartSettings())
+        for name, task in STARTS.items()
     }
     assert names == {
         "easy": "digits-easy-0-ffa9c4402686",
@@ -187,11 +186,11 @@ def test_finished_warm_starts_keep_their_cache() -> None:
 
 @pytest.mark.parametrize("index", [1, 2])
 def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(index) -> None:
-    tokenizer, stretch = build_tokenizer(), COURSES["long"].stretches[index]
+    tokenizer, stretch = build_tokenizer(), STARTS["long"].course.stretches[index]
     ids_nt, prompt_length = stretch.batch(tokenizer, 600, np.random.default_rng(0))
     assert (len(ids_nt), prompt_length) == (300, 18)
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
-    assert not {text[: text.index("=") + 1] for text in texts} & held_out_long_prompts()
+    assert not {text[: text.index("=") + 1] for text in texts} & LONG.held_out_prompts
     lines = [line for text in texts for line in LINE.findall(text[text.index("=") + 1 :])]
     wrong = [line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == "+" and not line[5]]
     assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[stretch.name].slip[0], abs=0.02)
@@ -203,9 +202,9 @@ def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
     assert (task.name, task.layout, task.max_completion_length) == ("digits-long", LONG_LAYOUT, LONGEST)
     assert (len(task.train), len(task.evaluation)) == (300, 64)
     assert task.train["prompt"][:] == again.train["prompt"][:]
-    assert task.evaluation["prompt"][:] == held_out_long_problems().prompts[:64]
-    assert task.evaluation["answer"][:] == held_out_long_problems().answers[:64]
-    assert not set(task.train["prompt"]) & held_out_long_prompts()
+    assert task.evaluation["prompt"][:] == LONG.held_out().prompts[:64]
+    assert task.evaluation["answer"][:] == LONG.held_out().answers[:64]
+    assert not set(task.train["prompt"]) & LONG.held_out_prompts
     assert Path(task.model, "config.json").is_file()
     with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
         digits_task("long", train_size=1, eval_size=513, cache_folder=tmp_path, settings=TINY)
@@ -213,7 +212,7 @@ def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
 
 def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
     assert load(None, {"task": "digits_long"}).start == "easy"
-    with pytest.raises(RecipeError, match="Task 'digits_long' has one warm start; leave out start"):
+    with pytest.raises(RecipeError, match="The task is 'digits_long', which has no use for start"):
         load(None, {"task": "digits_long", "start": "hard"})
     with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_long'"):
         load(None, {"task": "digits_long", "model": "m", "dataset": "d"})

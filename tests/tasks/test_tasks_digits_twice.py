@@ -13,9 +13,9 @@ from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
-from spanwise.tasks.digits import Problems, draw_problems, held_out_prompts
+from spanwise.tasks.digits import DIGITS, Problems
 from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, twice_traces
-from spanwise.tasks.stretches import COURSES
+from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.warm_start import shortened
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def traces(problems: Problems, noise: TwiceNoise, seed: int = 0) -> list[tuple[s
 
 
 def drawn(size: int, seed: int = 1) -> Problems:
-    return draw_problems(size, rng=np.random.default_rng(seed))
+    return DIGITS.draw(size, rng=np.random.default_rng(seed))
 
 
 def test_without_noise_the_reflection_holds_a_digit_for_every_step() -> None:
@@ -117,11 +117,11 @@ def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> N
 @pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
 def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     tokenizer = build_tokenizer()
-    ids_nt, prompt_length = COURSES["twice"].stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
+    ids_nt, prompt_length = STARTS["twice"].course.stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
     assert prompt_length == 8
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
-    assert not {f"{prompt}=" for prompt in prompts} & held_out_prompts()
+    assert not {f"{prompt}=" for prompt in prompts} & DIGITS.held_out_prompts
     found = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
     assert all(completion.endswith("<eos>") for completion in completions)
     # a reflection that says something has a digit for every step
@@ -134,7 +134,7 @@ def test_task_has_two_blocks_and_keeps_the_evaluation_prompts_apart(tmp_path) ->
     task = digits_task("twice", train_size=700, cache_folder=tmp_path, settings=TINY)
     assert (task.name, task.layout, len(task.evaluation)) == ("digits-twice", TWICE_LAYOUT, 512)
     assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
-    assert set(task.evaluation["prompt"]) == held_out_prompts()
+    assert set(task.evaluation["prompt"]) == DIGITS.held_out_prompts
     assert Path(task.model, "config.json").is_file()
     longest = "<answer>1</answer><reasoning>123456</reasoning><answer>1</answer><eos>"
     assert len(build_tokenizer()(longest)["input_ids"]) <= task.max_completion_length
@@ -142,7 +142,7 @@ def test_task_has_two_blocks_and_keeps_the_evaluation_prompts_apart(tmp_path) ->
 
 def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
     assert load(None, {"task": "digits_twice"}).start == "easy"
-    with pytest.raises(RecipeError, match="Task 'digits_twice' has one warm start; leave out start"):
+    with pytest.raises(RecipeError, match="The task is 'digits_twice', which has no use for start"):
         load(None, {"task": "digits_twice", "start": "hard"})
     with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_twice'"):
         load(None, {"task": "digits_twice", "model": "m", "dataset": "d"})

@@ -7,28 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from field_kinds import KINDS as BY_NAME
+from field_kinds import Chain, Total
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load, resolved, scheme_of
-from spanwise.tasks import build_fields_tokenizer, fields_task, task_layout, warm_start
-from spanwise.tasks.fields import (
-    FIELDS_NOISE,
-    FieldProblems,
-    Fields,
-    FieldsNoise,
-    draw_field_problems,
-    field_answers,
-    field_traces,
-    held_out_field_problems,
-    held_out_field_prompts,
-    values_of,
-)
-from spanwise.tasks.stretches import fields_course
+from spanwise.tasks import build_fields_tokenizer, digits_task, task_layout, warm_start
+from spanwise.tasks.embedded import embedded
+from spanwise.tasks.fields import FIELDS_NOISE, FieldProblems, Fields, FieldsNoise
 from spanwise.tasks.warm_start import _folder_name, shortened
 
 PROMPT = "9_0_4_3_3_8_7_1_="
 ONE = FieldProblems(np.array([[9, 0, 4, 3, 3, 8, 7, 1]]), np.array([2]))
-KINDS = [Fields("independent", 16), Fields("chain", 16), Fields("total", 9)]
+KINDS = [Fields(16), Chain(16), Total(9)]
 
 
 def test_gold_values_are_those_worked_out_by_hand() -> None:
@@ -36,33 +27,33 @@ def test_gold_values_are_those_worked_out_by_hand() -> None:
     # larger(9, 0), hidden, copy 4, smaller(3, 3), look-up of 8, parity of 1, rest of 7 by 3, larger(3, 7), copy 9, look-up of 0,
     # smaller(4, 8), parity of 3, rest of 1 by 3, larger(8, 1), copy 3, look-up of 7; the table is 4719062853
     expected = [9, 2, 4, 3, 5, 1, 1, 7, 9, 4, 4, 1, 1, 8, 3, 8]
-    assert list(json.loads(field_answers(ONE, Fields("independent", 16))[0]).values()) == expected
+    assert list(json.loads(Fields(16).answers(ONE)[0]).values()) == expected
     # 9, +0, +4, +3, +3, +8, +7, +1, and again from the first digit: +9, +0
-    assert values_of(ONE, Fields("chain", 10)).tolist() == [[9, 9, 3, 6, 9, 7, 4, 5, 4, 4]]
+    assert Chain(10).values(ONE).tolist() == [[9, 9, 3, 6, 9, 7, 4, 5, 4, 4]]
     # copy 9, then the rests of 0, 4 and 3 by 3: 0, 1, 0
-    assert field_answers(ONE, Fields("total", 5)) == ['{"a": 9, "b": 0, "c": 1, "d": 0, "total": 0}']
+    assert Total(5).answers(ONE) == ['{"a": 9, "b": 0, "c": 1, "d": 0, "total": 0}']
 
 
 def test_fewer_fields_are_the_first_of_more() -> None:
     for count in range(1, 16):
-        assert values_of(ONE, Fields("independent", count)).tolist() == values_of(ONE, KINDS[0])[:, :count].tolist()
+        assert Fields(count).values(ONE).tolist() == KINDS[0].values(ONE)[:, :count].tolist()
 
 
 def test_fields_know_their_names_and_what_cannot_be_known() -> None:
-    assert Fields("independent", 3).names == ("a", "b", "c")
-    assert Fields("independent", 3).knowable == ("a", "c")
-    assert Fields("independent", 1).knowable == ("a",)
-    assert Fields("chain", 3).knowable == ("a", "b", "c")
-    assert Fields("total", 3).names == Fields("total", 3).knowable == ("a", "b", "total")
+    assert Fields(3).names == ("a", "b", "c")
+    assert Fields(3).knowable == ("a", "c")
+    assert Fields(1).knowable == ("a",)
+    assert Chain(3).knowable == ("a", "b", "c")
+    assert Total(3).names == Total(3).knowable == ("a", "b", "total")
     for kind, count, limits in (("independent", 17, "1 to 16"), ("chain", 0, "1 to 16"), ("total", 1, "2 to 9")):
         with pytest.raises(DataError, match=f"{count} fields were asked for; those of kind '{kind}' are {limits}"):
-            Fields(kind, count)
+            BY_NAME[kind](count)
 
 
 @pytest.mark.parametrize("fields", KINDS)
 def test_the_tokenizer_gives_a_token_to_each_key_and_value_and_loses_nothing(fields) -> None:
     tokenizer = build_fields_tokenizer()
-    text = field_answers(ONE, fields)[0]
+    text = fields.answers(ONE)[0]
     ids = tokenizer(PROMPT + text)["input_ids"]
     assert tokenizer.decode(ids) == PROMPT + text
     assert tokenizer.unk_token_id not in ids
@@ -73,70 +64,69 @@ def test_the_tokenizer_gives_a_token_to_each_key_and_value_and_loses_nothing(fie
 
 
 def test_a_value_that_leaves_its_rule_is_what_later_fields_go_on_from() -> None:
-    slip = {"slip_nk": np.array([[False, True, False]]), "slipped_nk": np.array([[0, 5, 0]])}
-    assert values_of(ONE, Fields("chain", 3), **slip).tolist() == [[9, 5, 9]]  # 5 + 4
-    assert values_of(ONE, Fields("total", 3), **slip).tolist() == [[9, 5, 4]]  # 9 + 5 = 14
+    slip = np.array([[False, True, False]]), np.array([[0, 5, 0]])
+    assert Chain(3).values(ONE, slip).tolist() == [[9, 5, 9]]  # 5 + 4
+    assert Total(3).values(ONE, slip).tolist() == [[9, 5, 4]]  # 9 + 5 = 14
 
 
 def test_traces_follow_the_rules_as_often_as_the_noise_says() -> None:
-    fields, rng = Fields("independent", 4), np.random.default_rng(1)
-    problems = draw_field_problems(8000, "independent", rng=rng)
-    traces = field_traces(problems, FieldsNoise(right=(0.5, 1.0), astray=0.0), fields=fields, rng=rng)
+    fields, rng = Fields(4), np.random.default_rng(1)
+    problems = fields.source.draw(8000, rng=rng)
+    traces = fields.traces(problems, FieldsNoise(right=(0.5, 1.0), astray=0.0), rng=rng)
     values = np.array([list(json.loads(trace).values()) for trace in traces])
-    share = (values == values_of(problems, fields)).mean(axis=0)
+    share = (values == fields.values(problems)).mean(axis=0)
     assert share == pytest.approx([0.55, 0.1, 0.55, 1.0], abs=0.02)  # b is a guess, whatever the noise says
 
 
 @pytest.mark.parametrize("kind", ["independent", "chain", "total"])
 def test_held_out_prompts_are_different_and_excluded(kind) -> None:
-    held_out = held_out_field_problems(kind)
-    assert len(held_out_field_prompts(kind)) == 512
-    assert held_out_field_problems(kind, 40).prompts == held_out.prompts[:40]
+    source = BY_NAME[kind].source
+    held_out = source.held_out()
+    assert len(source.held_out_prompts) == 512
+    assert source.held_out(40).prompts == held_out.prompts[:40]
     again = np.random.default_rng(20_263)  # the seed of the held-out ones
-    assert not held_out_field_prompts(kind) & set(
-        draw_field_problems(2000, kind, rng=again, exclude=held_out_field_prompts(kind)).prompts
-    )
+    assert not source.held_out_prompts & set(source.training(2000, rng=again).prompts)
     if kind == "chain":
         assert held_out.digit_nd[:, 1:].max() == 4
     with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
-        held_out_field_problems(kind, 513)
+        source.held_out(513)
 
 
 def test_batches_of_the_warm_start_hold_no_held_out_prompt() -> None:
-    tokenizer, fields, rng = build_fields_tokenizer(), Fields("chain", 3), np.random.default_rng(20_263)
-    ids_nt, prompt_length = fields_course(fields).stretches[1].batch(tokenizer, 1000, rng)
+    tokenizer, fields, rng = build_fields_tokenizer(), Chain(3), np.random.default_rng(20_263)
+    ids_nt, prompt_length = embedded(fields).course.stretches[1].batch(tokenizer, 1000, rng)
     assert (tuple(ids_nt.shape), prompt_length) == ((1000, 17 + fields.longest), 17)
     prompts = tokenizer.batch_decode(ids_nt[:, :prompt_length])
-    assert not set(prompts) & held_out_field_prompts("chain")
+    assert not set(prompts) & Chain.source.held_out_prompts
     values = np.array(tokenizer.batch_decode(ids_nt[:, 18:19]), dtype=int)
     right = np.array([int(prompt[0]) for prompt in prompts]) == values
     assert right.mean() == pytest.approx(0.1 + 0.9 * FIELDS_NOISE["fields"].right[0], abs=0.05)
 
 
 def test_every_kind_and_number_has_a_warm_start_of_its_own(tmp_path) -> None:
-    settings, fields = replace(shortened(1), batch=4), Fields("chain", 2)
+    settings, fields = replace(shortened(1), batch=4), Chain(2)
     folder = warm_start(fields, cache_folder=tmp_path, settings=settings)
     steps = list[int]()
     again = warm_start(fields, cache_folder=tmp_path, settings=settings, progress=lambda *step: steps.append(step[0]))
     assert again == folder
     assert not steps
     assert json.loads((folder / "warm_start.json").read_text())["fields"] == {"kind": "chain", "count": 2}
-    names = {_folder_name(fields_course(one), 1, 0, settings) for one in (fields, Fields("chain", 3), Fields("total", 2))}
+    names = {_folder_name(embedded(one).course, 1, 0, settings) for one in (fields, Chain(3), Total(2))}
     assert len(names) == 3
     assert folder.name in names
 
 
 def test_the_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
     settings = replace(shortened(1), batch=4)
-    task = fields_task(Fields("total", 3), seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=settings)
+    task = digits_task(Total(3), seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=settings)
     assert (task.name, task.max_completion_length, len(task.train)) == ("fields-total-3", 8, 300)
     assert task.layout.names == ("form", "a", "b", "total")
-    assert task.evaluation["prompt"][:] == held_out_field_problems("total").prompts[:64]
-    assert not set(task.train["prompt"]) & held_out_field_prompts("total")
+    assert task.evaluation["prompt"][:] == Total.source.held_out().prompts[:64]
+    assert not set(task.train["prompt"]) & Total.source.held_out_prompts
     prompt, answer = task.train[0]["prompt"], json.loads(task.train[0]["answer"])
     assert answer == {"a": int(prompt[0]), "b": int(prompt[2]) % 3, "total": (int(prompt[0]) + int(prompt[2]) % 3) % 10}
     with pytest.raises(DataError, match="need at least 1 training prompt; train_size is 0"):
-        fields_task(Fields("total", 3), train_size=0, cache_folder=tmp_path, settings=settings)
+        digits_task(Total(3), train_size=0, cache_folder=tmp_path, settings=settings)
 
 
 def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
@@ -151,14 +141,12 @@ def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
     assert load(None, resolved(recipe, scheme_of(recipe, task_layout(recipe), 6))).fields == 2
     with pytest.raises(RecipeError, match="The task is 'digits', which has no use for fields"):
         load(None, {"fields": 3})
-    with pytest.raises(RecipeError, match="Task 'fields' has one warm start; leave out start"):
+    with pytest.raises(RecipeError, match="The task is 'fields', which has no use for start"):
         load(None, {"task": "fields", "start": "hard"})
 
 
 def test_what_goes_astray_is_the_digit_four_places_on() -> None:
     always = FieldsNoise(right=(1.0,), astray=1.0)
     rng = np.random.default_rng(0)
-    assert field_traces(ONE, always, fields=Fields("independent", 3), rng=rng) == [
-        '{"a": 3, "b": 8, "c": 7}'
-    ]  # d_4, d_5, d_6
-    assert field_traces(ONE, always, fields=Fields("chain", 3), rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain
+    assert Fields(3).traces(ONE, always, rng=rng) == ['{"a": 3, "b": 8, "c": 7}']  # d_4, d_5, d_6
+    assert Chain(3).traces(ONE, always, rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain

@@ -16,10 +16,10 @@ from spanwise.tasks import (
     build_tokenizer,
     default_cache_folder,
     digits_task,
-    held_out_problems,
     warm_start,
 )
-from spanwise.tasks.stretches import COURSES
+from spanwise.tasks.digits import DIGITS
+from spanwise.tasks.embedded import STARTS
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -126,8 +126,8 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
 
 
 def test_batches_hold_whole_traces_of_prompts_that_are_not_held_out() -> None:
-    tokenizer, held = build_tokenizer(), set(held_out_problems().prompts)
-    ids_nt, prompt_length = COURSES["easy"].stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
+    tokenizer, held = build_tokenizer(), set(DIGITS.held_out().prompts)
+    ids_nt, prompt_length = STARTS["easy"].course.stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
     assert prompt_length == 8
     for ids, text in zip(ids_nt.tolist(), tokenizer.batch_decode(ids_nt[:, :8]), strict=True):
         assert text[-1] == "="
@@ -166,9 +166,9 @@ def test_task_has_disjoint_prompts_and_right_columns(tmp_path) -> None:
     assert (len(task.train), len(task.evaluation)) == (700, 64)
     assert task.train["prompt"][:] == again.train["prompt"][:]
     assert task.train["prompt"][:] != other.train["prompt"][:]
-    assert task.evaluation["prompt"][:] == other.evaluation["prompt"][:] == held_out_problems().prompts[:64]
-    assert task.evaluation["answer"][:] == held_out_problems().answers[:64]
-    assert not set(task.train["prompt"]) & set(held_out_problems().prompts)
+    assert task.evaluation["prompt"][:] == other.evaluation["prompt"][:] == DIGITS.held_out().prompts[:64]
+    assert task.evaluation["answer"][:] == DIGITS.held_out().answers[:64]
+    assert not set(task.train["prompt"]) & set(DIGITS.held_out().prompts)
     assert (task.name, task.max_completion_length, Path(task.model).is_dir()) == ("digits-easy", 32, True)
     with pytest.raises(DataError, match="train_size is 0"):
         digits_task("easy", train_size=0, cache_folder=tmp_path, settings=TINY)

@@ -214,7 +214,7 @@ def test_strategies_make_what_they_say(batch, moved):
     assert reward_n.shape == group_n.shape
     assert reward_n.dtype == torch.float64
     tokens, place_nt = moved
-    inputs, mask_nt = replace(tokens, place_nt=place_nt).inputs(fill=float("nan")), place_nt >= 0
+    inputs, mask_nt = replace(tokens, place_nt=place_nt, fill=float("nan")).inputs(), place_nt >= 0
     assert {value.shape for value in inputs.values()} == {mask_nt.shape}
     assert bool(inputs["value_nt"][~mask_nt].isnan().all())
     assert not bool(inputs["value_nt"][mask_nt].isnan().any())

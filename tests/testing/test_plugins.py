@@ -108,7 +108,7 @@ def test_an_installed_method_is_listed_and_found(installed):
     ("code", "says"),
     [
         ("import no_such_module_anywhere\n", "No module named 'no_such_module_anywhere'"),
-        (TAKEN, "There is a method 'grpo' already (spanwise.credit.methods._grpo.grpo)"),
+        (TAKEN, "There is a method 'grpo' already (spanwise.credit.methods._group_relative.grpo)"),
     ],
 )
 def test_a_broken_plugin_is_named(installed, code, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import advantage
+from spanwise.credit.checks import first_of
 from spanwise.credit.explained import Explained, call_explained
 from spanwise.credit.reasons import objective_reasons, sum_reasons
-from spanwise.credit.registry import Method
+from spanwise.credit.registry import FACTS, Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.strata import compare_in_strata, group_index, weighted
-from spanwise.credit.streams import Streams, ValuesName, resolved_values, reward_streams, stream_names
+from spanwise.credit.streams import Streams, ValuesName, last_token, resolved_values, reward_streams, stream_names
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import check_discrete, judged_column
@@ -83,17 +85,18 @@ def assign(
     """
     chosen = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
-    paid_mk = _paid(objectives, block_names, present_nk.device)
+    paid_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods never see whether an id is negative or large
     data = dict(inputs or {})
+    rule = _Rule(scores, group_n, present_nk, objectives, paid_mk, chosen, options, data.pop("truncated_n", None))
     if chosen.kind == "block":
-        return _by_block(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options)
+        return rule.by_block(data)
     streams = None
-    if chosen.reads_critic and data.get("mask_nt") is not None and data.get("value_nt") is not None:
-        where_nt = _block_nt(chosen, data), data["mask_nt"]
+    if chosen.reads_values and data.get("mask_nt") is not None and data.get("value_nt") is not None:
+        where_nt = rule.block_nt(data), data["mask_nt"]
         dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
         streams = streams_of(scores, objectives, block_names, *where_nt, values=values, dtype=dtype)
-    return _by_completion(scores, group_n, present_nk, objectives, paid_mk, chosen, data, options, streams)
+    return rule.by_completion(data, streams)
 
 
 def streams_of(
@@ -106,27 +109,11 @@ def streams_of(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """What a recursion with a critic runs over: the rewards of every objective on the tokens of the blocks that it pays.
-
-    Args:
-        scores, objectives, block_names: see `assign`.
-        block_nt: the block of each token, -1 at every other one.
-        mask_nt: the trainable tokens.
-        values: see `Scheme.values`.
-        dtype: of the rewards in the result.
-
-    Example:
-        >>> nan = torch.nan
-        >>> scores = Scores(("correct",), torch.tensor([[1.]]).double(), torch.zeros(1, 1).to(torch.int8),
-        ...                 torch.full((1, 1, 2), nan).double())
-        >>> streams_of(scores, [Objective("correct", pays="a")], ["a", "b"], torch.tensor([[0, 0, 1]]),
-        ...            torch.ones(1, 3).bool()).reward_snt
-        tensor([[[0., 1., 0.]]])
-    """
+    """What a recursion with a critic runs over: the rewards of every objective on the tokens of the blocks that it pays."""
     return reward_streams(
         completed(scores, objectives),
         left_out(scores),
-        _paid(objectives, block_names, mask_nt.device),
+        paid_blocks(objectives, block_names, mask_nt.device),
         block_nt,
         mask_nt,
         names=stream_names(objectives, values),
@@ -158,142 +145,147 @@ def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, 
     return torch.where(left_out(scores), _stand_ins(scores, objectives), scores.reward_nm)
 
 
-def _by_block(
-    scores: Scores,
-    group_n: Tensor,
-    present_nk: Tensor,
-    objectives: Sequence[Objective],
-    paid_mk: Tensor,
-    chosen: Method,
-    data: dict[str, Any],
-    options: dict[str, Any],
-) -> Credit:
-    given = _given(scores, objectives)
-    truncated_n = data.pop("truncated_n", None)
-    prices = "if_missing_k" in chosen.inputs  # else what is left out is compared as the reward that it stands for
-    reward_nm = scores.reward_nm if prices else completed(scores, objectives)
-    stand_in_nm = _stand_ins(scores, objectives)
-    data |= {"reward_nk": reward_nm, "reward_nm": reward_nm, **given}
-    data |= {
-        "baseline": [o.baseline or "group" for o in objectives],
-        "scale_k": [o.scale or "none" for o in objectives],
-        "back_off_k": [o.back_off for o in objectives],
-        "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
-    }
-    said = call(chosen, group_n, data, options)
-    adv_nm = _shaped(chosen, said, tuple(reward_nm.shape), "completions and objectives")
-    left_out_nm = left_out(scores)
-    adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
-    if isinstance(said, Explained):
-        comparison = said.comparison
-    else:
-        columns = [
-            advantage(
-                reward_nm[:, m],
-                group_n,
-                baseline=objective.baseline or "group",
-                outcome_no=given["outcome_no"][:, given["given_k"][m]] if given["given_k"][m] else None,
-                min_stratum=options.get("min_stratum", 2),
-                back_off=objective.back_off,
-            ).comparison
-            for m, objective in enumerate(objectives)
-        ]
-        comparison = Comparison.joined(columns).unexplained(adv_nm)
-    weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
-    weighted_nm = weight_m * adv_nm
-    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
-    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    for m in range(len(objectives)):  # one after the other: the order of a sum is part of its digits
-        block_nk[:, paid_mk[m]] += weighted_nm[:, m, None]
-        elsewhere_n = present_nk[:, paid_mk[m]].any(dim=1) | ~left_out_nm[:, m]
-        stop_n += torch.where(elsewhere_n, 0.0, weighted_nm[:, m])
-    there_nm = ~reward_nm.isnan()
-    return Credit(
-        torch.where(present_nk, block_nk, 0.0),
-        stop_n,
-        ((comparison.reason_nm == int(Zero.SINGLETON)) & there_nm).sum(dim=0),
-        scores.reward_nm.isnan().sum(dim=0),
-        adv_nm=adv_nm,
-        comparison=objective_reasons(comparison, scores, objectives, reward_nm, truncated_n=truncated_n),
-        weight_m=weight_m,
-        names=tuple(objective.name for objective in objectives),
-        coarser_m=((comparison.level_nm > 0) & (comparison.stratum_nm >= 0)).sum(dim=0),
-    )
+@dataclass(frozen=True)
+class _Rule:
+    """What is credited in one call of `assign`, and by which method; each call gives `data` of its own."""
 
+    scores: Scores
+    group_n: Tensor
+    present_nk: Tensor
+    objectives: Sequence[Objective]
+    paid_mk: Tensor
+    chosen: Method
+    options: Mapping[str, Any]
+    truncated_n: Tensor | None
 
-def _by_completion(
-    scores: Scores,
-    group_n: Tensor,
-    present_nk: Tensor,
-    objectives: Sequence[Objective],
-    paid_mk: Tensor,
-    chosen: Method,
-    data: dict[str, Any],
-    options: dict[str, Any],
-    streams: Streams | None,
-) -> Credit:
-    """One number per completion, step or token, paid to every block that an objective pays; with a critic, per stream."""
-    reward_n, truncated_n = summed(scores, objectives), data.pop("truncated_n", None)
-    data |= {
-        "reward_n": reward_n,
-        "reward_s": reward_n,
-        "reward_nm": completed(scores, objectives),
-        "weight_m": reward_n.new_tensor([objective.weight for objective in objectives]),
-    }
-    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    if streams is not None:
-        said, stop_n = _over_streams(streams, chosen, group_n, data, options)
-    else:
-        if "mask_nt" in data:  # a completion without a reward takes no part
+    def by_block(self, data: dict[str, Any]) -> Credit:
+        """A number per objective, paid to its blocks."""
+        scores, objectives, given = self.scores, self.objectives, _given(self.scores, self.objectives)
+        prices = "if_missing_k" in self.chosen.inputs  # else what is left out is compared as the reward that it stands for
+        reward_nm = scores.reward_nm if prices else completed(scores, objectives)
+        stand_in_nm = _stand_ins(scores, objectives)
+        data |= {
+            "reward_nk": reward_nm,
+            "reward_nm": reward_nm,
+            **given,
+            "baseline": [o.baseline or "group" for o in objectives],
+            "scale_k": [o.scale or "none" for o in objectives],
+            "back_off_k": [o.back_off for o in objectives],
+            "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
+        }
+        adv_nm, comparison = self.call(data, tuple(reward_nm.shape), "completions and objectives")
+        left_out_nm = left_out(scores)
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
+        if comparison is None:
+            columns = [
+                advantage(
+                    reward_nm[:, m],
+                    self.group_n,
+                    baseline=objective.baseline or "group",
+                    outcome_no=given["outcome_no"][:, own] if (own := given["given_k"][m]) else None,
+                    min_stratum=self.options.get("min_stratum", 2),
+                    back_off=objective.back_off,
+                ).comparison
+                for m, objective in enumerate(objectives)
+            ]
+            comparison = Comparison.joined(columns).unexplained(adv_nm)
+        weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
+        weighted_nm, stop_n = weight_m * adv_nm, self.no_stop_n
+        block_nk = torch.zeros(self.present_nk.shape, dtype=torch.float64, device=stop_n.device)
+        for m, paid_k in enumerate(self.paid_mk):  # one after the other: the order of a sum is part of its digits
+            block_nk[:, paid_k] += weighted_nm[:, m, None]
+            elsewhere_n = self.present_nk[:, paid_k].any(dim=1) | ~left_out_nm[:, m]
+            stop_n += torch.where(elsewhere_n, 0.0, weighted_nm[:, m])
+        return Credit(
+            torch.where(self.present_nk, block_nk, 0.0),
+            stop_n,
+            ((comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()).sum(dim=0),
+            scores.reward_nm.isnan().sum(dim=0),
+            adv_nm=adv_nm,
+            comparison=objective_reasons(comparison, scores, objectives, reward_nm, truncated_n=self.truncated_n),
+            weight_m=weight_m,
+            names=tuple(objective.name for objective in objectives),
+            coarser_m=((comparison.level_nm > 0) & (comparison.stratum_nm >= 0)).sum(dim=0),
+        )
+
+    def by_completion(self, data: dict[str, Any], streams: Streams | None) -> Credit:
+        """One number per completion, step or token, paid to every block that an objective pays; with a critic, per stream."""
+        scores, objectives, chosen = self.scores, self.objectives, self.chosen
+        reward_n, reward_nm, stop_n = summed(scores, objectives), completed(scores, objectives), self.no_stop_n
+        weight_m = reward_n.new_tensor([objective.weight for objective in objectives])
+        data |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": reward_nm, "weight_m": weight_m}
+        if streams is None and "mask_nt" in data:  # a completion without a reward takes no part
             data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
             data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
-        said = call(chosen, group_n, data, options)
-    if chosen.kind == "token":
-        token_nt = _shaped(chosen, said, tuple(data["mask_nt"].shape), "completions and tokens")
-        block_nk = _block_means(token_nt, _block_nt(chosen, data), present_nk)
-        adv_n = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()  # whether it moved at all; there is no one number
-    else:
-        token_nt, adv_n = None, _shaped(chosen, said, (len(group_n),), "completions").double()
-        block_nk = torch.where(present_nk, adv_n[:, None] * paid_mk.any(dim=0), 0.0)
-    m, grouped = len(objectives), not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
-    if isinstance(said, Explained):
-        comparison = said.comparison
-    else:
-        comparison = compare_in_strata(reward_n, group_n, min_stratum=options.get("min_stratum", 2)).comparison
-        comparison = comparison.unexplained(torch.zeros_like(adv_n[:, None]) if chosen.kind == "token" else adv_n[:, None])
-    alone = (comparison.reason_nm == int(Zero.SINGLETON)).sum() if grouped else torch.zeros((), dtype=torch.long)
-    compared_n = group_n if grouped else torch.zeros_like(group_n)
-    reasons = {"grouped": grouped, "truncated_n": truncated_n}
-    return Credit(
-        block_nk,
-        stop_n,
-        alone.repeat(m),
-        scores.reward_nm.isnan().sum(dim=0),
-        adv_nm=adv_n[:, None],
-        comparison=sum_reasons(comparison, scores, objectives, data["reward_nm"], compared_n, **reasons),
-        weight_m=adv_n.new_ones(1),
-        names=(" + ".join(objective.name for objective in objectives),) if chosen.kind == "completion" else (),
-        coarser_m=torch.zeros(m, dtype=torch.long),
-        token_nt=token_nt,
-    )
+        comparison = token_nt = None
+        if chosen.kind == "token":
+            token_nt, stop_n = self.over_tokens(data, streams)
+            block_nk = _block_means(token_nt, self.block_nt(data), self.present_nk)
+            adv_n = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()  # whether it moved at all; there is no one number
+        else:
+            adv_n, comparison = self.call(data, (len(self.group_n),), "completions")
+            adv_n = adv_n.double()
+            block_nk = torch.where(self.present_nk, adv_n[:, None] * self.paid_mk.any(dim=0), 0.0)
+        if comparison is None:
+            comparison = compare_in_strata(reward_n, self.group_n, min_stratum=self.options.get("min_stratum", 2)).comparison
+            comparison = comparison.unexplained(adv_n[:, None] if token_nt is None else torch.zeros_like(adv_n[:, None]))
+        grouped, m = not {"group_n", "group_s"}.isdisjoint(chosen.inputs), len(objectives)
+        alone = (comparison.reason_nm == int(Zero.SINGLETON)).sum() * int(grouped)
+        compared_n = self.group_n if grouped else torch.zeros_like(self.group_n)
+        reasons: dict[str, Any] = {"grouped": grouped, "truncated_n": self.truncated_n}
+        return Credit(
+            block_nk,
+            stop_n,
+            alone.repeat(m),
+            scores.reward_nm.isnan().sum(dim=0),
+            adv_nm=adv_n[:, None],
+            comparison=sum_reasons(comparison, scores, objectives, reward_nm, compared_n, **reasons),
+            weight_m=adv_n.new_ones(1),
+            names=(" + ".join(objective.name for objective in objectives),) if chosen.kind == "completion" else (),
+            coarser_m=torch.zeros(m, dtype=torch.long),
+            token_nt=token_nt,
+        )
 
+    def over_tokens(self, data: Mapping[str, Any], streams: Streams | None) -> tuple[Tensor, Float[Tensor, " n"]]:
+        """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
+        shape, stop_n = tuple(data["mask_nt"].shape), self.no_stop_n
+        if streams is None:
+            return self.call(data, shape, "completions and tokens")[0], stop_n
+        token_nt = torch.zeros((), device=stop_n.device)  # takes the dtype of what is added
+        for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
+            weighted_nt = streams.weight_s[s] * self.call({**data, **part}, shape, "completions and tokens")[0]
+            stops_n = streams.stop_sn[s]
+            if bool(stops_n.any()):
+                stop_n += torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
+                weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
+            token_nt = token_nt + weighted_nt
+        return token_nt, stop_n
 
-def _over_streams(
-    streams: Streams, chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
-    shape = tuple(data["mask_nt"].shape)
-    token_nt = torch.zeros((), device=data["mask_nt"].device)  # takes the dtype of what is added
-    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=token_nt.device)
-    for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
-        adv = call(chosen, group_n, {**data, **part}, options)
-        weighted_nt = streams.weight_s[s] * _shaped(chosen, adv, shape, "completions and tokens")
-        stops_n = streams.stop_sn[s]
-        if bool(stops_n.any()):
-            stop_n += torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
-            weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
-        token_nt = token_nt + weighted_nt
-    return token_nt, stop_n
+    def call(self, data: Mapping[str, Any], shape: tuple[int, ...], words: str) -> tuple[Tensor, Comparison | None]:
+        """What the method gives, of the shape that its kind promises, and what it was compared with if it explains itself."""
+        made = call(self.chosen, self.group_n, data, self.options)
+        adv, comparison = made if isinstance(made, Explained) else (made, None)
+        if not isinstance(adv, Tensor) or tuple(adv.shape) != shape:
+            returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
+            raise AlignmentError(
+                f"Method '{self.chosen.name}' is registered with kind='{self.chosen.kind}' and must return a tensor of {shape}, "
+                f"the {words}; it returned {returned}."
+            )
+        return adv, comparison
+
+    def block_nt(self, data: Mapping[str, Any]) -> Tensor:
+        """The block of every token, which a method that credits tokens cannot do without."""
+        if data.get("block_nt") is None:
+            raise RecipeError(
+                f"Method '{self.chosen.name}' credits every token on its own and must know in which block it lies; give the "
+                f"reading with its spans, or block_nt."
+            )
+        return data["block_nt"]
+
+    @property
+    def no_stop_n(self) -> Float[Tensor, " n"]:
+        """No credit for the decision to stop."""
+        return torch.zeros(len(self.group_n), dtype=torch.float64, device=self.present_nk.device)
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -306,26 +298,10 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
     lacking = [name for name in chosen.required if known.get(name) is None]
     if lacking:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
-    for name in options:
-        if name not in chosen.options:
-            raise RecipeError(
-                f"Method '{chosen.name}' has no option '{name}'; it has {', '.join(chosen.options) or 'none'}."
-            )
-    facts = [*chosen.facts, *(data if chosen.takes_everything else ())]
-    asked = dict.fromkeys((*chosen.required, *(name for name in facts if known.get(name) is not None)))
+    chosen.check_names(options)
+    facts = [*data] if chosen.takes_everything else [name for name in FACTS if name in chosen.settings]
+    asked = {*chosen.required, *(name for name in facts if known.get(name) is not None)}
     return call_explained(chosen.estimator, **{name: known[name] for name in asked}, **options)
-
-
-def _shaped(chosen: Method, adv: Any, shape: tuple[int, ...], words: str) -> Tensor:
-    """The advantages that a method's function returned, if they are what its kind promises."""
-    adv = adv.advantages if isinstance(adv, Explained) else adv
-    if not isinstance(adv, Tensor) or tuple(adv.shape) != shape:
-        found = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
-        raise AlignmentError(
-            f"Method '{chosen.name}' is registered with kind='{chosen.kind}' and must return a tensor of {shape}, the {words}; it "
-            f"returned {found}."
-        )
-    return adv
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
@@ -334,26 +310,10 @@ def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -
     >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
     tensor([[0., 2., 0.]])
     """
-    mask_nt = mask_nt.bool()
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
-    has_n = mask_nt.any(dim=1)
-    last_n = mask_nt.shape[1] - 1 - mask_nt.flip(dims=(1,)).int().argmax(dim=1) if mask_nt.shape[1] else has_n.long()
+    last_n, has_n = last_token(mask_nt.bool())
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
     return reward_nt
-
-
-def _block_nt(chosen: Method, data: Mapping[str, Any]) -> Tensor:
-    """The block of every token, which a method that credits tokens cannot do without.
-
-    Raises:
-        RecipeError: it is not there.
-    """
-    if data.get("block_nt") is None:
-        raise RecipeError(
-            f"Method '{chosen.name}' credits every token on its own and must know in which block it lies; give the reading with "
-            f"its spans, or block_nt."
-        )
-    return data["block_nt"]
 
 
 def _block_means(token_nt: Tensor, block_nt: Tensor, present_nk: Tensor) -> Float[Tensor, "n k"]:
@@ -388,7 +348,7 @@ def _given(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
     }
 
 
-def _paid(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
+def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
     """Which blocks each objective pays."""
     paid_mk = torch.zeros(len(objectives), len(block_names), dtype=torch.bool, device=device)
     for m, objective in enumerate(objectives):
@@ -410,9 +370,8 @@ def _check_sizes(
             f"{n} group ids, {m} objectives and {k} blocks, but rewards are {tuple(scores.reward_nm.shape)} and block presence "
             f"is {tuple(present_nk.shape)}."
         )
-    bad_nm = (scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()
-    if bool(bad_nm.any()):
-        i, j = (int(x) for x in torch.nonzero(bad_nm)[0])
+    if place := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
+        i, j = place
         raise RewardError(
             f"Reward '{scores.names[j]}' of completion {i} is {float(scores.reward_nm[i, j])} with status OK; "
             f"a reward must be finite, or absent with a status that says why."

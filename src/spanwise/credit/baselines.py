@@ -14,7 +14,7 @@ from spanwise.credit.blended import blended_baseline
 from spanwise.credit.checks import check_rewards
 from spanwise.credit.explained import Explained, comparison_of
 from spanwise.credit.strata import as_columns, compare_in_strata, group_index, member_counts, refine
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import BASELINES, BaselineName
 from spanwise.types import Comparison, Zero
 
@@ -142,7 +142,7 @@ def advantage(
         worth_n = torch.where(absent_n, stand_in_n, reward_n.double())
         advantage_n, nothing_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n)
         explained = Explained(advantage_n, comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1))
-        return _advantage(explained, absent_n, torch.zeros_like(absent_n))
+        return _advantage(explained, absent_n)
     scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n}
     strata = _strata(group_n, outcome_no, baseline, back_off)
     if baseline == "blended":
@@ -152,8 +152,8 @@ def advantage(
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         explained = _blended(reward_n, stand_in_n, baseline_n, strata[0], refine(torch.zeros_like(group_n), outcome_no))
         explained = _wider(explained, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {})
-        return _advantage(explained, absent_n, baseline_n.isnan() & ~absent_n)
-    level_n, alone_n = _levels(reward_n, strata, min_stratum, voter_n)
+        return _advantage(explained, absent_n)
+    level_n = _levels(~absent_n, strata, min_stratum, voter_n)
     options: dict[str, Any] = {
         "leave_one_out": leave_one_out,
         "min_stratum": min_stratum,
@@ -163,13 +163,14 @@ def advantage(
     explained = _at_level([compare_in_strata(reward_n, stratum_n, **options) for stratum_n in strata], strata, level_n)
     somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
     explained = _wider(explained, somebody_n, reward_n, group_n, stand_in_n, scaling)
-    return _advantage(explained, absent_n, alone_n)
+    return _advantage(explained, absent_n)
 
 
-def _advantage(explained: Explained, absent_n: Tensor, alone_n: Tensor) -> Advantage:
+def _advantage(explained: Explained, absent_n: Tensor) -> Advantage:
     """The advantages of rewards and of what stands for absent ones, apart."""
-    adv_n = explained.advantages
-    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, explained.comparison)
+    adv_n, comparison = explained
+    alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
+    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
 
 
 def _blended(reward_n: Tensor, stand_in_n: Tensor, baseline_n: Tensor, stratum_n: Tensor, everywhere_n: Tensor) -> Explained:
@@ -195,15 +196,11 @@ def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | No
         )
 
 
-def _levels(
-    reward_n: Tensor, strata: Sequence[Tensor], min_stratum: int, voter_n: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The first of the strata that holds enough rewards, the last one where none does; and which rewards have none."""
-    present_n = ~reward_n.isnan()
+def _levels(present_n: Tensor, strata: Sequence[Tensor], min_stratum: int, voter_n: Tensor | None) -> Tensor:
+    """The first of the strata that holds enough rewards, the last one where none does."""
     counts = [member_counts(stratum_n, present_n, voter_n=voter_n) for stratum_n in strata]
     enough_ln = torch.stack([count_n >= max(min_stratum, 2) for count_n in counts])
-    some_n = enough_ln.any(dim=0)
-    return torch.where(some_n, enough_ln.int().argmax(dim=0), len(strata) - 1), ~some_n & present_n
+    return torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
 
 
 def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off: bool | None) -> list[Tensor]:
@@ -212,8 +209,7 @@ def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off:
         return [torch.zeros_like(group_n, dtype=torch.long)]
     if baseline == "group":
         return [group_index(group_n)]
-    if baseline not in ("outcome", "blended"):
-        raise RecipeError(unknown("baseline", baseline, BASELINES))
+    check_known("baseline", baseline, BASELINES)
     outcome_no = _outcomes(outcome_no, group_n, baseline)
     several = outcome_no.shape[1] > 1
     if baseline == "outcome" and (several if back_off is None else back_off):

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.strata import Moments, as_columns, excess_variance_elsewhere, moments, precision_mean, refine
+from spanwise.credit.strata import Moments, as_columns, moments, refine
 from spanwise.errors import RecipeError
 
 
@@ -136,3 +136,42 @@ def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Te
     stratum_n = own.stratum_n
     variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / other.count_n().clamp(min=1.0)
     return other.mean_n() + shift_s[stratum_n], variance_n
+
+
+def excess_variance_elsewhere(
+    mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
+) -> Float[Tensor, " s"]:
+    r"""How far a new stratum's mean lies from the average of the P other ones, sampling noise left out, for each stratum.
+
+    Equation
+        t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
+
+    Each mean is made of `a` parts with a sampling variance of noise / count each. A NaN mean takes no part; NaN where fewer than
+    two others are left.
+
+    >>> excess_variance_elsewhere(torch.tensor([9., 1., 3.]), torch.full((3, 1), .5), torch.full((3, 1), 2.))
+    tensor([ 2.6250, 26.6250, 47.6250])
+    """
+    known_s = ~mean_s.isnan()
+    others_s = known_s.sum() - known_s.to(mean_s.dtype)
+    centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
+    inverse_sa = torch.where(known_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    sum_s, square_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
+    noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
+    excess_s = (variance_s - noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
+    return torch.where(others_s >= 2, excess_s, torch.nan)
+
+
+def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
+    """Mix E estimates of one quantity by their precisions 1/variance; a NaN estimate or variance takes no part.
+
+    Returns NaN where no estimate takes part. Variances must be positive.
+
+    >>> precision_mean(torch.tensor([[1., 1.], [4., float("nan")]]), torch.tensor([[1., 1.], [2., 1.]]))
+    tensor([2., 1.])
+    """
+    weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
+    total_n = weight_en.sum(dim=0)
+    mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
+    return torch.where(total_n > 0, mixed_n, torch.nan)

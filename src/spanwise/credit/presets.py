@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spanwise.credit.registry import Method, Preset
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import check_known
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective
 
@@ -56,47 +58,28 @@ def preset_objectives(
         >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)][1:]
         [('brier', ('confidence', 'solution')), ('format', ('solution', 'confidence'))]
     """
-    if calibration not in WORST_SCORE:
-        raise RecipeError(unknown("calibration score", calibration, WORST_SCORE))
+    check_known("calibration score", calibration, WORST_SCORE)
     first, last = layout.names[0], layout.names[-1]
-    by_block = chosen.kind == "block"
-    compares = "baseline" in chosen.inputs
+    by_block, preset = chosen.kind == "block", chosen.preset or Preset()
+    group, against = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
     # A reward reads the first block it pays; every other block comes after its own.
-    correct = Objective(
-        "correct",
-        pays=(first,) if by_block else layout.names,
-        baseline="group" if compares else None,
-        if_missing=0.0,
-    )
-    preset = chosen.preset or Preset()
-    if not preset.calibrated:
-        return (correct, *_formats(preset.format, layout, by_block, compares))
-    confident = states_confidence(layout)
-    against = (baseline or "outcome") if compares else None
-    second = Objective(
-        calibration if confident else "second_attempt",
-        pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
-        given="correct" if confident or against in ("outcome", "blended") else (),
-        baseline=against,
-        if_missing=WORST_SCORE[calibration] if confident else 0.0,
-        options={} if confident else {"first": first},
-    )
-    return correct, second, *_formats(preset.format, layout, by_block, compares)
-
-
-def _formats(weight: float, layout: Layout, by_block: bool, compares: bool) -> list[Objective]:
-    """What pays well-formed tags: each block for its own, or all blocks where a completion has one number.
-
-    What other segmenters find has no tags to be well-formed. A group that is well-formed gets exactly 0. A tag may hold nothing:
-    what stands in it is the other objectives' business. So is a block that is left out, which has no tags to be judged by; one
-    number for all blocks counts it as malformed.
-    """
-    if not weight or layout.segmenters != ("tags",):
-        return []
-    baseline, options = "group" if compares else None, {"empty": True}
-    if not by_block:
-        return [Objective("format", layout.names, weight=weight, if_missing=0.0, baseline=baseline, options=options)]
-    return [
-        Objective("format", name, weight=weight, name=f"{name}_format", baseline=baseline, options=options)
-        for name in layout.names
-    ]
+    objectives = [Objective("correct", pays=(first,) if by_block else layout.names, baseline=group, if_missing=0.0)]
+    if preset.calibrated:
+        confident = states_confidence(layout)
+        second = Objective(
+            calibration if confident else "second_attempt",
+            pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
+            given="correct" if confident or against in ("outcome", "blended") else (),
+            baseline=against,
+            if_missing=WORST_SCORE[calibration] if confident else 0.0,
+            options={} if confident else {"first": first},
+        )
+        objectives.append(second)
+    # What other segmenters find has no tags to be well-formed. A group that is well-formed gets exactly 0. A tag may hold nothing:
+    # what stands in it is the other objectives' business. So is a block that is left out, which has no tags to be judged by; one
+    # number for all blocks counts it as malformed.
+    if preset.format and layout.segmenters == ("tags",):
+        tags: dict[str, Any] = {"weight": preset.format, "baseline": group, "options": {"empty": True}}
+        each = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]
+        objectives += each if by_block else [Objective("format", layout.names, if_missing=0.0, **tags)]
+    return tuple(objectives)

@@ -32,9 +32,7 @@ def objective_reasons(
 ) -> Comparison:
     """The comparison of each objective by itself, with its reasons as exact as statuses, verdicts and weights make them.
 
-    Args:
-        value_nm: what was compared, without stand-ins.
-        truncated_n: the completions in which a part opens and never closes; None: nobody looked.
+    `value_nm` is what was compared, without stand-ins; `truncated_n` are the completions in which a part opens and never closes.
     """
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), _missing(scores, truncated_n), comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -58,11 +56,8 @@ def sum_reasons(
 ) -> Comparison:
     """The comparison of the sum of all objectives, with the objective that its reasons are about, if it is one.
 
-    Args:
-        value_nm: the rewards of the sum, with stand-ins.
-        set_n: who is compared with whom.
-        grouped: the method compares groups; else the batch is one set, in which nobody is alone.
-        truncated_n: see `objective_reasons`.
+    `value_nm` are the rewards of the sum, with stand-ins; `set_n` says who is compared with whom. Without `grouped` the batch is
+    one set, in which nobody is alone.
     """
     reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     everyone = moments(comparison.worth_nm[:, 0], set_n)
@@ -81,7 +76,8 @@ def sum_reasons(
     weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     rank_nm = torch.where(value_nm.isnan() & weighs_m, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
     first_n = rank_nm.argmin(dim=1)
-    gone_n = comparison.worth_nm[:, 0].isnan()
+    # What is there may be credited alone (GDPO).
+    gone_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     reason_n = torch.where(gone_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(gone_n, first_n, about_n)[:, None])
 

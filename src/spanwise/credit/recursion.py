@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_mask, check_rewards
-from spanwise.credit.memory import fresh
-from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
+from spanwise.credit.checks import check_mask, check_rewards, first_of
+from spanwise.credit.spread import fresh
+from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 
 _ROWS = 1024
 _BLOCK = 1 << 18  # elements of a block: one megabyte of float32
@@ -24,31 +24,13 @@ _BLOCK = 1 << 18  # elements of a block: one megabyte of float32
 def discounted_returns(
     reward_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, gamma: float = 1.0
 ) -> Float[Tensor, "n t"]:
-    r"""Sum the rewards from each token on, discounted once per trainable token.
+    """Sum the rewards from each token on, discounted once per trainable token; NaN at a trainable token: the reward is absent.
 
-    Equation
-        G[k] = r[k] + gamma G[k+1] over the trainable tokens k; a reward on a masked token counts for the last trainable one
-        before it
+    A reward on a masked token counts for the last trainable one before it, as verl has it; one before the first is dropped.
 
-    Args:
-        reward_nt: one reward per token, mostly 0; NaN at a trainable token: the completion's reward is absent.
-        mask_nt: the trainable tokens.
-        gamma: discount in [0, 1] between one trainable token and the next.
-
-    Returns:
-        (N, T) in the dtype of `reward_nt`; exactly 0 at masked tokens.
-
-    Edge cases:
-        Masked tokens cost no discount: deleting them changes nothing else. A reward before the first trainable token is dropped,
-        for nothing that was chosen can have caused it. NaN at a masked token is no reward.
-
-    Example:
-        >>> reward_nt = torch.tensor([[0., 0., 0., 1.]])
-        >>> discounted_returns(reward_nt, torch.tensor([[True, False, True, True]]), gamma=0.5)
-        tensor([[0.2500, 0.0000, 0.5000, 1.0000]])
-
-    Reference:
-        Hu 2025, "REINFORCE++" (arXiv 2501.03262); carried across masked tokens as verl does.
+    >>> reward_nt = torch.tensor([[0., 0., 0., 1.]])
+    >>> discounted_returns(reward_nt, torch.tensor([[True, False, True, True]]), gamma=0.5)
+    tensor([[0.2500, 0.0000, 0.5000, 1.0000]])
     """
     return lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
 
@@ -73,21 +55,8 @@ def lambda_advantage(
         Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1].
         At a masked token Q[t] = r[t] + Q[t+1]: its reward moves to the trainable token before it.
 
-    Args:
-        reward_nt: one reward per token; NaN at a trainable token: absent, the completion gets 0.
-        value_nt: the critic's value before each token; not read at masked tokens. None: 0 everywhere.
-        mask_nt: the trainable tokens.
-        gamma, lam: in [0, 1]; `lam` may be one number per completion.
-        boundary_nt: the tokens that open a segment; None: all.
-        bootstrap_n: the value of the state after the last token, 0 where the completion ended; NaN: unknown, gets 0.
-
-    Returns:
-        (N, T) in the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens.
-
-    Raises:
-        AlignmentError: sizes or dtypes do not fit.
-        RewardError: an infinite reward, a value that is not finite at a trainable token.
-        RecipeError: gamma or lam outside [0, 1].
+    In the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens. `boundary_nt` are the
+    tokens that open a segment (None: all), `bootstrap_n` is the value behind the last token; if it or a reward is NaN, all is 0.
     """
     check_recursion(reward_nt, value_nt, mask_nt, boundary_nt=boundary_nt, gamma=gamma, lam=lam)
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -145,25 +114,12 @@ def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) 
 def policy_lambda(
     lam: float | Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"], *, alpha: float | None
 ) -> float | Float[Tensor, " n"]:
-    """The lambda of each completion: the adaptive one of its trainable tokens if there is an alpha, else as given.
-
-    >>> policy_lambda(0.5, torch.ones(1, 4).bool(), alpha=0.5)
-    tensor([0.5000], dtype=torch.float64)
-    """
+    """The lambda of each completion: the adaptive one of its trainable tokens if there is an alpha, else as given."""
     return lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
 
 
 def check_alpha(alpha: Any) -> None:
-    """Refuse a share that is no positive number.
-
-    Raises:
-        RecipeError: what it is, and what it may be.
-
-    Example:
-        >>> check_alpha(0)
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: length_adaptive_alpha is 0; it must be a positive number, such as 0.05 (VAPO).
-    """
+    """Refuse a share that is no positive number."""
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if not (number and 0 < alpha < math.inf):
         raise RecipeError(f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05 (VAPO).")
@@ -191,8 +147,7 @@ def bootstrap_values(
         if value_end_n is None:
             raise RecipeError("truncated='bootstrap' needs value_end_n, the value after the last token of each completion.")
         return torch.where(truncated_n, value_end_n, 0.0)
-    if truncated not in ("terminal", "mask"):
-        raise RecipeError(unknown("way to take truncation", truncated, ("terminal", "bootstrap", "mask")))
+    check_known("way to take truncation", truncated, ("terminal", "bootstrap", "mask"))
     return torch.where(truncated_n, torch.nan if truncated == "mask" else 0.0, 0.0)
 
 
@@ -244,9 +199,8 @@ def _rewards(reward_nt: Tensor, mask_nt: Tensor, rows: slice, cols: slice, absen
 def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows: slice, cols: slice) -> None:
     if value_nt is None or bool(advantage.sum().isfinite()):
         return
-    bad = mask & ~value_nt[rows, cols].isfinite()
-    if bool(bad.any()):
-        i, t = (int(x) for x in torch.nonzero(bad)[0])
+    if place := first_of(mask & ~value_nt[rows, cols].isfinite()):
+        i, t = place
         raise RewardError(
             f"The value of completion {rows.start + i} is {float(value_nt[rows, cols][i, t])} at trainable token "
             f"{cols.start + t}; the critic must give a finite value to every token of the mask."
@@ -262,10 +216,7 @@ def check_recursion(
     gamma: float,
     lam: float | Tensor,
 ) -> None:
-    """Refuse sizes that differ, a mask that is not boolean, and gamma or lam outside [0, 1].
-
-    >>> check_recursion(torch.zeros(1, 2), None, torch.ones(1, 2, dtype=torch.bool), gamma=1.0, lam=0.95)
-    """
+    """Refuse sizes that differ, a mask that is not boolean, and gamma or lam outside [0, 1]."""
     for name, other in (("value_nt", value_nt), ("mask_nt", mask_nt), ("boundary_nt", boundary_nt)):
         if other is not None and other.shape != reward_nt.shape:
             raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but {name} is {tuple(other.shape)}.")

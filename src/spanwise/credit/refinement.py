@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int
@@ -13,7 +13,7 @@ from torch import Tensor
 from spanwise.credit.assign import call, completed
 from spanwise.credit.registry import METHODS, Method, method
 from spanwise.credit.strata import group_index
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores
 
@@ -38,6 +38,7 @@ class Refinement:
         spanwise.errors.RecipeError: refine: 'grpo' credits completions and refines nothing; use ktae or oar.
     """
 
+    name: ClassVar[str] = "refine"
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     correct: str | None = None
@@ -73,16 +74,40 @@ class Refinement:
         if isinstance(written, Refinement):
             return written
         given: Any = {"method": written} if isinstance(written, str) else written
-        known = [each.name for each in fields(Refinement)]
         if not isinstance(given, Mapping) or "method" not in given:
             raise RecipeError(
                 f"refine is {written!r}; write refine: ktae, or refine: {{method: ktae, options: {{form: code}}}}."
             )
         for name in given:
-            if name not in known:
-                raise RecipeError(unknown("field of refine", str(name), known))
-        options: dict[str, Any] = dict(given)
-        return Refinement(**options)
+            check_known("field of refine", name, [each.name for each in fields(Refinement)])
+        return Refinement(**given)
+
+    def check_scheme(self, scheme: Any) -> None:
+        """Refuse a scheme whose rows are no completions, an objective that is not there, and options that would do nothing."""
+        if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
+            raise RecipeError(
+                f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
+                f"out, or use a method that credits whole rollouts, such as 'grpo'."
+            )
+        if self.correct is not None and self.correct not in scheme.names:
+            raise RecipeError(f"refine.correct: {unknown('objective', self.correct, scheme.names)}")
+        self.entry.check_options(self.options)
+
+    def check_provided(self, provided: Collection[str]) -> None:
+        """Refuse batches without what the method reads."""
+        if lacking := self.entry.lacking(provided):
+            raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
+
+    def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
+        """The credit of method and modes with what this adds to each token, see `refined`; as `Mode.credit`."""
+        if batch.steps is not None:
+            raise RecipeError(
+                "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole "
+                "completions."
+            )
+        inputs = {"ids_nt": batch.ids_nt, "logp_nt": batch.logp_nt}
+        block_nt = None if reading.spans is None else reading.spans.block_nt
+        return refined(credit, self, reading.scores, batch.group_n, block_nt, objectives=scheme.objectives, inputs=inputs)
 
     def plain(self) -> dict[str, Any]:
         """The refinement as plain data, ready for YAML."""
@@ -95,46 +120,33 @@ def refined(
     refinement: Refinement,
     scores: Scores,
     group_n: Int[Tensor, " n"],
+    block_nt: Int[Tensor, "n t"] | None,
     *,
     objectives: Sequence[Objective],
     inputs: Mapping[str, Any],
 ) -> Credit:
-    r"""The credit with what a refinement adds to the advantage of each token.
+    r"""The credit with what a refinement adds to the advantage of each token; the decision to stop keeps its own credit.
 
     Equation
         A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens
-        refined[i, t] = refinement(A, ...)[i, t] - A[i, t];   the decision to stop keeps its own credit
+        refined[i, t] = refinement(A, ...)[i, t] - A[i, t]
 
-    Args:
-        credit: of a method, whole groups.
-        refinement: what refines it.
-        scores: of the same completions.
-        group_n: prompt ids.
-        objectives: of the scores.
-        inputs: `block_nt`, and what the refinement asks for: `ids_nt`, `logp_nt`. The importance of a token (`importance_nt`) is
-            its surprise, -logp.
+    `inputs` are what the refinement asks for: `ids_nt`, `logp_nt`. A token's importance (`importance_nt`) is its surprise, -logp.
 
-    Raises:
-        RecipeError: an input that is not there.
-
-    Example:
-        >>> scores = Scores(("correct",), torch.tensor([[1.], [0.]]).double(), torch.zeros(2, 1).to(torch.int8),
-        ...                 torch.full((2, 1, 2), torch.nan))
-        >>> nothing_n, none_m = torch.zeros(2).double(), torch.zeros(1).long()
-        >>> credit = Credit(torch.tensor([[1.], [-1.]]).double(), nothing_n, none_m, none_m)
-        >>> inputs = {"block_nt": torch.zeros(2, 2).long(), "ids_nt": torch.tensor([[7, 8], [7, 9]])}
-        >>> refined(credit, Refinement("ktae"), scores, torch.tensor([0, 0]), objectives=[Objective("correct", pays="all")],
-        ...         inputs=inputs).refined_nt
-        tensor([[ 0.0000,  0.5000],
-                [ 0.0000, -0.5000]], dtype=torch.float64)
+    >>> scores = Scores(("correct",), torch.tensor([[1.], [0.]]).double(), torch.zeros(2, 1).to(torch.int8),
+    ...                 torch.full((2, 1, 2), torch.nan))
+    >>> nothing_n, none_m = torch.zeros(2).double(), torch.zeros(1).long()
+    >>> credit = Credit(torch.tensor([[1.], [-1.]]).double(), nothing_n, none_m, none_m)
+    >>> refined(credit, Refinement("ktae"), scores, torch.tensor([0, 0]), torch.zeros(2, 2).long(),
+    ...         objectives=[Objective("correct", pays="all")], inputs={"ids_nt": torch.tensor([[7, 8], [7, 9]])}).refined_nt
+    tensor([[ 0.0000,  0.5000],
+            [ 0.0000, -0.5000]], dtype=torch.float64)
     """
-    if inputs.get("block_nt") is None:
+    if block_nt is None:
         raise RecipeError("refine changes the advantage of each token, and where blocks lie is not known; give spans.")
-    mask_nt = inputs["block_nt"] >= 0
-    if credit.token_nt is None:
-        adv_nt = credit.block_nk.gather(1, inputs["block_nt"].long().clamp(min=0))
-    else:
-        adv_nt = credit.token_nt.double()
+    mask_nt = block_nt >= 0
+    of_blocks_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
+    adv_nt = of_blocks_nt if credit.token_nt is None else credit.token_nt.double()
     adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     names = [objective.name for objective in objectives]
     right = 0 if refinement.correct is None else names.index(refinement.correct)

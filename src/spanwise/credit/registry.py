@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from spanwise.credit.recursion import check_alpha
 from spanwise.errors import RecipeError, unknown
 from spanwise.registry import Registry
 
@@ -39,6 +41,31 @@ FACTS = (
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _REWARDS = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s")
 _GROUPS = ("group_n", "group_s")
+#: What `pipeline.credit_batch` makes of every reading, so that no engine has to bring it.
+_MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
+#: Inputs of methods that are one field of a `Batch`, and what fields are called in sentences.
+_FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
+_WORDS = {
+    "value_nt": "values of a critic (value_nt)",
+    "logp_nt": "log-probabilities (logp_nt)",
+    "steps": "steps of trajectories (steps)",
+    "ids_nt": "token ids (ids_nt)",
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_SHARE = (lambda value: _is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
+#: What options must be in every method that has them, and what to write instead.
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "min_stratum": (lambda v: _is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
+    "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
+    "eps": (lambda v: _is_number(v) and 0 <= v < math.inf, "it must be a finite number that is not negative"),
+    "gamma": _SHARE,
+    "lam": _SHARE,
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +160,16 @@ class Method:
         return tuple(name for name in self.required if name not in (*_REWARDS, *_GROUPS))
 
     @cached_property
-    def reads_critic(self) -> bool:
+    def fields(self) -> frozenset[str]:
+        """The fields of a `Batch` that it cannot do without."""
+        return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
+
+    def lacking(self, provided: Collection[str]) -> str:
+        """What it needs and a batch does not provide, in words; empty if nothing."""
+        return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
+
+    @cached_property
+    def reads_values(self) -> bool:
         """Whether it runs over tokens and reads the values of a critic, once per stream (`Scheme.values`)."""
         return self.kind == "token" and "value_nt" in self.needs
 
@@ -144,9 +180,9 @@ class Method:
         return {name: p.default for name, p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
 
     @cached_property
-    def facts(self) -> tuple[str, ...]:
-        """Those of its settings that say what the objectives say, or what only some batches have."""
-        return tuple(name for name in self.settings if name in FACTS)
+    def takes_everything(self) -> bool:
+        """Whether it takes `**anything`: it is handed all there is."""
+        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
 
     @property
     def stateful(self) -> bool:
@@ -154,15 +190,41 @@ class Method:
         return hasattr(self.estimator, "state_dict") and hasattr(self.estimator, "load_state_dict")
 
     @cached_property
-    def takes_everything(self) -> bool:
-        """Whether it takes `**anything`: it is handed all there is."""
-        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
-
-    @cached_property
     def options(self) -> dict[str, Any]:
         """Those of its settings that a user chooses, with their defaults: neither facts nor tensors."""
-        chosen = self.settings.items()
-        return {name: value for name, value in chosen if name not in FACTS and not _INDEXED.search(name)}
+        return {name: value for name, value in self.settings.items() if name not in FACTS and not _INDEXED.search(name)}
+
+    def check_names(self, options: Collection[str]) -> None:
+        """Refuse options that it does not have, with a `RecipeError`."""
+        for name in options:
+            if name not in self.options:
+                said = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
+                raise RecipeError(
+                    f"Method '{self.name}' has no option '{name}'; it has {', '.join(sorted(self.options)) or 'none'}."
+                    f"{' Objectives say it.' if said else ''}"
+                )
+
+    def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
+        """Refuse options that it does not have, that cannot be, or that it would not look at, with a `RecipeError`.
+
+        Args:
+            options: what is chosen.
+            **says: what the objectives say, by the name that `only_with` has for it.
+        """
+        self.check_names(options)
+        for name, value in options.items():
+            fits, advice = _VALUES.get(name, (lambda _: True, ""))
+            if not fits(value):
+                raise RecipeError(f"{name} is {value!r}; {advice}.")
+            if name == "length_adaptive_alpha" and value is not None:
+                check_alpha(value)
+            if name in self.only_with and value != self.options[name]:
+                other, values = self.only_with[name]
+                if not any(chosen in values for chosen in says.get(other, [options.get(other, self.options.get(other))])):
+                    raise RecipeError(
+                        f"Option '{name}' of method '{self.name}' does something only where {other.removesuffix('_k')} is "
+                        f"{' or '.join(map(str, values))}; here it would change nothing."
+                    )
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
@@ -190,13 +252,11 @@ def method(name: str) -> Method:
     return METHODS.find(name)
 
 
-def accepted(estimator: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `inputs` that the signature of an estimator has, without what a `functools.partial` has fixed.
+def outcome_methods() -> tuple[str, ...]:
+    """Names of the methods that turn one reward per completion into one advantage, and so work on whole trajectories.
 
-    >>> accepted(lambda reward_n, group_n, *, length_n: reward_n, {"length_n": 1, "metric_n": 2})
-    {'length_n': 1}
+    >>> {"dr_grpo", "grpo"} <= set(outcome_methods())
+    True
     """
-    parameters = inspect.signature(estimator).parameters
-    fixed = getattr(estimator, "keywords", {})
-    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in inputs.items() if name not in fixed and (everything or name in parameters)}
+    on_whole = (known for known in METHODS.values() if known.kind == "completion" and not known.needs)
+    return tuple(sorted(known.name for known in on_whole if known.inputs[0] == "reward_n"))

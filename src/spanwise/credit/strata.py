@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.checks import check_rewards
-from spanwise.credit.explained import Explained, comparison_of
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.credit.explained import Explained, comparison_of, explains
+from spanwise.errors import AlignmentError, RecipeError, check_known
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
@@ -44,6 +44,16 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
             [   nan, 0.0000]])
     """
     return torch.where(weight_m == 0, 0.0, reward_nm * weight_m)
+
+
+def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
+    """The weight of each reward in float64, 1 where none are given."""
+    weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
+    if len(weight_m) != reward_nm.shape[1]:
+        raise AlignmentError(
+            f"There are {len(weight_m)} weights for {reward_nm.shape[1]} rewards; give one weight to each reward."
+        )
+    return weight_m.double().to(reward_nm.device)
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
@@ -125,11 +135,11 @@ class Moments:
 
     def count_n(self) -> Float[Tensor, " n"]:
         """Members of each completion's stratum; 0 where it has none."""
-        return self._look_up(self.count_s, 0.0)
+        return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
         """Mean of each completion's stratum, itself included; NaN where the stratum has no member."""
-        return self._look_up(self.mean_s, torch.nan)
+        return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
         """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined.
@@ -144,13 +154,13 @@ class Moments:
             square_s = square_s.index_add(0, stratum_i, gap_i.square())
         free_s = count_s - ddof
         std_s = torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), 0.0).sqrt()
-        return self._look_up(std_s, 0.0)
+        return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
         """Whether the members of each completion's stratum are all equal; True where there are none."""
-        return self._look_up(self.square_s, 0.0) == 0
+        return self.look_up(self.square_s, 0.0) == 0
 
-    def _look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
+    def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
         """The value of each completion's stratum; `nowhere`, appended as the last one, where it has none (-1)."""
         return torch.cat([value_s, value_s.new_full((1,), nowhere)])[self.stratum_n]
 
@@ -203,7 +213,7 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
     return Moments(dense_n, member_n, deviation_n, count_s, mean_s, square_s)
 
 
-def centred(
+def compare_in_strata(
     value_n: Float[Tensor, " n"],
     stratum_n: Int[Tensor, " n"],
     *,
@@ -214,8 +224,10 @@ def centred(
     eps: float = 0.0,
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
-) -> Float[Tensor, " n"]:
-    r"""Subtract the stratum mean, and divide by the stratum's standard deviation or mean if asked.
+) -> Explained:
+    r"""Subtract the stratum mean, divide by the stratum's standard deviation or mean if asked, and say so.
+
+    `centred` is the same for the advantages alone.
 
     Equation
         A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
@@ -243,31 +255,7 @@ def centred(
 
         >>> centred(torch.tensor([1., 1., 0., 0.]), torch.zeros(4).long(), voter_n=torch.tensor([0, 0, 0, 1]))
         tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
-    """
-    return compare_in_strata(
-        value_n, stratum_n, leave_one_out=leave_one_out, min_stratum=min_stratum, scale=scale, ddof=ddof, eps=eps,
-        stand_in_n=stand_in_n, voter_n=voter_n,
-    ).advantages  # fmt: skip
 
-
-def compare_in_strata(
-    value_n: Float[Tensor, " n"],
-    stratum_n: Int[Tensor, " n"],
-    *,
-    leave_one_out: bool = False,
-    min_stratum: int = 2,
-    scale: str = "none",
-    ddof: int = 1,
-    eps: float = 0.0,
-    stand_in_n: Float[Tensor, " n"] | None = None,
-    voter_n: Int[Tensor, " n"] | None = None,
-) -> Explained:
-    """What `centred` gives, and what each value was compared with.
-
-    Args:
-        value_n, stratum_n, leave_one_out, min_stratum, scale, ddof, eps, stand_in_n, voter_n: see `centred`.
-
-    Example:
         The means of the others are 0 and 1/3, the standard deviation is .5.
 
         >>> value_n, stratum_n = torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long()
@@ -275,43 +263,47 @@ def compare_in_strata(
         >>> found.baseline_nm.flatten().tolist(), found.divisor_nm.flatten().tolist()
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
-    if voter_n is not None:
-        return _compare_voters(value_n, stratum_n, voter_n, stand_in_n, leave_one_out, min_stratum, scale)
-    if scale not in ("none", "std", "mean"):
-        raise RecipeError(unknown("scale", scale, ("none", "std", "mean")))
-    within = moments(value_n, stratum_n)
-    count_n, advantage_n = within.count_n(), within.deviation_n
-    if leave_one_out:
-        advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
-    kept_n = within.member_n & (count_n >= max(min_stratum, 2))
-    worth_n = value_n.double()
-    if stand_in_n is not None:
-        instead_n = ~within.member_n & ~stand_in_n.isnan() & (count_n > 0)
-        advantage_n = torch.where(instead_n, stand_in_n.double() - within.mean_n(), advantage_n)
-        kept_n = kept_n | instead_n
-        worth_n = torch.where(worth_n.isnan(), stand_in_n.double(), worth_n)
+    check_known("scale", scale, ("none", "std", "mean"))
+    within, worth_n = moments(value_n, stratum_n), value_n.double()
+    stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
+    if voter_n is None:
+        count_n, mean_n, advantage_n = within.count_n(), within.mean_n(), within.deviation_n
+        if leave_one_out:
+            advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
+    elif scale != "none":
+        raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
+    else:
+        count_n, mean_n, advantage_n = _votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
+    instead_n = ~within.member_n & ~stand_in_n.isnan() & (count_n > 0)
+    advantage_n = torch.where(instead_n, stand_in_n - mean_n, advantage_n)
+    worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
-        spread_n = (within.mean_n() if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        spread_n = (mean_n if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
         divided_n = (advantage_n != 0) | ((spread_n > 0) & ~within.constant_n())
         divisor_n = torch.where(divided_n, torch.where(spread_n > 0, spread_n, torch.nan), divisor_n)
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
-    averaged_n = count_n - within.member_n.double() if leave_one_out else count_n
-    return _explained(advantage_n, worth_n, baseline_n, divisor_n, kept_n, within, averaged_n=averaged_n, members_n=count_n)
+    kept_n = (within.member_n & (count_n >= max(min_stratum, 2))) | instead_n
+    advantage_n = torch.where(kept_n, advantage_n, 0.0)
+    stratum_n = torch.full_like(within.stratum_n, -1)
+    stratum_n[within.member_n] = group_index(within.stratum_n[within.member_n])
+    return Explained(
+        advantage_n,
+        comparison_of(
+            advantage_n, worth_n, baseline_n, divisor_n,
+            alone_n=~kept_n, equal_n=within.member_n & within.constant_n(), stratum_n=stratum_n, members_n=count_n,
+            averaged_n=count_n - within.member_n.double() if leave_one_out else count_n,
+        ),
+    )  # fmt: skip
 
 
-def _compare_voters(
-    value_n: Tensor,
-    stratum_n: Tensor,
-    voter_n: Tensor,
-    stand_in_n: Tensor | None,
-    leave_one_out: bool,
-    min_stratum: int,
-    scale: str,
-) -> Explained:
-    """`compare_in_strata` where the rows of one voter in a stratum are one member."""
-    if scale != "none":
-        raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
+centred = explains(compare_in_strata)
+
+
+def _votes(
+    value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How many voters each row's stratum has, the mean of their means, and the row minus the mean that it is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
     own = moments(value_n, ballot_n)  # of each voter
     stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
@@ -319,78 +311,8 @@ def _compare_voters(
     stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
     vote_u = centred(own.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
     between = moments(own.mean_s, stratum_u)
-    count_n = own._look_up(between.count_n(), 0.0)
-    kept_n = own.member_n & (count_n >= max(min_stratum, 2))
-    advantage_n = own.deviation_n + own._look_up(vote_u, 0.0)
-    worth_n = value_n.double()
-    if stand_in_n is not None:
-        mean_n = own._look_up(between.mean_n(), torch.nan)
-        instead_n = ~own.member_n & ~stand_in_n.isnan() & ~mean_n.isnan()
-        advantage_n = torch.where(instead_n, stand_in_n.double() - mean_n, advantage_n)
-        kept_n = kept_n | instead_n
-        worth_n = torch.where(worth_n.isnan(), stand_in_n.double(), worth_n)
-    averaged_n = count_n - own.member_n.double() if leave_one_out else count_n
-    return _explained(
-        advantage_n, worth_n, worth_n - advantage_n, torch.ones_like(advantage_n), kept_n, moments(value_n, stratum_n),
-        averaged_n=averaged_n, members_n=count_n,
-    )  # fmt: skip
-
-
-def _explained(
-    advantage_n: Tensor,
-    worth_n: Tensor,
-    baseline_n: Tensor,
-    divisor_n: Tensor,
-    kept_n: Tensor,
-    within: Moments,
-    **counts: Tensor,
-) -> Explained:
-    """The advantages of those that somebody is compared with, 0 elsewhere, and how they came about."""
-    advantage_n = torch.where(kept_n, advantage_n, 0.0)
-    stratum_n = torch.full_like(within.stratum_n, -1)
-    stratum_n[within.member_n] = group_index(within.stratum_n[within.member_n])
-    equal_n = within.member_n & within.constant_n()
-    where = {"alone_n": ~kept_n, "equal_n": equal_n, "stratum_n": stratum_n, **counts}
-    return Explained(advantage_n, comparison_of(advantage_n, worth_n, baseline_n, divisor_n, **where))
-
-
-def excess_variance_elsewhere(
-    mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
-) -> Float[Tensor, " s"]:
-    r"""How far a new stratum's mean lies from the average of the P other ones, sampling noise left out, for each stratum.
-
-    Equation
-        t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
-
-    Each mean is made of `a` parts with a sampling variance of noise / count each. A NaN mean takes no part; NaN where fewer than
-    two others are left.
-
-    >>> excess_variance_elsewhere(torch.tensor([9., 1., 3.]), torch.full((3, 1), .5), torch.full((3, 1), 2.))
-    tensor([ 2.6250, 26.6250, 47.6250])
-    """
-    known_s = ~mean_s.isnan()
-    others_s = known_s.sum() - known_s.to(mean_s.dtype)
-    centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
-    inverse_sa = torch.where(known_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    sum_s, square_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
-    noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
-    excess_s = (variance_s - noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
-    return torch.where(others_s >= 2, excess_s, torch.nan)
-
-
-def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Mix E estimates of one quantity by their precisions 1/variance; a NaN estimate or variance takes no part.
-
-    Returns NaN where no estimate takes part. Variances must be positive.
-
-    >>> precision_mean(torch.tensor([[1., 1.], [4., float("nan")]]), torch.tensor([[1., 1.], [2., 1.]]))
-    tensor([2., 1.])
-    """
-    weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
-    total_n = weight_en.sum(dim=0)
-    mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
-    return torch.where(total_n > 0, mixed_n, torch.nan)
+    count_n, mean_n = own.look_up(between.count_n(), 0.0), own.look_up(between.mean_n(), torch.nan)
+    return count_n, mean_n, own.deviation_n + own.look_up(vote_u, 0.0)
 
 
 def weighted_mean(
@@ -411,7 +333,7 @@ def weighted_mean(
     total_s = zero_s.index_add(0, stratum_i, weight_i)
     above_s = zero_s.index_add(0, stratum_i, weight_i * (value_i - low_s[stratum_i]))
     mean_s = torch.where(total_s > 0, low_s + above_s / torch.where(total_s > 0, total_s, 1.0), torch.nan)
-    return within._look_up(mean_s, torch.nan)
+    return within.look_up(mean_s, torch.nan)
 
 
 def standardised(
@@ -422,31 +344,18 @@ def standardised(
     ddof: int = 1,
     eps: float = 0.0,
     eps_at: EpsAt = "std",
-) -> Float[Tensor, " n"]:
-    r"""Standardise values over the whole batch, each counted `weight_n` times.
+) -> tuple[Float[Tensor, " n"], float, float]:
+    r"""Standardise values over the whole batch, each counted `weight_n` times: the results, what was subtracted, the divisor.
 
     Equation
         A[i] = (v[i] - mean v if shift else v[i]) / divisor,  var = sum w (v - mean)^2 / (sum w - ddof)
         divisor = std + eps (eps_at "std"), sqrt(var + eps) ("variance") or sqrt(max(var, eps)) ("floor")
 
-    Absent values and values without weight take no part and give 0; so does a constant batch.
+    Absent values and values without weight take no part and give 0; so does a constant batch, whose divisor is 0.
 
-    >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)
+    >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)[0]
     tensor([-0.5774,  1.7321], dtype=torch.float64)
     """
-    return standardised_by(value_n, weight_n=weight_n, shift=shift, ddof=ddof, eps=eps, eps_at=eps_at)[0]
-
-
-def standardised_by(
-    value_n: Float[Tensor, " n"],
-    *,
-    weight_n: Float[Tensor, " n"] | None = None,
-    shift: bool = True,
-    ddof: int = 1,
-    eps: float = 0.0,
-    eps_at: EpsAt = "std",
-) -> tuple[Float[Tensor, " n"], float, float]:
-    """`standardised`, the number that was subtracted and the one that was divided by; the latter is 0 where nothing was."""
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
     member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(member_n, value_n.double(), torch.nan)
@@ -458,17 +367,6 @@ def standardised_by(
     shifted_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
     mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
     return shifted_n / divisor if divisor > 0 else torch.zeros_like(value_n), mean, divisor
-
-
-def unit_scale(value_n: Float[Tensor, " n"], *, ddof: int = 1, eps: float = 0.0) -> float:
-    """What to multiply values by to give them a standard deviation of 1: 1 / (std + eps); 0 where they are constant.
-
-    >>> round(unit_scale(torch.tensor([1., -1., float("nan")])), 4)
-    0.7071
-    """
-    within = moments(value_n, torch.zeros(len(value_n), dtype=torch.long, device=value_n.device))
-    divisor = _divisor(float(within.square_s.sum()), float(within.count_s.sum()), ddof, eps, "std")
-    return 1 / divisor if divisor > 0 else 0.0
 
 
 def standardised_tokens(

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.strata import weighted
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, check_known
 from spanwise.objective import Objective
 
 #: What a value of the critic is of: all that is still to come, or what each objective is still to pay.
@@ -74,17 +74,9 @@ class Streams:
 
 
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """What a critic's values are of: as it is said, else per objective where objectives pay different blocks.
-
-    Raises:
-        RecipeError: another word.
-
-    >>> resolved_values([Objective("correct", pays="a"), Objective("brier", pays="b")], None)
-    'objective'
-    """
+    """What a critic's values are of: as it is said, else per objective where objectives pay different blocks."""
     if values is not None:
-        if values not in VALUES:
-            raise RecipeError(unknown("kind of values", values, VALUES))
+        check_known("kind of values", values, VALUES)
         return values
     return "objective" if len({frozenset(objective.pays) for objective in objectives}) > 1 else "shared"
 
@@ -101,20 +93,11 @@ def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 
 def check_values(count: int, names: Sequence[str], *, what: str = "value_nt") -> None:
-    """Refuse another number of values than there are streams.
+    """Refuse another number of values than there are streams; `what` is where they are.
 
-    Args:
-        count: values that there are per token.
-        names: what each of them should be of (`Scheme.value_names`).
-        what: where they are.
-
-    Raises:
-        AlignmentError: both numbers and the names.
-
-    Example:
-        >>> check_values(1, ("correct", "brier"))
-        Traceback (most recent call last):
-        spanwise.errors.AlignmentError: value_nt holds 1 value per token and there are 2 streams (correct, brier): ...
+    >>> check_values(1, ("correct", "brier"))
+    Traceback (most recent call last):
+    spanwise.errors.AlignmentError: value_nt holds 1 value per token and there are 2 streams (correct, brier): ...
     """
     if count == len(names):
         return
@@ -146,43 +129,27 @@ def reward_streams(
         objective:  a stream per objective, the trainable tokens of the blocks it pays;   r_m[i, end[i, m]] = r[i, m]
             where i has none of them and left out what m reads: the one token end[i, m], the decision to stop
 
-    Args:
-        reward_nm: the rewards; what is left out holds what it stands for (`if_missing`), NaN: absent.
-        left_out_nm: where the completion itself left out what the reward reads.
-        paid_mk: the blocks that each objective pays.
-        block_nt: the block of each token, -1 at every other one.
-        mask_nt: the trainable tokens.
-        names: of the streams: one if shared, else one per objective.
-        weight_m: of the objectives. It is in the rewards if shared, else in `Streams.weight_s`.
-        values: what the values of the critic are of, see `Scheme.values`.
-        dtype: of the rewards in the result; sums are made in float64.
+    What is left out holds what it stands for (`if_missing`). Shared, tokens of every block train, also those that nothing pays:
+    their reward is what comes after them (ordinary PPO with rewards inside). An absent reward (NaN): shared, the completion takes
+    no part, for its sum is unknown; else that stream has no token there. A reward for blocks that are not there, and not left out:
+    shared, it lies on the completion's last trainable token; else nothing is paid.
 
-    Edge cases:
-        Shared, tokens of every block train, also those that no objective pays: their reward is what comes after them (ordinary PPO
-        with rewards inside). A token behind the last reward has nothing to come. An absent reward (a check that failed, or
-        left out without `if_missing`): shared, the completion takes no part, for its sum is unknown; else that stream has no
-        token there. A reward for blocks that are not there, and not left out: shared, it lies on the completion's last trainable
-        token; else nothing is paid.
-
-    Example:
-        Solution of two tokens, confidence of one; right, and a Brier score of -.25.
-
-        >>> made = {"reward_nm": torch.tensor([[1., -.25]]), "left_out_nm": torch.zeros(1, 2).bool(),
-        ...         "paid_mk": torch.eye(2).bool(), "block_nt": torch.tensor([[0, 0, 1]]), "mask_nt": torch.ones(1, 3).bool()}
-        >>> reward_streams(**made, names=["return"], weight_m=torch.ones(2), values="shared").reward_snt
-        tensor([[[ 0.0000,  1.0000, -0.2500]]])
-        >>> reward_streams(**made, names=["correct", "brier"], weight_m=torch.ones(2), values="objective").mask_snt.int()
-        tensor([[[1, 1, 0]],
-        <BLANKLINE>
-                [[0, 0, 1]]], dtype=torch.int32)
+    >>> made = {"reward_nm": torch.tensor([[1., -.25]]), "left_out_nm": torch.zeros(1, 2).bool(),
+    ...         "paid_mk": torch.eye(2).bool(), "block_nt": torch.tensor([[0, 0, 1]]), "mask_nt": torch.ones(1, 3).bool()}
+    >>> reward_streams(**made, names=["return"], weight_m=torch.ones(2), values="shared").reward_snt
+    tensor([[[ 0.0000,  1.0000, -0.2500]]])
+    >>> reward_streams(**made, names=["correct", "brier"], weight_m=torch.ones(2), values="objective").mask_snt.int()
+    tensor([[[1, 1, 0]],
+    <BLANKLINE>
+            [[0, 0, 1]]], dtype=torch.int32)
     """
     if block_nt.shape != mask_nt.shape:
         raise AlignmentError(f"The blocks of tokens are {tuple(block_nt.shape)} and the mask is {tuple(mask_nt.shape)}.")
     trained_nt = mask_nt.bool()
-    last_n, some_n = _last(trained_nt)
+    last_n, some_n = last_token(trained_nt)
     column_nt = block_nt.long()
     paid_mnt = [_of_blocks(column_nt, paid_k) & trained_nt for paid_k in paid_mk]
-    ends = [_last(paid_nt) for paid_nt in paid_mnt]
+    ends = [last_token(paid_nt) for paid_nt in paid_mnt]
     has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
     end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     known_nm = ~reward_nm.isnan()
@@ -221,7 +188,7 @@ def _of_blocks(column_nt: Tensor, kept_k: Tensor) -> Bool[Tensor, "n t"]:
     return torch.cat([kept_k, kept_k.new_zeros(1)])[column_nt]
 
 
-def _last(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
+def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
     """The last token of each completion that has the flag (0 if there is none), and whether there is one."""
     some_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:

@@ -60,11 +60,9 @@ def checkpoint_fault(place: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in sizes.items():
-        file = place / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if (there := file.stat().st_size) != size:
-            return f"{name} is damaged, it has {there} bytes of {size}"
+        there = (place / name).stat().st_size if (place / name).is_file() else None
+        if there != size:
+            return f"{name} is missing" if there is None else f"{name} is damaged, it has {there} bytes of {size}"
     if not resumable:
         return "it holds a model only, as save_only_model asked for"
     return next((f"{name} is damaged" for name in sizes if not _readable(place / name)), None)
@@ -83,21 +81,33 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     return None, faults
 
 
+def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tuple[Path, str]:
+    """The checkpoint asked for, or the newest whole one of a folder; and a sentence about newer ones that are not."""
+    if asked is not None:
+        if fault := checkpoint_fault(Path(asked)):
+            raise DataError(f"'{asked}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
+        return Path(asked), ""
+    place, faults = newest_checkpoint(folder)
+    damaged = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    if place is None and not faults:
+        raise DataError(
+            f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
+        )
+    if place is None:
+        raise DataError(
+            f"No checkpoint under '{folder}' is readable ({damaged}); to start anew leave out --resume (in a script: "
+            "resume_from_checkpoint)."
+        )
+    return place, f"Resuming from {place.name}; not readable are {damaged}." if damaged else ""
+
+
 def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
     """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none."""
     if asked is None or asked is False:
         return None
-    faults: dict[str, str] = {}
-    place: Path | None = Path(str(asked))
-    if asked is True:
-        place, faults = newest_checkpoint(args.output_dir)
-    elif fault := checkpoint_fault(Path(str(asked))):
-        place, faults = None, {str(asked): fault}
-    said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-    if place is None:
-        raise DataError(f"There is no whole checkpoint to resume from ({said or f'none in {args.output_dir!r}'}).")
-    if said:
-        warnings.warn(f"Resuming from {place.name}; not readable are {said}.", UserWarning, stacklevel=3)
+    place, note = find_checkpoint(args.output_dir, None if asked is True else str(asked))
+    if note:
+        warnings.warn(note, UserWarning, stacklevel=3)
     before = read_manifest(place)["processes"]
     if before != args.world_size:
         warnings.warn(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,22 +17,19 @@ import yaml
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.batch import Steps
 from spanwise.credit.assign import completed
 from spanwise.disk import whole_folder
-from spanwise.errors import DataError, RecipeError
-from spanwise.modes import MODES
-from spanwise.pipeline import Reading
+from spanwise.engines.checks import RULE
+from spanwise.errors import DataError, refuse
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
 from spanwise.scheme import SCRIPT, Scheme
+from spanwise.step import StepResult
 
 #: All that is written; everything else in the folder is the trainer's or the user's, and stays.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: What the report is made with, and the extras that bring it.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: What of the recipe a run may not change while it goes on.
-_RULE = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values", *MODES)
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
@@ -43,43 +40,17 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: keep_rollouts is -1; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none.
     """
-    if isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0:
-        raise RecipeError(
-            f"keep_rollouts is {keep_rollouts!r}; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none."
-        )
-    if not isinstance(report, bool):
-        raise RecipeError(f"report is {report!r}; it is true or false.")
     lack = [name for name in _REPORT if report and find_spec(name) is None]
-    if lack:
-        raise RecipeError(
+    refuse(
+        {
+            f"keep_rollouts is {keep_rollouts!r}; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none.": (
+                isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0
+            ),
+            f"report is {report!r}; it is true or false.": not isinstance(report, bool),
             f"report=True draws report.html, and {', '.join(lack)} {'is' if len(lack) == 1 else 'are'} not installed: "
-            "pip install 'spanwise[cli,report]'. Or leave report out: `spanwise report FOLDER` makes it later, on any machine."
-        )
-
-
-def check_folder(folder: str | None, keep_rollouts: Any, report: Any, *, option: str) -> None:
-    """Refuse to keep what has no place, and a place that nothing is asked for: see `check_keeping`.
-
-    Example:
-        >>> check_folder(None, 5, False, option="spanwise.folder")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: keep_rollouts and report need a folder; add spanwise.folder=runs/NAME.
-    """
-    check_keeping(keep_rollouts, report)
-    if folder is None and (keep_rollouts or report):
-        raise RecipeError(f"keep_rollouts and report need a folder; add {option}=runs/NAME.")
-
-
-def own_recipe(scheme: Scheme, **settings: Any) -> dict[str, Any]:
-    """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known.
-
-    Example:
-        >>> from spanwise import Layout
-        >>> made = own_recipe(Scheme.preset("bae", Layout({"a": ["answer"], "b": ["confidence"]})), steps=3, model=None)
-        >>> made["task"], made["method"], made["steps"], "model" in made
-        ('own', 'bae', 3, False)
-    """
-    return {"task": SCRIPT, **scheme.plain(), **{name: value for name, value in settings.items() if value is not None}}
+            "pip install 'spanwise[cli,report]'. Or leave report out: `spanwise report FOLDER` makes it later.": lack,
+        }
+    )
 
 
 def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
@@ -92,69 +63,101 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
+def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
+    """What each group answers: the prompt of its first row."""
+    first: dict[Any, Sequence[int]] = {}
+    for uid, ids in zip(uids, prompts, strict=True):
+        first.setdefault(uid, ids)
+    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in first.items()}
+
+
 class RunRecord:
     """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
 
-    Edge cases:
-        Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs
-        and whatever goes wrong in it stays out of the training, and a run that could not draw one has all its data.
+    Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs and
+    whatever goes wrong in it stays out of the training.
     """
 
-    def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, output: str) -> None:
+    def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
         check_keeping(keep_rollouts, report)
-        self.folder, self.keep, self.report, self.output = RunFolder(folder, writes=WRITES), keep_rollouts, report, output
+        self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
         self.step = 0
         self.seconds = self.own_seconds = 0.0
-        self._begun = False
         self._line: dict[str, Any] = {}
-        self._recipe: dict[str, Any] = {}
+        self._recipe: dict[str, Any] | None = None
 
-    def wants(self, step: int) -> bool:
-        """Whether the rollouts of a batch, counted from 1, are written."""
-        return self.keep > 0 and step % self.keep == 0
+    @staticmethod
+    def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
+        """The one that a section of a trainer's configuration asks for; None: it names no folder.
+
+        Example:
+            >>> RunRecord.of({"keep_rollouts": 5}, option="spanwise.folder")
+            Traceback (most recent call last):
+            spanwise.errors.RecipeError: keep_rollouts and report need a folder; add spanwise.folder=runs/NAME.
+        """
+        folder, keep, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
+        check_keeping(keep, report)
+        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep or report)})
+        return None if folder is None else RunRecord(str(folder), keep_rollouts=keep, report=report, option=option)
+
+    def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
+        """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known."""
+        known = {name: value for name, value in settings.items() if value is not None}
+        return {"task": SCRIPT, **scheme.plain(), **known, "keep_rollouts": self.keep, "report": self.report}
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that holds something else; it is only looked at."""
         place = self.folder.path
         if not is_run(place):
-            check_free(place, writes=WRITES)
-        elif not step:
+            return check_free(place, writes=WRITES)
+        if not step:
             raise DataError(
-                f"'{place}' holds a run already, and this one starts from its first step. Give another {self.output}, move that "
+                f"'{place}' holds a run already, and this one starts from its first step. Give another {self.option}, move that "
                 "run away, or go on with it from a checkpoint."
             )
-        else:
-            written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
-            other = [name for name in _RULE if written.get(name) != _plain(recipe.get(name))]
-            if other:
-                raise DataError(
-                    f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
-                    f"Give another {self.output}."
-                )
+        written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        other = [name for name in RULE if written.get(name) != _plain(recipe.get(name))]
+        if other:
+            raise DataError(
+                f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
+                f"Give another {self.option}."
+            )
+        return None
 
-    def begin_with(self, recipe: Callable[[], Mapping[str, Any]], *, step: int, tokenizer: Any) -> None:
-        """Check and begin with the first batch, where a trainer says nothing before it; nothing after that."""
-        if not self._begun:
-            known = recipe()
-            self.check(known, step=step)
-            self.begin(known, step=step, tokenizer=tokenizer)
-
-    def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any = None) -> None:
+    def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
-        self.step, self._recipe = step, _plain(recipe)
+        self.step, self._recipe = step, (written := _plain(recipe))
         if is_run(place):
-            self.folder.go_on(self._recipe, step=step, history=list(metrics_until(place, step)))
+            self.folder.go_on(written, step=step, history=list(metrics_until(place, step)))
         else:
-            self.folder.begin(self._recipe)
-        if tokenizer is not None:
-            with whole_folder(place / "tokenizer"):
-                tokenizer.save_pretrained(str(place / "tokenizer"))
-        self._begun = True
+            self.folder.begin(written)
+        with whole_folder(place / "tokenizer"):
+            tokenizer.save_pretrained(str(place / "tokenizer"))
 
-    def add_batch(self, step: int, reading: Reading, shown: Mapping[str, Any], scheme: Scheme) -> None:
-        """What a trainer of rows on one driver knows of a batch: its metrics, and the mean of each reward."""
-        self.add(step, {**shown, **reward_means(completed(reading.scores, scheme.objectives), scheme.names)})
+    def add_batch(
+        self,
+        step: int,
+        result: StepResult,
+        scheme: Scheme,
+        *,
+        recipe: Callable[[], Mapping[str, Any]],
+        tokenizer: Any,
+        rollouts: Callable[[], Rollouts],
+    ) -> None:
+        """Keep a batch of a trainer on one driver: its metrics, and the rollouts of every k-th; the first one begins the run.
+
+        A row is what was read as one, a completion or a turn of a rollout, which has one vote.
+        """
+        if self._recipe is None:
+            written = recipe()
+            self.check(written, step=step - 1)
+            self.begin(written, step=step - 1, tokenizer=tokenizer)
+        own = result.own
+        self.add(step, {**result.metrics, **reward_means(completed(own.reading.scores, scheme.objectives), scheme.names)})
+        if self.keep and step % self.keep == 0:
+            rollout_n = None if own.batch.steps is None else own.batch.steps.trajectory_s
+            self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """What is known of a batch; whatever comes later of the same batch joins its line."""
@@ -162,52 +165,44 @@ class RunRecord:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
-    def add_update(self, told: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """What the trainer says of the update that a batch went into; `names`: what reports read -> what the trainer says."""
+    def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        """What the trainer logs of the update that a batch went into; `names`: what reports read -> what the trainer says."""
         if self._line:
-            self.add(self._line["step"], {own: told[theirs] for own, theirs in names.items() if theirs in told})
+            self.add(self._line["step"], {own: logged[theirs] for own, theirs in names.items() if theirs in logged})
 
     def flush(self) -> None:
         """Write the line of metrics that is complete."""
-        if self._line and self._begun:
+        if self._line and self._recipe is not None:
             self.own_seconds += self._line.get("spanwise/seconds") or 0.0
             self.step = max(self.step, self._line["step"])
             self.folder.add_metrics(self._line)
         self._line = {}
 
-    def write_batch(self, rollouts: Rollouts, steps: Steps | None) -> None:
-        """Write the rollouts of a batch whose rows may be turns of one rollout, which has one vote."""
-        rollout_n = None if steps is None else steps.trajectory_s
-        self.folder.write_rollouts([rollouts.recorded(step=rollouts.step, rollout_n=rollout_n)], step=rollouts.step)
-
     @contextmanager
-    def running(self, *, main: bool = True) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Train inside: nobody else writes into the folder, and whatever ends the training, what it left is complete."""
-        if not main:
-            yield
-            return
         started, ended = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:
                 yield
                 ended = True
             finally:
-                if self._begun:
-                    self._end(time.perf_counter() - started, ended=ended)
+                if self._recipe is not None:
+                    self._end(self._recipe, time.perf_counter() - started, ended=ended)
 
-    def _end(self, seconds: float, *, ended: bool) -> None:
+    def _end(self, recipe: Mapping[str, Any], seconds: float, *, ended: bool) -> None:
         self.flush()
         if ended:
-            told = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+            about = {name: recipe.get(name) for name in ("method", "task", "seed")}
             share = self.own_seconds / self.seconds if self.seconds else None
             known = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
-            self.folder.write_summary({**told, "steps": self.step, "seconds": seconds, **known})
+            self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **known})
         if self.report:
-            make_report(self.folder.path)
-        self._begun = False
+            _make_report(self.folder.path)
+        self._recipe = None
 
 
-def make_report(folder: Path) -> bool:
+def _make_report(folder: Path) -> None:
     """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning."""
     command = [sys.executable, "-m", "spanwise.commands.report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
@@ -218,7 +213,6 @@ def make_report(folder: Path) -> bool:
             UserWarning,
             stacklevel=2,
         )
-    return not done.returncode
 
 
 def _plain(value: Any) -> Any:

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanwise.batch import Batch
 from spanwise.credit import Trajectory, Turn
 from spanwise.errors import AlignmentError
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.trajectories import onto_turns, turn_batch
+from spanwise.trajectories import turn_batch
 from spanwise.types import Status
 
 __all__ = ["credit_datums"]
@@ -63,11 +62,11 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rollouts = [_as_list(rollout) for group in groups for rollout in group]
+    rollouts = [list(one) if isinstance(one, (list, tuple)) else [one] for group in groups for one in group]
     of_rollout = [g for g, group in enumerate(groups) for _ in group]
-    told = _by_rollout(groups, rewards or {})
+    reward_of = _by_rollout(groups, rewards or {})
     trajectories = [
-        Trajectory(j, of_rollout[j], tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)), told[j])
+        Trajectory(j, of_rollout[j], tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)), reward_of[j])
         for j, rollout in enumerate(rollouts)
     ]
     for name, values in (columns or {}).items():
@@ -78,20 +77,9 @@ def credit_datums(
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # whole rollouts: methods that run over their tokens may have them
     reading = read(batch, scheme, vocabulary, recorded=recorded)
-    found = onto_turns(trajectories, "advantages", _advantages(reading, batch, scheme))
-    made = iter(
-        [_credited(datum, turn.per_token["advantages"]) for datum, turn in zip(rollout, one.turns, strict=True)]
-        for rollout, one in zip(rollouts, found, strict=True)
-    )
-    return [[next(made) for _ in group] for group in groups]
-
-
-def _advantages(reading: Any, batch: Batch, scheme: Scheme) -> Tensor:
-    return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
-
-
-def _as_list(rollout: Any) -> list[Any]:
-    return list(rollout) if isinstance(rollout, (list, tuple)) else [rollout]
+    row = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
+    credited = iter([_credited(datum, next(row)) for datum in rollout] for rollout in rollouts)
+    return [[next(credited) for _ in group] for group in groups]
 
 
 def _by_rollout(
@@ -112,9 +100,8 @@ def _by_rollout(
 def _turn(datum: Any, j: int, d: int) -> Turn:
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
-    held = (_values(_get(inputs, name)) for name in ("mask", "weights"))
-    mask = next((values for values in held if len(values)), None)
-    if mask is None:
+    mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
+    if not mask:
         raise AlignmentError(
             f"Datum {d} of rollout {j} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens were "
             f"sampled; add one of them to its loss_fn_inputs."
@@ -126,11 +113,12 @@ def _turn(datum: Any, j: int, d: int) -> Turn:
     return Turn((), ids, [int(value != 0) for value in mask])
 
 
-def _credited(datum: Any, values: Sequence[float]) -> Any:
-    """The datum with other advantages, of the kind that its numbers are of."""
+def _credited(datum: Any, row: Sequence[float]) -> Any:
+    """The datum with other advantages, of the kind that its numbers are of; the row may be longer."""
     inputs = _get(datum, "loss_fn_inputs")
-    like = next(held for name in ("advantages", "target_tokens") if (held := _get(inputs, name)) is not None)
-    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", _like(like, values)))
+    tokens, before = _get(inputs, "target_tokens"), _get(inputs, "advantages")
+    own = _like(tokens if before is None else before, row[: len(_values(tokens))])
+    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", own))
 
 
 def _get(thing: Any, name: str) -> Any:
@@ -144,25 +132,23 @@ def _with(thing: Any, name: str, value: Any) -> Any:
     return thing.model_copy(update={name: value}) if hasattr(thing, "model_copy") else replace(thing, **{name: value})
 
 
-def _values(held: Any) -> list[Any]:
+def _values(numbers: Any) -> list[Any]:
     """The numbers of a list, a tensor, an array, or of what holds them as `data`; empty where there is nothing."""
-    if held is None:
-        return []
-    if isinstance(held, (Tensor, np.ndarray)):
-        return held.tolist()
-    data = _get(held, "data") if isinstance(held, Mapping) or hasattr(held, "data") else held
-    return list(data)
+    if isinstance(numbers, (Tensor, np.ndarray)):
+        return numbers.tolist()
+    data = _get(numbers, "data")
+    return list(numbers or ()) if data is None else list(data)
 
 
-def _like(held: Any, values: Sequence[float]) -> Any:
+def _like(numbers: Any, values: Sequence[float]) -> Any:
     """Numbers in float32, as the same kind of thing."""
     array = np.array(values, dtype=np.float32)
-    if isinstance(held, Tensor):
+    if isinstance(numbers, Tensor):
         return torch.from_numpy(array)
-    if isinstance(held, np.ndarray):
+    if isinstance(numbers, np.ndarray):
         return array
-    if isinstance(held, Mapping):
-        return {**held, "data": array.tolist(), **({"dtype": "float32"} if "dtype" in held else {})}
-    if hasattr(held, "from_numpy"):
-        return type(held).from_numpy(array)
-    return _with(held, "data", array.tolist()) if hasattr(held, "data") else array.tolist()
+    if isinstance(numbers, Mapping):
+        return {**numbers, "data": array.tolist(), **({"dtype": "float32"} if "dtype" in numbers else {})}
+    if hasattr(numbers, "from_numpy"):
+        return type(numbers).from_numpy(array)
+    return _with(numbers, "data", array.tolist()) if hasattr(numbers, "data") else array.tolist()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 #: engine -> versions, as in the extra of its name.
 WINDOWS = {"trl": ">=1.10,!=1.15.0,<2", "verl": ">=0.9,<0.10", "skyrl": ">=0.3,<0.5"}
-_HOLDS = {
-    ">=": lambda found, bound: found >= bound,
-    "<": lambda found, bound: found < bound,
-    "!=": lambda found, bound: found != bound,
-}
+_HOLDS = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
@@ -19,18 +16,18 @@ def is_tested(engine: str, version: str) -> bool:
     >>> is_tested("verl", "0.9.1"), is_tested("verl", "0.10.0.dev0"), is_tested("trl", "1.15.0"), is_tested("trl", "1.16.0")
     (True, False, False, True)
     """
-    found = _numbers(version)
-    for part in WINDOWS[engine].split(","):
-        sign = next(sign for sign in _HOLDS if part.startswith(sign))
-        if not _HOLDS[sign](found, _numbers(part.removeprefix(sign))):
-            return False
-    return True
+    bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
+    return all(_HOLDS[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> list[int]:
     """The numbers of a release, without zeros at the end."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(part) for part in release[0].split(".")] if release else [0]
-    while len(numbers) > 1 and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+    release = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
+    return [int(number) for number in release.split(".") if number]
+
+
+def untested(engine: str, version: str) -> str:
+    """The sentence for a version that nobody tried; empty for one of the window."""
+    if is_tested(engine, version):
+        return ""
+    return f"spanwise is tested with {engine} {WINDOWS[engine]} and this is {engine} {version}: compare a short run first."

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
 
-from spanwise.explain.rules import EVALUATION, HABITS, IN_A_ROW, RUN, Remark
+from spanwise.credit_metrics import CREDIT
+from spanwise.explain.rules import EVALUATION
+from spanwise.metric import Alarm, Metric, metrics_in
+from spanwise.registry import registered
 
-_EXPLAINED = "/explained_variance"
+_Key = TypeVar("_Key")
+#: How many training batches in a row make a habit.
+IN_A_ROW = 3
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
@@ -27,31 +33,59 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    there = {name: float(value) for name, value in figures.items() if value is not None and value == value}
+    there = {name: value for name, value in figures.items() if value is not None and value == value}
     wrong: dict[str, str] = {}
-    for rule in EVALUATION:
-        if rule.metric in there and rule.holds(there[rule.metric]):
-            wrong = {**{figure: rule.sentence for figure in (rule.metric, *rule.hollow) if figure in there}, **wrong}
+    for name, alarm in EVALUATION:
+        if name in there and alarm.holds(there[name]):
+            for figure in (name, *alarm.hollow):
+                wrong.setdefault(figure, alarm.sentence)
     return {name: wrong[name] for name in there if name in wrong}
 
 
-def habits(batches: Sequence[Mapping[str, Any]], *, in_a_row: int = IN_A_ROW) -> dict[str, str]:
-    """Metric -> what was wrong in the longest run of at least `in_a_row` training batches, and what usually causes it."""
+def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
+    """Each sentence once, with all that it is said of.
+
+    >>> by_sentence({"ece": "too few", "accuracy": "all wrong", "brier": "too few"})
+    {'too few': ['ece', 'brier'], 'all wrong': ['accuracy']}
+    """
+    keys_of: dict[str, list[_Key]] = {}
+    for key, sentence in sentences.items():
+        keys_of.setdefault(sentence, []).append(key)
+    return keys_of
+
+
+def batch_metrics() -> list[Metric]:
+    """The metrics of a training batch: of its credit, and those that modes declare."""
+    return [*CREDIT, *(metric for mode in registered("mode").values() for metric in mode.metrics)]
+
+
+def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Metric -> what was wrong in the longest run of at least `IN_A_ROW` training batches, and what usually causes it."""
     sentences = {}
-    for key, name, rule in _metrics(batches, HABITS):
-        run = _longest(batches, key, name, rule)
-        if len(run) < in_a_row:
+    for key, name, metric in metrics_in(batches, batch_metrics()):
+        alarm = metric.lasting
+        if alarm is None or len(run := _longest(batches, key, name, alarm)) < IN_A_ROW:
             continue
         shares = sorted(line[key] for line in run)
         share = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
         steps = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
-        what = rule.sentence.format(name=name)
-        sentences[key] = f"In {len(run)} batches in a row{steps} {share.replace('%', ' %')} {what} {rule.cause}"
+        what = alarm.sentence.format(name=name)
+        sentences[key] = f"In {len(run)} batches in a row{steps} {share.replace('%', ' %')} {what} {alarm.cause}"
     return sentences
 
 
+def _longest(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
+    """The longest run of batches in which an alarm holds; one without the metric ends a run."""
+    excuse = alarm.unless.format(name=name)
+
+    def holds(line: Mapping[str, Any]) -> bool:
+        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(excuse) or 0.0) > 0.5
+
+    return max((list(run) for beyond, run in groupby(batches, key=holds) if beyond), key=len, default=[])
+
+
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""What is wrong with many of the training batches of a run, in sentences: what lasted (`habits`), then what holds over all.
+    r"""What is wrong with the training batches of a run, in sentences: what lasted (`habits`), what holds over all, and at the end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -61,69 +95,49 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
         No completion of any training batch has the reward 'brier'.
     """
-    lasting = habits(batches)
+    lasting, known = habits(batches), batch_metrics()
     sentences = list(lasting.values())
-    for key, name, rule in sorted(_metrics(batches, RUN), key=lambda metric: RUN.index(metric[2])):
-        values = [line[key] for line in batches if line.get(key) is not None]
-        if key not in lasting and values and rule.holds(sum(values) / len(values)):
-            sentences.append(rule.sentence.format(name=name, share=f"{100 * sum(values) / len(values):.0f} %"))
-    return sentences
+    for key, name, metric in sorted(metrics_in(batches, known), key=lambda one: known.index(one[2])):
+        values = values_of(batches, key)
+        if metric.overall is None or key in lasting or not values:
+            continue
+        mean = sum(values) / len(values)
+        if metric.overall.holds(mean):
+            sentences.append(metric.overall.sentence.format(name=name, share=f"{100 * mean:.0f} %"))
+    return [*sentences, *end_alarms(batches).values()]
 
 
-def _metrics(batches: Sequence[Mapping[str, Any]], rules: Sequence[Remark]) -> Iterator[tuple[str, str, Remark]]:
-    """Each metric of the batches that a rule is about, in order, and the objective or comparison that it names."""
-    for key in dict.fromkeys(key for line in batches for key in line if key.startswith("credit/")):
-        name = key.removeprefix("credit/").rpartition("/")[0]
-        yield from ((key, name, rule) for rule in rules if key == rule.metric.format(name=name))
-
-
-def _longest(batches: Sequence[Mapping[str, Any]], key: str, name: str, rule: Remark) -> list[Mapping[str, Any]]:
-    """The longest run of batches in which a rule holds; one without the metric ends a run."""
-    first, best, excuse = 0, (0, 0), rule.unless.format(name=name)
-    for n, line in enumerate(batches):
-        value = line.get(key)
-        if value is None or not rule.holds(value) or (line.get(excuse) or 0.0) > 0.5:
-            first = n + 1
-        elif n + 1 - first > best[1] - best[0]:
-            best = (first, n + 1)
-    return list(batches)[slice(*best)]
-
-
-def critic_streams(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name of each value of a critic in the batches ("" is the only one) -> what its metrics start with."""
-    keys = dict.fromkeys(key for line in batches for key in line if key.startswith("critic/") and key.endswith(_EXPLAINED))
-    return {
-        key.removesuffix(_EXPLAINED).removeprefix("critic").removeprefix("/"): key.removesuffix(_EXPLAINED) for key in keys
-    }
-
-
-def critic_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Which values of a critic know nothing at the end of a run, in sentences.
+def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
+    """What is wrong with the end of a run, in sentences.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
-        last: the mean explained variance of the last quarter of them, at most so many batches, must be above 0.
+        last: the mean over the last quarter of those with a value counts, at most so many.
 
     Returns:
-        name of the value ("" is the only one) -> what is wrong.
+        metric -> what is wrong.
 
     Edge cases:
-        A batch in which every target is the same has no explained variance (NaN, None); where none has one, that is what is wrong.
+        A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
 
     Example:
-        >>> critic_alarms([{"critic/explained_variance": value} for value in (0.9, 0.5, -1.5)])
-        {'': 'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'}
+        >>> end_alarms([{"critic/explained_variance": value} for value in (0.9, 0.5, -1.5)])["critic/explained_variance"]
+        'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'
     """
-    said = {}
-    for name, key in critic_streams(batches).items():
-        values = [value for line in batches if (value := line.get(f"{key}{_EXPLAINED}")) is not None and value == value]
+    sentences = {}
+    for key, name, metric in metrics_in(batches, batch_metrics()):
+        alarm, of, values = metric.at_end, f" of '{name}'" if name else "", values_of(batches, key)
         values = values[-min(last, max(1, len(values) // 4)) :]
-        critic = f"The critic of '{name}'" if name else "The critic"
-        if not values:
-            said[name] = (
-                f"{critic} cannot be judged: no batch has an explained variance, as everything in it earned the same."
-            )
-        elif (mean := sum(values) / len(values)) <= 0:
+        if alarm is None:
+            continue
+        if not values and alarm.unknown:
+            sentences[key] = alarm.unknown.format(of=of)
+        elif values and alarm.holds(mean := sum(values) / len(values)):
             over = "the last batch" if len(values) == 1 else f"the last {len(values)} batches"
-            said[name] = f"{critic} knows nothing: its explained variance is {mean:.2f} at the end (mean of {over})."
-    return said
+            sentences[key] = alarm.sentence.format(of=of, value=mean, over=over)
+    return sentences
+
+
+def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """What the batches have of a metric, without None and NaN."""
+    return [value for line in batches if (value := line.get(key)) is not None and value == value]

@@ -64,20 +64,17 @@ class Terms:
     def marked(self, text: str) -> Markup:
         """Text with the first mention of each term in it as an element that says what it is."""
         here: set[str] = set()
-        parts, end = [], 0
-        for match in _pattern().finditer(text):
+
+        def element(match: re.Match[str]) -> str:
             term = _by_lower()[match["term"].lower()]
             if term in here:
-                continue
+                return match[0]
             here.add(term)
-            parts += [escape(text[end : match.start()]), _element(match[0], GLOSSARY[term])]
-            end = match.end()
+            return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
+
+        html = _pattern().sub(element, str(escape(text)))
         self._met |= here
-        return Markup("").join([*parts, escape(text[end:])])
-
-
-def _element(word: str, said: str) -> Markup:
-    return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(said, word)
+        return Markup(html)
 
 
 @cache

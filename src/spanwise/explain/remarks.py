@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
 from spanwise.credit import length_adaptive_lambda
-from spanwise.explain.alarms import habits
-from spanwise.explain.rules import IN_A_ROW
+from spanwise.explain.alarms import IN_A_ROW, habits
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
-from spanwise.segment import Census, census_of
+from spanwise.segment import census_of
 from spanwise.types import Fault, Status, whole_text
-
-#: The statuses of a reward that a completion could not help.
-_FAILED = (Status.TIMEOUT, Status.ERROR)
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
@@ -42,30 +38,25 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
         <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for it...
     """
-    found: dict[str, str] = {}
     if not len(reading):
-        return found
-    seen = _census(reading, scheme)
-    if seen is not None:
-        it, what = "it" if len(seen.lacking) == 1 else "them", "these tags" if seen.segmenter == "tags" else "this"
-        found["tags"] = (
-            f"{seen.sentence} The layout asks for {it}, so what is read there earns nothing. Ask for {what} in the prompt, or "
-            f"write the layout of what the model writes."
-        )
+        return {}
+    warnings: dict[str, str] = {}
+    if sentence := _untagged(reading, scheme):
+        warnings["tags"] = sentence
     for m, objective in enumerate(scheme.objectives):
-        status_n = reading.scores.status_nm[:, m]
-        if not bool((status_n == int(Status.OK)).any()):
-            if "tags" not in found or bool((status_n == int(Status.ERROR)).any()):
-                found[f"scored/{objective.name}"] = _unscored(objective, reading, m)
-        elif sentence := _unused(objective, reading, scheme, m):
-            found[f"unused/{objective.name}"] = sentence
-        elif sentence := _dear(objective, reading, m):
-            found[f"dear/{objective.name}"] = sentence
-        elif objective.if_missing is None and (sentence := _free(objective, reading, scheme, m)):
-            found[f"free/{objective.name}"] = sentence
+        statuses = set(reading.scores.status_nm[:, m].tolist())
+        checks = (
+            (("unused", _unused), ("dear", _dear), ("free", _free)) if Status.OK in statuses else (("scored", _unscored),)
+        )
+        if Status.OK not in statuses and "tags" in warnings and Status.ERROR not in statuses:
+            continue  # the missing tags are why
+        for kind, check in checks:
+            if sentence := check(objective, reading, scheme, m):
+                warnings[f"{kind}/{objective.name}"] = sentence
+                break
     if sentence := _short(reading, scheme):
-        found["lambda"] = sentence
-    return found
+        warnings["lambda"] = sentence
+    return warnings
 
 
 class Watch:
@@ -78,45 +69,51 @@ class Watch:
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
         """What of `setup_warnings` is new, and whether any of it, new or not, leaves an objective without rewards."""
-        found = setup_warnings(reading, self.scheme)
-        for key in found:  # a habit that would say the same once more
-            kind, _, name = key.partition("/")
+        warnings = setup_warnings(reading, self.scheme)
+        for kind, _, name in (key.partition("/") for key in warnings):  # a habit that would say the same once more
             if kind in ("tags", "scored", "free"):
                 self._said.add("credit/malformed" if kind == "tags" else f"credit/{name}/reward_absent")
-        return self._new(found), any(key.startswith(("tags", "scored/")) for key in found)
+        return self._new(warnings), any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """What of `habits` is new after a training batch of these metrics."""
         self._batches.append({**({} if step is None else {"step": step}), **shown})
         return self._new(habits(self._batches))
 
-    def _new(self, found: Mapping[str, str]) -> list[str]:
-        sentences = [sentence for key, sentence in found.items() if key not in self._said]
-        self._said.update(found)
+    def _new(self, warnings: Mapping[str, str]) -> list[str]:
+        sentences = [sentence for key, sentence in warnings.items() if key not in self._said]
+        self._said.update(warnings)
         return sentences
 
 
-def _census(reading: Reading, scheme: Scheme) -> Census | None:
-    """What the completions have, where nearly all of them lack a part; None where there is nothing to look for."""
+def _untagged(reading: Reading, scheme: Scheme) -> str:
+    """Parts of the layout that nearly all of the completions lack."""
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
-        return None
-    texts = [whole_text(text) for text in reading.text]
-    return next((one for one in census_of(scheme.layout, texts) if one.lacking), None)
+        return ""
+    censuses = census_of(scheme.layout, [whole_text(text) for text in reading.text])
+    census = next((census for census in censuses if census.lacking), None)
+    if census is None:
+        return ""
+    it, what = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
+    return (
+        f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. Ask for {what} in the prompt, or "
+        "write the layout of what the model writes."
+    )
 
 
-def _unscored(objective: Objective, reading: Reading, m: int) -> str:
-    status_n = reading.scores.status_nm[:, m]
-    counts = [(status, int((status_n == int(status)).sum())) for status in Status]
-    said = ", ".join(f"{held} {status.name.lower()}" for status, held in counts if held)
-    failed = any(held for status, held in counts if status in _FAILED)
+def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """No completion has the reward."""
+    counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
+    listed = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
+    failed = Status.TIMEOUT in counts or Status.ERROR in counts
     advice = "The check itself failed" if failed else "Absent: it gave None, or what it reads is not there"
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
-    if "column" in options and bool((status_n == int(Status.ERROR)).any()):
+    if "column" in options and Status.ERROR in counts:
         place = f" for '{options['tag']}'" if options.get("tag") else ""
         advice = f"In the column '{options['column']}' there is no value{place} that can be read"
     return (
-        f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({said}), so it trains nothing. "
+        f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({listed}), so it trains nothing. "
         f"{advice}; look at one completion and its columns."
     )
 
@@ -129,8 +126,8 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     lost = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != instead]
     if not lost:
         return ""
-    numbers = sorted({number for _, number in lost})
-    said = f"{numbers[0]:g}" if len(numbers) == 1 else f"{numbers[0]:g} to {numbers[-1]:g}"
+    least, most = min(number for _, number in lost), max(number for _, number in lost)
+    said = f"{least:g}" if least == most else f"{least:g} to {most:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
     return (
@@ -140,12 +137,11 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     )
 
 
-def _dear(objective: Objective, reading: Reading, m: int) -> str:
+def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """What leaving out a block costs where `if_missing` is more than ten times as far out as any reward: everything else."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
-    least, most = float(reward_n.min()), float(reward_n.max())
-    price = objective.if_missing
+    least, most, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
     if price is None or objective.scale == "std" or abs(price) <= 10 * max(1.0, abs(least), abs(most)):
         return ""
     return (
@@ -157,6 +153,8 @@ def _dear(objective: Objective, reading: Reading, m: int) -> str:
 
 def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """What leaving out a block costs where `if_missing` is None: nothing."""
+    if objective.if_missing is not None:
+        return ""
     paid = [scheme.layout.names.index(name) for name in objective.pays]
     written_n = reading.length_nk.sum(dim=1) > 0
     left_out_n = written_n & (reading.length_nk[:, paid] == 0).all(dim=1)

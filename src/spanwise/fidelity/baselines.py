@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -180,21 +180,20 @@ def measure_fidelity(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
         a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
     """
-    data = _prepare(rerolls, rule)
-    _check(rerolls, group_sizes, batch, data)
-    estimators = [_estimator(name, options, rerolls) for name, options in baselines.items()]
+    data, x = _prepare(rerolls, rule), len(rerolls.prefix_xs)
+    _check(rerolls, baselines, group_sizes, batch, data)
     generator = torch.Generator().manual_seed(seed)
-    sums = torch.zeros(len(baselines), len(group_sizes), len(rerolls.prefix_xs), _SUMS, dtype=torch.float64)
+    sums = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
     for g, size in enumerate(group_sizes):
         for rows_pg in _batches(rerolls.prefix_xs.shape, size, batch, resamples, generator):
             drawn = _Data(*(column[rows_pg.flatten()] for column in data))
-            for b, estimate in enumerate(estimators):
-                sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, estimate(drawn)))
-    weight_rx = torch.multinomial(torch.ones(len(sums[0, 0])), draws * sums.shape[2], True, generator=generator)
-    weight_rx = torch.nn.functional.one_hot(weight_rx.reshape(draws, -1), sums.shape[2]).sum(dim=1).double()
+            for b, options in enumerate(baselines.values()):
+                sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, _advantage(drawn, rerolls.judged, **options)))
+    drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
+    weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
-    value_bgf = _figures(sums.sum(dim=2))
-    return Fidelity(tuple(baselines), tuple(group_sizes), value_bgf, draw_rbgf, float(data.usable_n.double().mean()))
+    share = float(data.usable_n.double().mean())
+    return Fidelity(tuple(baselines), tuple(group_sizes), _figures(sums.sum(dim=2)), draw_rbgf, share)
 
 
 class _Data(NamedTuple):
@@ -220,10 +219,8 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
     again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
     value_nm = proper_score(again_nm, right_n[:, None].expand_as(again_nm), rule=rule)
-    count_n = (~value_nm.isnan()).sum(dim=1)
-    value_n = value_nm.nanmean(dim=1)
-    noise_n = (value_nm - value_n[:, None]).square().nansum(dim=1) / (count_n - 1).clamp(min=1) / count_n.clamp(min=1)
-    usable_n = ~reward_n.isnan() & (count_n >= 2)
+    value_n, noise_n = mean_and_noise(value_nm)
+    usable_n = ~reward_n.isnan() & ~noise_n.isnan()
     phi_n = report_n - again_nm.nanmean(dim=1)
     prompt_n = torch.arange(x).repeat_interleave(s)
     return _Data(
@@ -231,27 +228,22 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
     )
 
 
-def _estimator(name: str, options: Mapping[str, Any], rerolls: Rerolls) -> Callable[[_Data], Tensor]:
-    """From a batch to the advantages of a baseline; it may be given the first of several outcomes only."""
-    columns = rerolls.outcome_no.shape[1]
-    outcomes = options.get("outcomes", columns)
-    if not 1 <= outcomes <= columns:
-        raise RecipeError(f"Baseline '{name}' is to be given {outcomes} outcomes; there are {columns}.")
-    judged = rerolls.judged if rerolls.judged < outcomes else None
-    own = {key: value for key, value in options.items() if key != "outcomes"}
-
-    def estimate(batch: _Data) -> Tensor:
-        by_outcome_n2 = None if judged is None else batch.by_outcome_n2
-        given_no = batch.outcome_no[:, :outcomes]
-        return advantage(
-            batch.reward_n, batch.prompt_n, outcome_no=given_no, by_outcome_n2=by_outcome_n2, judged=judged, **own
-        ).advantage_n
-
-    return estimate
+def _advantage(batch: _Data, judge: int, *, outcomes: int | None = None, **options: Any) -> Tensor:
+    """The advantages of a baseline that is given the first of several outcomes, or all of them."""
+    known = outcomes is None or judge < outcomes
+    return advantage(
+        batch.reward_n, batch.prompt_n, outcome_no=batch.outcome_no[:, :outcomes],
+        by_outcome_n2=batch.by_outcome_n2 if known else None, judged=judge if known else None, **options,
+    ).advantage_n  # fmt: skip
 
 
-def _check(rerolls: Rerolls, group_sizes: Sequence[int], batch: int, data: _Data) -> None:
-    x, s = rerolls.prefix_xs.shape
+def _check(
+    rerolls: Rerolls, baselines: Mapping[str, Mapping[str, Any]], group_sizes: Sequence[int], batch: int, data: _Data
+) -> None:
+    (x, s), columns = rerolls.prefix_xs.shape, data.outcome_no.shape[1]
+    for name, options in baselines.items():
+        if not 1 <= (outcomes := options.get("outcomes", columns)) <= columns:
+            raise RecipeError(f"Baseline '{name}' is to be given {outcomes} outcomes; there are {columns}.")
     for size in group_sizes:
         if not 2 <= size <= s:
             raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
@@ -299,6 +291,14 @@ def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
         root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
         root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise),
     ], dim=-1)  # fmt: skip
+
+
+def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
+    """Mean of the known rewards of each row, and the variance of that mean; NaN for fewer than two."""
+    count_d = (~reward_dm.isnan()).sum(dim=1)
+    value_d = reward_dm.nanmean(dim=1)
+    noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d
+    return value_d, torch.where(count_d > 1, noise_d, torch.nan)
 
 
 def root(top: Tensor, below: Tensor) -> Tensor:

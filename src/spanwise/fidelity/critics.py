@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,14 @@ def fitted_critics(
 
     The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
     """
-    critic, optimizer, seeds = None, None, make_seeds(seed)
-    for step, rest in zip(range(1, max(steps, default=0) + 1), _batches(roller, rows, batch, seeds), strict=False):
-        if critic is None:
-            critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
-            _start(critic, float(rest.reward_n.nanmean().nan_to_num(nan=0.0)))
-            optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+    batches = _batches(roller, rows, batch, make_seeds(seed))
+    first = next(batches)
+    critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
+    _start(critic, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+    for step, rest in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
         use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
-        if optimizer is not None and bool(use_nt.any()):
+        if bool(use_nt.any()):
             value_nt = critic(rest.sequences(roller.model.device))[:, :-1, 0]
             error_nt = value_nt - rest.reward_n.float()[:, None].to(value_nt.device)
             error_nt[use_nt.to(value_nt.device)].square().mean().backward()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.credit import advantage
@@ -105,7 +106,7 @@ def simulated_fixed_point(
         )
     world = _World(chance.repeat(copies, *[1] * (chance.dim() - 1)), judged, group_size, rule, levels)
     options = {"baseline": baseline, "leave_one_out": leave_one_out, "back_off": back_off, "judged": judged}
-    mean_bz = p_bz
+    mean_bz, chance_bz2 = p_bz, torch.stack([1 - p_bz, p_bz], dim=2)
     share_bz2, error_bz2 = torch.ones(*p_bz.shape, 2), torch.zeros(*p_bz.shape, 2)
     for _ in range(rounds):
         mean_bz = mean_bz.clamp(1e-3, 1 - 1e-3)
@@ -114,12 +115,11 @@ def simulated_fixed_point(
         sums = [_one_batch(world, policy, options, generator) for _ in range(batches)]
         sum_rcbzo = torch.stack(sums).unflatten(2, (copies, len(p_bz))).sum(dim=2)
         lost_bz2, error_bz2 = _controlled(sum_rcbzo)
-        reach_bz2 = policy.reach_bz2[: len(p_bz)]
-        seen_bz2 = torch.stack([1 - p_bz, p_bz], dim=2) * copies * group_size / p_bz.shape[1]
-        share_bz2, error_bz2 = 1 - lost_bz2 / (seen_bz2 * reach_bz2), (error_bz2 / (seen_bz2 * reach_bz2)).abs()
+        there_bz2 = chance_bz2 * copies * group_size / p_bz.shape[1] * policy.reach_bz2[: len(p_bz)]
+        share_bz2, error_bz2 = 1 - lost_bz2 / there_bz2, (error_bz2 / there_bz2).abs()
         mean_bz = odds(p_bz * share_bz2[..., 1], (1 - p_bz) * share_bz2[..., 0], p_bz, 1 - p_bz)
-    weight_bz2 = torch.stack([1 - p_bz, p_bz], dim=2) * share_bz2
-    crossed_bz = (weight_bz2 * error_bz2.flip(2) * torch.stack([p_bz, 1 - p_bz], dim=2)).square().sum(dim=2).sqrt()
+    weight_bz2 = chance_bz2 * share_bz2
+    crossed_bz = (weight_bz2 * error_bz2.flip(2) * chance_bz2.flip(2)).square().sum(dim=2).sqrt()
     return SimulatedFixedPoint(mean_bz, crossed_bz / weight_bz2.sum(dim=2).square(), share_bz2)
 
 
@@ -172,23 +172,17 @@ def _one_batch(
     )
     value_bg = policy.value_bz2[rows_b1, context_bg, outcome_bg]
     phi_bg = world.report_v[level_bg] - policy.mean_bz.gather(1, context_bg)
-    same_bgg = (tuple_bg[:, :, None] == tuple_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)
+    same_bgg = ((tuple_bg[:, :, None] == tuple_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
     rescored_bg2 = by_outcome_bg2.sum(dim=1, keepdim=True) - by_outcome_bg2
     terms_4bg = torch.stack([
         reward_bg - result.advantage_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        _mean_where(same_bgg, reward_bg),
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 where there is no other
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg = (rows_b1 * z + context_bg) * 2 + outcome_bg
     sums = torch.zeros(4, b * z * 2, dtype=torch.float64)
     return sums.index_add_(1, cell_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, z, 2)
-
-
-def _mean_where(member_bgg: Bool[Tensor, "b g g"], value_bg: Float[Tensor, "b g"]) -> Float[Tensor, "b g"]:
-    """Mean over the members of each row; 0 where there is none."""
-    total_bg = (member_bgg.double() @ value_bg[..., None])[..., 0]
-    return total_bg / member_bgg.sum(dim=2).clamp(min=1)
 
 
 def _controlled(sum_rcbzo: Float[Tensor, "r c b z o"]) -> tuple[Float[Tensor, "b z o"], Float[Tensor, "b z o"]]:
@@ -213,15 +207,15 @@ def fixed_point_rows(
 ) -> list[dict[str, Any]]:
     """The q* test in rows: exact for all baselines but blended, which is simulated in batches of 512 completions."""
     p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
-    for size in group_sizes:
-        for name, options in BASELINES.items():
-            if name != "blended":
-                points = zip(probabilities, fixed_point(p_b, group_size=size, **options).tolist(), strict=True)
-                rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": None} for p, q in points]
-        copies = max(1, 512 // (size * len(p_b)))
-        simulated = simulated_fixed_point(
-            p_b[:, None], group_size=size, baseline="blended", rule=rule, copies=copies, batches=batches, seed=seed
-        )
-        columns = zip(probabilities, simulated.point_bz[:, 0].tolist(), simulated.error_bz[:, 0].tolist(), strict=True)
-        rows += [{"baseline": "blended", "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
+    for size, (name, options) in product(group_sizes, BASELINES.items()):
+        if name == "blended":
+            copies = max(1, 512 // (size * len(p_b)))
+            simulated = simulated_fixed_point(
+                p_b[:, None], group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
+            )
+            q_b, error_b = simulated.point_bz[:, 0].tolist(), simulated.error_bz[:, 0].tolist()
+        else:
+            q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
+        columns = zip(probabilities, q_b, error_b, strict=True)
+        rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
     return rows

@@ -28,21 +28,21 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
-    rows = []
-    for baseline, size, figure in product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling")):
-        low, high = fidelity.interval(baseline, size, figure)
-        value = fidelity.value(baseline, size, figure)
-        rows.append({"baseline": baseline, "group_size": size, "figure": figure, "value": value, "low": low, "high": high})
-    return rows
+    keys = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
+    return [
+        {"baseline": baseline, "group_size": size, "figure": figure}
+        | _row(fidelity.value(baseline, size, figure), *fidelity.interval(baseline, size, figure))
+        for baseline, size, figure in keys
+    ]
 
 
 def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
     """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
-    rows = []
-    for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes):
-        value, low, high = fidelity.difference(one, other, size, figure)
-        rows.append({"a": one, "b": other, "group_size": size, "figure": figure, "value": value, "low": low, "high": high})
-    return rows
+    keys = product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
+    return [
+        {"a": one, "b": other, "group_size": size, "figure": figure} | _row(*fidelity.difference(one, other, size, figure))
+        for figure, size in keys
+    ]
 
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
@@ -50,10 +50,12 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
     rows = []
     for critic, name in product(fidelity.critics, fidelity.estimators):
         interval = fidelity.interval(critic, name, "correlation", kind="decision")
-        rows.append(
-            {"critic": critic, "estimator": name, "value": interval.value, "low": interval.low, "high": interval.high}
-        )
+        rows.append({"critic": critic, "estimator": name} | _row(interval.value, interval.low, interval.high))
     return rows
+
+
+def _row(value: float, low: float, high: float) -> Row:
+    return {"value": value, "low": low, "high": high}
 
 
 def fidelity_report(
@@ -99,7 +101,7 @@ def fidelity_report(
         Section(
             "Paired differences",
             "On the same prompts; an interval that excludes 0 is beyond the noise.",
-            panels=_pairs(differences),
+            panels=[_difference_panel(figure, rows) for figure, rows in _grouped(differences, "figure").items()],
             asks="Is it noise?",
         ),
         Section(
@@ -110,7 +112,12 @@ def fidelity_report(
             panels=_point_panels(points, names),
             asks="Is the confidence honest?",
         ),
-        _token_section(tokens),
+        Section(
+            "Token advantages",
+            "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics.",
+            panels=[_token_panel(critic, rows) for critic, rows in _grouped(tokens, "critic").items()],
+            asks="Which estimator is right at the tokens?",
+        ),
     ]
     return render(
         title=f"Fidelity of the baselines on {source}",
@@ -184,30 +191,24 @@ def _warnings(figures: Rows, counts: Mapping[str, int | float], tokens: Rows) ->
 
 
 def _lead(counts: Mapping[str, int | float]) -> str:
-    """What was sampled, as far as it is known."""
-
-    def number(name: str) -> str:
-        return f"{counts[name]:,}" if name in counts else "an unknown number of"
-
-    first = f"{number('completions')} completions of {number('prompts')} prompts"
-    if counts and "rerolls" not in counts:  # tokens alone
+    """What was sampled."""
+    first = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
+    if "rerolls" not in counts:  # tokens alone
         return f"{first}."
-    return f"{first}; {number('rerolls')} re-rolls of {number('prefixes')} distinct prefixes."
+    return f"{first}; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes."
 
 
 def _headlines(figures: Rows, counts: Mapping[str, int | float]) -> list[Headline]:
-    """Correlation of each baseline at the smallest group size, and what could be used."""
-    sizes = sorted({row["group_size"] for row in figures if isinstance(row["group_size"], int)})
-    smallest = sizes[0] if sizes else None
-    share = counts.get("share")
-    if counts and share is None:
+    """Correlation of each baseline at the smallest group size, and what could be used; nothing for tokens alone."""
+    if "share" not in counts:
         return []
+    smallest = min((row["group_size"] for row in figures), default=None)
     nearest = [
         Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
         for row in figures
-        if row["figure"] == "correlation" and row["group_size"] == smallest and row["baseline"] != "none"
+        if (row["figure"], row["group_size"]) == ("correlation", smallest) and row["baseline"] != "none"
     ]
-    return [*nearest, Headline("completions used", None if share is None else percent(share), "with re-rolls to compare")]
+    return [*nearest, Headline("completions used", percent(counts["share"]), "with re-rolls to compare")]
 
 
 def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
@@ -223,21 +224,32 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G"))
 
 
-def _pairs(differences: Rows) -> list[Panel]:
-    panels = []
-    for figure in dict.fromkeys(str(row["figure"]) for row in differences):
-        pairs = [row for row in differences if row["figure"] == figure]
-        rows = [{"name": f"G = {row['group_size']}", "series": "", **_bounds(row)} for row in pairs]
-        title = f"{PANELS[figure][0]}: {pairs[0]['a']} - {pairs[0]['b']}"
-        table = [
-            {"G": row["group_size"], "difference": row["value"], "from": row["low"], "to": row["high"]} for row in pairs
-        ]
-        panels.append(Panel(title, (forest(rows, names=("",), x=f"difference in {PANELS[figure][1]}"),), table))
-    return panels
+def _grouped(rows: Rows, key: str) -> dict[str, list[Mapping[str, Any]]]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row[key]), []).append(row)
+    return groups
+
+
+def _difference_panel(figure: str, rows: Rows) -> Panel:
+    title, axis = PANELS[figure]
+    names, columns = [f"G = {row['group_size']}" for row in rows], {"G": "group_size", "difference": "value"}
+    return _forest(f"{title}: {rows[0]['a']} - {rows[0]['b']}", rows, names, columns, x=f"difference in {axis}")
+
+
+def _token_panel(critic: str, rows: Rows) -> Panel:
+    names, columns = [row["estimator"] for row in rows], {"estimator": "estimator", "correlation": "value"}
+    return _forest(critic, rows, names, columns, x="correlation with Monte Carlo")
+
+
+def _forest(title: str, rows: Rows, names: Sequence[str], columns: Mapping[str, str], *, x: str) -> Panel:
+    drawn: list[Row] = [{"name": name, "series": "", **_bounds(row)} for name, row in zip(names, rows, strict=True)]
+    table = [{label: row[key] for label, key in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
+    return Panel(title, (forest(drawn, names=("",), x=x),), table)
 
 
 def _bounds(row: Mapping[str, Any]) -> Row:
-    return {key: row[key] for key in ("value", "low", "high")}
+    return _row(row["value"], row["low"], row["high"])
 
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
@@ -253,18 +265,3 @@ def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
         panels.append(Panel(f"G = {size}", (fixed_points(rows, names=names),), wide(table, key="p"), note))
     return panels
-
-
-def _token_section(tokens: Rows) -> Section:
-    panels = []
-    for critic in dict.fromkeys(str(row["critic"]) for row in tokens):
-        rows = [
-            {"name": row["estimator"], "series": "", **_bounds(row)}
-            for row in tokens if str(row["critic"]) == critic
-        ]  # fmt: skip
-        table = [
-            {"estimator": row["name"], "correlation": row["value"], "from": row["low"], "to": row["high"]} for row in rows
-        ]
-        panels.append(Panel(critic, (forest(rows, names=("",), x="correlation with Monte Carlo"),), table))
-    text = "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics."
-    return Section("Token advantages", text, panels=panels, asks="Which estimator is right at the tokens?")

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from spanwise.batch import pad_tokens
+from spanwise.engines.sample import continue_ids, end_ids, left_padded, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
-from spanwise.fidelity.baselines import Rerolls
+from spanwise.fidelity.baselines import Rerolls, mean_and_noise
 from spanwise.fidelity.trajectories import Trajectories, place_before
 from spanwise.layout import Layout
 from spanwise.modes.sequences import Sequences
@@ -49,15 +50,10 @@ class FirstBlocks:
 
     def sequences(self, device: Any = "cpu") -> Sequences:
         """Prompts and tokens as a model reads them."""
-        longest = max(map(len, self.heads))
-        head_nl = torch.zeros(len(self.heads), longest, dtype=torch.long)
-        for n, head in enumerate(self.heads):
-            head_nl[n, longest - len(head) :] = torch.tensor(head)
-        length_n = torch.tensor([len(head) for head in self.heads])
-        there_nl = torch.arange(longest) >= longest - length_n[:, None]
-        attention_nl = torch.cat([there_nl, torch.ones_like(self.mask_nt)], dim=1).long()
-        ids_nl = torch.cat([head_nl, self.ids_nt], dim=1)
-        return Sequences(ids_nl.to(device), attention_nl.to(device), self.ids_nt.shape[1])
+        head_nl, there_nl = left_padded(self.heads, 0, device)
+        rest_nt = self.ids_nt.to(device)
+        ids_nl, attention_nl = torch.cat([head_nl, rest_nt], dim=1), torch.cat([there_nl, torch.ones_like(rest_nt)], dim=1)
+        return Sequences(ids_nl, attention_nl, self.ids_nt.shape[1])
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,9 @@ class Roller:
             self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
-        shape = len(prefixes) * rerolls, self.limit
-        ids_nt, mask_nt = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-        for n, (more_t, real_t) in enumerate(zip(more_nt, more_mask_nt, strict=True)):
-            whole = [*prefixes[n // rerolls][1], *more_t[real_t].tolist()][: self.limit]
-            ids_nt[n, : len(whole)] = torch.tensor(whole)
-            mask_nt[n, : len(whole)] = True
-        return ids_nt, mask_nt
+        before = [prefix for _, prefix in prefixes for _ in range(rerolls)]
+        pairs = zip(before, more_nt, more_mask_nt, strict=True)
+        return pad_tokens([[*prefix, *more_t[real_t].tolist()][: self.limit] for prefix, more_t, real_t in pairs])
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
         """Where the blocks of completions lie, and what they say."""
@@ -144,16 +136,19 @@ class Roller:
     @contextmanager
     def _stopping(self) -> Iterator[None]:
         """End a completion where a later block opens: the first one is over and its reward settled. For one-token tags only."""
-        config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
+        config, vocabulary, ends = (
+            self.model.generation_config,
+            self.tokenizer.get_vocab(),
+            end_ids(self.model, self.tokenizer),
+        )
         (_, own), *later = self.task.layout.blocks
         opening = [f"<{tag}>" for _, tags in later for tag in tags if tag not in own]
-        ends = config.eos_token_id
-        known = ends if isinstance(ends, list) else [self.tokenizer.eos_token_id if ends is None else ends]
+        before = config.eos_token_id
         try:
-            config.eos_token_id = [*known, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
+            config.eos_token_id = [*ends, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
             yield
         finally:
-            config.eos_token_id = ends
+            config.eos_token_id = before
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
@@ -234,7 +229,7 @@ def collect_tokens(
         place_nt[n, t] = numbers.setdefault(prefix, len(numbers))
     reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=rolling)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
-    value_d, noise_d = _mean_and_noise(reward_dm[:, :rerolls])
+    value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[place_nt], noise_d[place_nt], logp_nt, mask_nt, weight_nt
     )
@@ -267,14 +262,6 @@ def picked(
         there_n1 = here_nt.sum(dim=1, keepdim=True)
         weight_nt += torch.where(here_nt & (rank_nt < most), there_n1 / there_n1.clamp(min=1, max=most), 0.0)
     return weight_nt
-
-
-def _mean_and_noise(reward_dm: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the known rewards of each row, and the variance of that mean; NaN for fewer than two."""
-    count_d = (~reward_dm.isnan()).sum(dim=1)
-    value_d = reward_dm.nanmean(dim=1)
-    noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d
-    return value_d, torch.where(count_d > 1, noise_d, torch.nan)
 
 
 def make_seeds(seed: int) -> Iterator[int]:

@@ -179,45 +179,34 @@ def token_fidelity(
         After the advantage-quality protocol of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320), whose reference is that of
         `segments`, with SAE's own; without them there is a reference for every token, which favours nobody.
     """
+    mask_nt, known_n = trajectories.mask_nt, ~trajectories.reward_n.isnan()
     for name, value_nt in critics.items():
-        if value_nt.shape != trajectories.mask_nt.shape:
+        if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"The values of critic '{name}' are {tuple(value_nt.shape)}, the tokens {tuple(trajectories.mask_nt.shape)}."
+                f"The values of critic '{name}' are {tuple(value_nt.shape)}, the tokens {tuple(mask_nt.shape)}."
             )
-    mask_nt = trajectories.mask_nt
-    known_n = ~trajectories.reward_n.isnan()
-    for value_nt in critics.values():
         known_n = known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
-    each_nt, each_noise_nt = monte_carlo_advantage(trajectories)
-    picked_nt = torch.ones_like(each_nt) if trajectories.weight_nt is None else trajectories.weight_nt.double()
-    picked_snt = _weights(trajectories, picked_nt, known_n, each_nt, each_noise_nt, decision)
-    target_nt, noise_nt, weight_snt = each_nt, each_noise_nt, picked_snt
+    target_nt, noise_nt = monte_carlo_advantage(trajectories)
+    every_nt = torch.ones_like(target_nt)
+    picked_nt = every_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
+    picked_snt = weight_snt = _weights(trajectories, picked_nt, known_n, target_nt, noise_nt, decision)
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
-        weight_snt = _weights(trajectories, torch.ones_like(each_nt), known_n, target_nt, noise_nt, decision)
+        weight_snt = _weights(trajectories, every_nt, known_n, target_nt, noise_nt, decision)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
         )
-    clean = {name: torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0) for name, value_nt in critics.items()}
-    sums = [
-        torch.stack(
-            [_sums(estimate(trajectories, value_nt), target_nt, noise_nt, weight_snt) for estimate in estimators.values()]
-        )
-        for value_nt in clean.values()
-    ]
-    value_sums = [_sums(v, trajectories.value_nt, trajectories.noise_nt, picked_snt) for v in clean.values()]
-    count_s = (weight_snt > 0).sum(dim=(1, 2))
+    sums, value_sums = [], []
+    for value_nt in critics.values():
+        clean_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
+        estimates = (estimate(trajectories, clean_nt) for estimate in estimators.values())
+        sums.append(torch.stack([_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]))
+        value_sums.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
     return TokenFidelity(
-        tuple(critics),
-        tuple(estimators),
-        torch.stack(sums),
-        torch.stack(value_sums),
-        count_s,
-        trajectories.prompt_n,
-        draws,
-        seed,
-    )
+        tuple(critics), tuple(estimators), torch.stack(sums), torch.stack(value_sums), (weight_snt > 0).sum(dim=(1, 2)),
+        trajectories.prompt_n, draws, seed,
+    )  # fmt: skip
 
 
 def _weights(

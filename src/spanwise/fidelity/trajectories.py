@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import advantage, gae, sae, segment_openings
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.credit import advantage, gae, sae
+from spanwise.credit.methods._sae import BOUNDARIES, SaeSegments
+from spanwise.errors import AlignmentError
 
 
 @dataclass(frozen=True)
@@ -62,38 +63,6 @@ class Trajectories:
         """The reward at the last token that counts, 0 before it."""
         last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
         return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
-
-
-#: Which side of the cut an unlikely token lies on, see `credit.sae`.
-BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
-
-
-@dataclass(frozen=True)
-class SaeSegments:
-    """Segments as SAE cuts them: at tokens that are less probable than a threshold.
-
-    Attributes:
-        threshold: tokens less probable than this are boundaries.
-        boundary: whether such a token starts a segment or ends one.
-    """
-
-    threshold: float = 0.2
-    boundary: Literal["start", "end"] = "start"
-
-    def __post_init__(self) -> None:
-        if self.boundary not in BOUNDARIES:
-            raise RecipeError(unknown("boundary", self.boundary, BOUNDARIES))
-
-    def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """The tokens that count and that a segment starts with; the first one of a completion always does.
-
-        >>> logp_nt = torch.tensor([[.9, .1, .9, .9]]).log()
-        >>> mask_nt = torch.tensor([[True, True, False, True]])
-        >>> [SaeSegments(boundary=side).opens(logp_nt, mask_nt).tolist() for side in ("start", "end")]
-        [[[True, True, False, False]], [[True, False, False, True]]]
-        """
-        opens_nt = segment_openings(logp_nt, mask_nt, threshold=self.threshold, boundary=self.boundary)
-        return mask_nt & (opens_nt | (place_before(mask_nt) < 0))
 
 
 def monte_carlo_advantage(
@@ -157,13 +126,8 @@ def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor
     return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, **options)
 
 
-def _sae(
-    trajectories: Trajectories, value_nt: Tensor, *, boundary: Literal["start", "end"], threshold: float, lam: float
-) -> Tensor:
-    return sae(
-        trajectories.reward_nt, value_nt, trajectories.logp_nt.double(), trajectories.mask_nt,
-        threshold=threshold, lam=lam, boundary=boundary,
-    )  # fmt: skip
+def _sae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
+    return sae(trajectories.reward_nt, value_nt, trajectories.logp_nt.double(), trajectories.mask_nt, **options)
 
 
 def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -65,30 +65,20 @@ class CriticError:
         return self.value_inside / self.value_square if self.value_square else math.nan
 
     def __add__(self, other: CriticError) -> CriticError:
-        """The error over the completions of both."""
-        tokens = self.tokens + other.tokens
-        value, target, error = (
-            _joined(self.tokens, other.tokens, mean, square, other_mean, other_square)
-            for mean, square, other_mean, other_square in (
-                (self.value_mean, self.value_square, other.value_mean, other.value_square),
-                (self.target_mean, self.target_square, other.target_mean, other.target_square),
-                (self.error_mean, self.error_square, other.error_mean, other.error_square),
-            )
-        )
-        return CriticError(
-            self.completions + other.completions,
-            tokens,
-            self.mean_sum + other.mean_sum,
-            self.within_sum + other.within_sum,
-            *(value[0], target[0], error[0]),
-            *(value[1], target[1], error[1]),
-            self.value_inside + other.value_inside,
-        )
+        """The error over the completions of both (Chan, Golub & LeVeque 1979)."""
+        mine, theirs = asdict(self), asdict(other)
+        both = {name: mine[name] + theirs[name] for name in mine}
+        share = other.tokens / max(both["tokens"], 1.0)
+        for name in ("value", "target", "error"):
+            gap = theirs[f"{name}_mean"] - mine[f"{name}_mean"]
+            both[f"{name}_mean"] = mine[f"{name}_mean"] + gap * share
+            both[f"{name}_square"] += gap * gap * self.tokens * share
+        return CriticError(**both)
 
     def figures(self) -> dict[str, float]:
         """What is logged of a critic: explained variance, the error and its two parts, mean value and mean target."""
-        said = {name: getattr(self, name) for name in ("explained_variance", "value_mean", "target_mean")}
-        return {**said, **{f"error_{name}": getattr(self, name) for name in ("point", "mean", "within")}}
+        known = {name: getattr(self, name) for name in ("explained_variance", "value_mean", "target_mean")}
+        return {**known, **{f"error_{name}": getattr(self, name) for name in ("point", "mean", "within")}}
 
     def numbers(self) -> Float[Tensor, " k"]:
         """All attributes in float64, for one gather; `joined` reads them."""
@@ -145,15 +135,16 @@ def critic_error(
     deviation_nt = _centred(error_nt, mask_nt)
     mean_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
     within_n = deviation_nt.square().sum(dim=1) / length_n.clamp(min=1)
-    value, target, error = (_moments(x_nt[mask_nt]) for x_nt in (value_nt, target_nt, error_nt))
+    sums = {}
+    for name, x_nt in (("value", value_nt), ("target", target_nt), ("error", error_nt)):
+        sums[f"{name}_mean"], sums[f"{name}_square"] = _moments(x_nt[mask_nt])
     return CriticError(
-        float((length_n > 0).sum()),
-        float(length_n.sum()),
-        float(mean_n.square().sum()),
-        float(within_n.sum()),
-        *(value[0], target[0], error[0]),
-        *(value[1], target[1], error[1]),
-        float(_centred(value_nt, mask_nt).square().sum()),
+        completions=float((length_n > 0).sum()),
+        tokens=float(length_n.sum()),
+        mean_sum=float(mean_n.square().sum()),
+        within_sum=float(within_n.sum()),
+        value_inside=float(_centred(value_nt, mask_nt).square().sum()),
+        **sums,
     )
 
 
@@ -171,13 +162,3 @@ def _moments(x: Float[Tensor, " k"]) -> tuple[float, float]:
     from_first = x - x[0]
     mean = from_first.mean()
     return float(x[0] + mean), float((from_first - mean).square().sum())
-
-
-def _joined(
-    count: float, other_count: float, mean: float, square: float, other_mean: float, other_square: float
-) -> tuple[float, float]:
-    """Mean and sum of squared deviations of two sets together (Chan, Golub & LeVeque 1979)."""
-    if not count or not other_count:
-        return (mean, square) if count else (other_mean, other_square)
-    gap, share = other_mean - mean, other_count / (count + other_count)
-    return mean + gap * share, square + other_square + gap * gap * count * share

@@ -11,15 +11,16 @@ except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
 from spanwise.losses.critic_error import CriticError, critic_error
-from spanwise.measure.bins import BinScheme, One
-from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, on_rows, paired_bootstrap
+from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import ArmComparison, Cell, Difference, compare_arms, holm
 from spanwise.measure.ece_interval import Reports, ece_difference, ece_interval
 from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
-from spanwise.measure.reliability import BrierParts, Reliability, brier_parts, reliability
+from spanwise.measure.reliability import Reliability, reliability
 from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
 from spanwise.measure.weighted import (
+    BinScheme,
+    One,
     weighted_auroc,
     weighted_brier,
     weighted_ece,
@@ -29,49 +30,9 @@ from spanwise.measure.weighted import (
 )
 
 __all__ = [
-    "ArmComparison",
-    "BinScheme",
-    "BrierParts",
-    "Cell",
-    "CriticError",
-    "Curve",
-    "Difference",
-    "Interval",
-    "Kind",
-    "One",
-    "Prompts",
-    "Reliability",
-    "Reports",
-    "Weighted",
-    "auroc",
-    "bootstrap",
-    "brier",
-    "brier_parts",
-    "compare_arms",
-    "critic_error",
-    "curve_difference",
-    "ece",
-    "ece_difference",
-    "ece_interval",
-    "figure_intervals",
-    "figures",
-    "holm",
-    "mean_interval",
-    "on_rows",
-    "paired_bootstrap",
-    "pass_at_k",
-    "prompt_index",
-    "reliability",
-    "seeds_needed",
-    "sem",
-    "sharpness",
-    "t_power",
-    "voting",
-    "weighted_auroc",
-    "weighted_brier",
-    "weighted_ece",
-    "weighted_gaps",
-    "weighted_mean",
-    "weighted_sharpness",
-    "wilson",
-]
+    "ArmComparison", "BinScheme", "Cell", "CriticError", "Curve", "Difference", "Interval", "Kind", "One", "Prompts",
+    "Reliability", "Reports", "Weighted", "auroc", "bootstrap", "brier", "compare_arms", "critic_error", "curve_difference",
+    "ece", "ece_difference", "ece_interval", "figure_intervals", "figures", "holm", "mean_interval", "paired_bootstrap",
+    "pass_at_k", "prompt_index", "reliability", "seeds_needed", "sem", "sharpness", "t_power", "voting", "weighted_auroc",
+    "weighted_brier", "weighted_ece", "weighted_gaps", "weighted_mean", "weighted_sharpness", "wilson",
+]  # fmt: skip

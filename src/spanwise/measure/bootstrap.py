@@ -34,8 +34,7 @@ def bootstrap(
     r"""Bootstrap interval of any figure, by prompt: P prompts are drawn with replacement, each with all of its samples.
 
     Args:
-        figure: from weights (R, N) to values (R): `partial(weighted_ece, confidence_n, correct_n)`, or any function of columns
-            through `on_rows(function, *columns)`.
+        figure: from weights (R, N) to values (R), such as `partial(weighted_ece, confidence_n, correct_n)`.
         prompts: the prompt of each completion.
         resamples: how often to draw.
         level: of the interval.
@@ -49,9 +48,10 @@ def bootstrap(
         in 0 trials of 100 and "basic" in 50 to 90 (docs/intervals.md). Use `ece_interval`, and `ece_difference` for two runs.
 
     Example:
-        >>> from spanwise.measure import auroc
+        >>> from functools import partial
+        >>> from spanwise.measure import weighted_auroc
         >>> confidence_n, correct_n = torch.tensor([.9, .8, .3, .4, .7, .2]), torch.tensor([1., 1., 0., 1., 0., 0.])
-        >>> bootstrap(on_rows(auroc, confidence_n, correct_n), [1, 1, 2, 2, 3, 3], seed=1).value  # 8 of 9 pairs
+        >>> bootstrap(partial(weighted_auroc, confidence_n, correct_n), [1, 1, 2, 2, 3, 3], seed=1).value  # 8 of 9 pairs
         0.8888888888888888
 
     Reference:
@@ -104,20 +104,6 @@ def paired_bootstrap(
     return bootstrap(difference, prompts, resamples=resamples, level=level, kind=kind, seed=seed)
 
 
-def on_rows(function: Callable[..., float], *columns: Tensor) -> Weighted:
-    """Make any function of columns a figure of weights: each row repeats every completion as often as its weight says.
-
-    >>> on_rows(lambda value_n: float(value_n.max()), torch.tensor([1., 5., 2.]))(torch.tensor([[1., 0., 2.], [0., 1., 0.]]))
-    tensor([2., 5.], dtype=torch.float64)
-    """
-
-    def figure(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-        rows = [torch.arange(weight_rn.shape[1]).repeat_interleave(weight_n.long()) for weight_n in weight_rn]
-        return torch.tensor([float(function(*(c[row_i] for c in columns))) for row_i in rows], dtype=torch.float64)
-
-    return figure
-
-
 def paired_prompts(prompts_a: Prompts, prompts_b: Prompts) -> list[Hashable]:
     """The prompts of two runs one after the other; runs on different prompts are refused."""
     ids_a, ids_b = plain_ids(prompts_a), plain_ids(prompts_b)
@@ -153,11 +139,10 @@ def _interval(value: float, value_r: Float[Tensor, " r"], prompts: int, level: f
         return Interval(value, math.nan, math.nan, math.nan, level, prompts, undefined)
     error = float(known_r.std())
     low, high = (float(known_r.quantile(q)) for q in (tail, 1 - tail))
-    if kind == "basic":
-        low, high = 2 * value - high, 2 * value - low
-    elif kind == "normal":
-        half = NormalDist().inv_cdf(1 - tail) * error
-        low, high = value - half, value + half
-    elif kind != "percentile":
+    half = NormalDist().inv_cdf(1 - tail) * error
+    bounds = {
+        "percentile": (low, high), "basic": (2 * value - high, 2 * value - low), "normal": (value - half, value + half),
+    }  # fmt: skip
+    if kind not in bounds:
         raise RecipeError(f"There is no bootstrap interval '{kind}'; use 'percentile', 'basic' or 'normal'.")
-    return Interval(value, low, high, error, level, prompts, undefined)
+    return Interval(value, *bounds[kind], error, level, prompts, undefined)

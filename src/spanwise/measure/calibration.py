@@ -12,11 +12,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
-from spanwise.measure.bins import BinScheme, One, check_reports
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
 from spanwise.measure.ece_interval import gaps_interval
 from spanwise.measure.intervals import Interval, Prompts, wilson
 from spanwise.measure.weighted import (
+    BinScheme,
+    One,
+    check_reports,
     weighted_auroc,
     weighted_brier,
     weighted_ece,
@@ -169,10 +171,8 @@ def _bounded(interval: Interval, share: bool) -> Interval:
     """Bounds inside [0, 1]."""
     if share and interval.sem == 0 and interval.value in (0.0, 1.0):
         low, high = wilson(interval.value * interval.count, interval.count, level=interval.level)
-    elif math.isnan(interval.low):
-        return interval
     else:
-        low, high = max(interval.low, 0.0), min(interval.high, 1.0)
+        low, high = max(interval.low, 0.0), min(interval.high, 1.0)  # NaN stays
     return replace(interval, low=low, high=high)
 
 

@@ -246,9 +246,8 @@ def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
         for figure in figures:
             whys = [wrong[figure] for wrong in raised if figure in wrong]
             if whys:
-                most = max(dict.fromkeys(whys), key=whys.count)
-                count = len(whys)
-                found[method, figure] = f"{most} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'its seed'}"
+                times = f"{len(whys)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
+                found[method, figure] = f"{max(dict.fromkeys(whys), key=whys.count)} in {times}"
     return found
 
 
@@ -265,23 +264,18 @@ def _cell(seeds: Mapping[int, Mapping[str, float | None]], figure: str, level: f
 
 
 def _differences(runs: Runs, figure: str, pairs: Sequence[tuple[str, str]], level: float, power: float) -> list[Difference]:
-    intervals, p_values = [], []
+    intervals = []
     for a, b in pairs:
         a_s, b_s = _values(runs[a], figure), _values(runs[b], figure)
         by_seed = [a_s[seed] - b_s[seed] for seed in a_s if seed in b_s]
         intervals.append(mean_interval(torch.tensor(by_seed, dtype=torch.float64), level=level))
-        p_values.append(_p(intervals[-1]))
-    made = []
+    p_values, made = [_p(interval) for interval in intervals], []
     for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
-        verdict, sd = _verdict(interval, adjusted, level), interval.sem * math.sqrt(interval.count)
-        times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
-        alpha = (1 - level) / max(1.0, times)
-        takes = (
-            None
-            if verdict in ("unknown", "same") or _flat(interval)
-            else seeds_needed(interval.value, sd, power=power, alpha=alpha)
-        )
-        made.append(Difference(figure, a, b, interval, sd, p, adjusted, verdict, takes))
+        sd, takes = interval.sem * math.sqrt(interval.count), None
+        if interval.count > 1 and not _flat(interval):
+            times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
+            takes = seeds_needed(interval.value, sd, power=power, alpha=(1 - level) / max(1.0, times))
+        made.append(Difference(figure, a, b, interval, sd, p, adjusted, _verdict(interval, adjusted, level), takes))
     return made
 
 

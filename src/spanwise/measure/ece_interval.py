@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.measure.bins import BinScheme, One
 from spanwise.measure.bootstrap import Weighted, paired_prompts, resampled
 from spanwise.measure.intervals import Interval, Prompts, check_level
-from spanwise.measure.weighted import weighted_gaps
+from spanwise.measure.weighted import BinScheme, One, weighted_gaps
 
 
 @dataclass(frozen=True)

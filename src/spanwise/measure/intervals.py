@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import scipy
 import torch
@@ -102,14 +103,19 @@ def sem(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, ddof: i
         >>> round(sem(correct_n, ["a", "a", "b", "b"]), 4), round(sem(correct_n), 4)
         (0.5, 0.2887)
     """
+    value_i, prompt_i, count = _known(value_n, prompts)
+    if count <= ddof:
+        return math.nan
+    excess_p = torch.zeros(count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
+    return float((excess_p.square().sum() * count / (count - ddof)).sqrt() / len(value_i))
+
+
+def _known(value_n: Tensor, prompts: Prompts | None) -> tuple[Tensor, Tensor, int]:
+    """The values that are no NaN, the prompt of each by number, and how many prompts they are of."""
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
     known_n = ~value_n.isnan().cpu()
-    value_i = value_n.cpu()[known_n].double()
     ids, prompt_i = torch.unique(prompt_n[known_n], return_inverse=True)
-    if len(ids) <= ddof:
-        return math.nan
-    excess_p = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
-    return float((excess_p.square().sum() * len(ids) / (len(ids) - ddof)).sqrt() / len(value_i))
+    return value_n.cpu()[known_n].double(), prompt_i, len(ids)
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
@@ -120,10 +126,8 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     >>> print(mean_interval(torch.tensor([.1, .2, .3, .4, .5])))  # sem .0707, t of 4 degrees of freedom 2.776
     0.300 [0.104, 0.496]
     """
-    known_n = ~value_n.isnan().cpu()
-    value = float(value_n.cpu()[known_n].double().mean())
-    prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
-    count, error = len(torch.unique(prompt_n[known_n])), sem(value_n, prompts)
+    value_i, _, count = _known(value_n, prompts)
+    value, error = float(value_i.mean()), sem(value_n, prompts)
     half = float(scipy.stats.t.ppf((1 + check_level(level)) / 2, count - 1)) * error if count > 1 else math.nan
     return Interval(value, value - half, value + half, error, level, count)
 
@@ -207,13 +211,12 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     if isinstance(prompts, Tensor):
         return torch.unique(prompts.cpu(), return_inverse=True)[1]
-    order = sorted(set(prompts), key=lambda prompt: (type(prompt).__name__, prompt if _sortable(prompt) else repr(prompt)))
-    dense = {prompt: index for index, prompt in enumerate(order)}
+
+    def rank(prompt: Hashable) -> tuple[str, Any]:
+        return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
+
+    dense = {prompt: index for index, prompt in enumerate(sorted(set(prompts), key=rank))}
     return torch.tensor([dense[prompt] for prompt in prompts], dtype=torch.long)
-
-
-def _sortable(prompt: Hashable) -> bool:
-    return isinstance(prompt, int | float | str)
 
 
 def plain_ids(prompts: Prompts) -> list[Hashable]:

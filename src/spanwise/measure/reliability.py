@@ -1,4 +1,4 @@
-"""Reliability: accuracy against confidence, bin by bin, and what it says about the Brier score."""
+"""Reliability: accuracy against confidence, bin by bin."""
 
 from __future__ import annotations
 
@@ -8,36 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.measure.bins import BinScheme, One, bin_index, bin_sums, check_reports
 from spanwise.measure.intervals import Prompts, prompt_index, sem, wilson
-
-
-@dataclass(frozen=True)
-class BrierParts:
-    """Brier = reliability - resolution + uncertainty + within_variance - within_covariance, exactly, whatever the bins.
-
-    Attributes:
-        brier: the score itself.
-        reliability: squared gap between accuracy and mean confidence of a bin; 0 is calibrated.
-        resolution: variance of the bins' accuracies; high is good.
-        uncertainty: variance of correctness, accuracy * (1 - accuracy); no report can change it.
-        within_variance: of the confidences inside bins.
-        within_covariance: twice the covariance of confidence and correctness inside bins.
-
-    Example:
-        A coin that says .5: all of its score is uncertainty.
-
-        >>> found = brier_parts(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
-        >>> found.brier, found.reliability, found.resolution, found.uncertainty
-        (0.25, 0.0, 0.0, 0.25)
-    """
-
-    brier: float
-    reliability: float
-    resolution: float
-    uncertainty: float
-    within_variance: float
-    within_covariance: float
+from spanwise.measure.weighted import BinScheme, One, bin_index, check_reports
 
 
 @dataclass(frozen=True)
@@ -63,46 +35,6 @@ class Reliability:
     accuracy_b: Float[Tensor, " b"]
     accuracy_low_b: Float[Tensor, " b"]
     accuracy_high_b: Float[Tensor, " b"]
-
-
-def brier_parts(
-    confidence_n: Float[Tensor, " n"],
-    correct_n: Float[Tensor, " n"],
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "width",
-    one: One | None = None,
-) -> BrierParts:
-    r"""Split the Brier score into calibration, discrimination, and what lies in the questions.
-
-    Equation
-        reliability = sum_b n_b/n (q_b - c_b)^2,  resolution = sum_b n_b/n (c_b - c)^2,  uncertainty = mean (c_i - c)^2,
-        within_variance = 1/n sum (q_i - q_b)^2,  within_covariance = 2/n sum (q_i - q_b)(c_i - c_b),
-        q_b and c_b the means of the bin of i; bins as in `ece`.
-
-    Edge cases:
-        All NaN without completions. The within parts vanish when every bin holds one confidence only.
-
-    Example:
-        >>> parts = brier_parts(torch.tensor([.75, .75, .25, .25]), torch.tensor([1., 0., 0., 0.]))
-        >>> parts.reliability, parts.resolution, parts.uncertainty, parts.brier  # 1/16 - 1/16 + 3/16
-        (0.0625, 0.0625, 0.1875, 0.1875)
-
-    Reference:
-        Murphy 1973; the two within-bin terms are of Stephenson, Coelho and Jolliffe 2008.
-    """
-    check_reports(confidence_n, correct_n)
-    q, c = confidence_n.cpu().double(), correct_n.cpu().double()
-    bin_n, bins = bin_index(confidence_n, bins=bins, scheme=scheme, one=one)
-    q_mean_n, c_mean_n = (bin_sums(value_n, bin_n, bins)[bin_n] / torch.bincount(bin_n)[bin_n] for value_n in (q, c))
-    return BrierParts(
-        brier=float((q - c).square().mean()),
-        reliability=float((q_mean_n - c_mean_n).square().mean()),
-        resolution=float((c_mean_n - c.mean()).square().mean()),
-        uncertainty=float((c - c.mean()).square().mean()),
-        within_variance=float((q - q_mean_n).square().mean()),
-        within_covariance=float(2 * ((q - q_mean_n) * (c - c_mean_n)).mean()),
-    )
 
 
 def reliability(
@@ -146,7 +78,7 @@ def reliability(
         nothing_b = torch.full((bins,), torch.nan, dtype=torch.float64)
         low_b = nothing_b.scatter_reduce(0, bin_n, q, "amin", include_self=False)
         high_b = nothing_b.scatter_reduce(0, bin_n, q, "amax", include_self=False)
-    accuracy_b = bin_sums(c, bin_n, bins) / count_b
+    accuracy_b = _sums(c, bin_n, bins) / count_b
     prompt_n = torch.arange(len(c)) if prompts is None else prompt_index(prompts, len(c))
     bounds = []
     for b in range(bins):
@@ -154,9 +86,7 @@ def reliability(
         trials = _trials(c[inside_n], None if prompts is None else prompt_n[inside_n])
         bounds.append(wilson(float(accuracy_b[b]) * trials if trials else 0.0, trials, level=level))
     accuracy_low_b, accuracy_high_b = torch.tensor(bounds, dtype=torch.float64).unbind(dim=1)
-    return Reliability(
-        low_b, high_b, count_b, bin_sums(q, bin_n, bins) / count_b, accuracy_b, accuracy_low_b, accuracy_high_b
-    )
+    return Reliability(low_b, high_b, count_b, _sums(q, bin_n, bins) / count_b, accuracy_b, accuracy_low_b, accuracy_high_b)
 
 
 def _trials(correct_n: Tensor, prompt_n: Tensor | None) -> float:
@@ -167,3 +97,7 @@ def _trials(correct_n: Tensor, prompt_n: Tensor | None) -> float:
     prompts, p = len(torch.unique(prompt_n)), float(correct_n.mean())
     error = sem(correct_n, prompt_n)
     return float(min(max(p * (1 - p) / error**2, prompts), count) if prompts > 1 and error > 0 else prompts)
+
+
+def _sums(value_n: Tensor, bin_n: Tensor, bins: int) -> Float[Tensor, " b"]:
+    return torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_n, value_n)

@@ -19,7 +19,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.bootstrap import bootstrap
 from spanwise.measure.intervals import Interval, Prompts, plain_ids, prompt_index
-from spanwise.measure.weighted import weighted_mean
+from spanwise.measure.weighted import refuse_value, weighted_mean
 
 _MICRO = 1e6
 
@@ -122,7 +122,8 @@ def voting(
         Pavlenko et al. 2026 (arXiv 2602.10231), which leaves ties open.
     """
     prompt_n = prompt_index(prompts, len(answers))
-    _check(answers, confidence_n, correct_n, score_n)
+    rank_n = torch.full((len(answers),), torch.nan) if score_n is None else score_n
+    _check(answers, confidence_n, correct_n, rank_n)
     ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
     largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
     chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
@@ -140,7 +141,11 @@ def voting(
         ways["maxconf"] = lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n)
     if score_n is not None:
         ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
-    pools = [_pool(prompt_n == p, answers, confidence_n, correct_n, score_n, seed * 100_003 + p) for p in sorted(ids)]
+    column_nk = torch.stack([column_n.double() for column_n in (correct_n, confidence_n, rank_n)], dim=1)
+    pools = []
+    for p in sorted(ids):
+        rows = [((answers[i] or "").strip(), *column_nk[i].tolist()) for i in (prompt_n == p).nonzero().flatten().tolist()]
+        pools.append(_pool(rows, seed * 100_003 + p))
     curves = {}
     for name, way in ways.items():
         rows = [[way(pool, n) if pool.judged and n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
@@ -224,65 +229,34 @@ def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
     return torch.zeros(m, chosen_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
 
 
-def _pool(
-    mine_n: Tensor, answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor | None, seed: int
-) -> _Pool:
-    def row(i: int) -> tuple[str, float, float, float]:
-        score = math.nan if score_n is None else float(score_n[i])
-        return (answers[i] or "").strip(), float(correct_n[i]), float(confidence_n[i]), score
-
-    rows = sorted(
-        (row(i) for i in mine_n.nonzero().flatten().tolist()),
-        key=lambda r: (r[0], *((math.isnan(x), x if x == x else 0.0) for x in r[1:])),
-    )
+def _pool(rows: list[tuple[str, float, float, float]], seed: int) -> _Pool:
+    """The samples of a prompt: answer, correctness, confidence, score."""
+    rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
     texts = [row[0] for row in rows]
-    place = {text: a for a, text in enumerate(dict.fromkeys(text for text in texts if text))}  # in the order of the rows
-    vote_am = torch.zeros(len(place), len(rows), dtype=torch.float64)
-    for m, text in enumerate(texts):
-        if text:
-            vote_am[place[text], m] = 1.0
-    correct_m, confidence_m, score_m = (torch.tensor([row[k] for row in rows], dtype=torch.float64) for k in (1, 2, 3))
+    place = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}  # in the order of the rows
+    answer_m = torch.tensor([place.get(text, -1) for text in texts])
+    vote_am = (torch.arange(len(place))[:, None] == answer_m).double()
+    correct_m, confidence_m, score_m = torch.tensor([row[1:] for row in rows], dtype=torch.float64).unbind(dim=1)
     judged_m = ~correct_m.isnan()
     value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
-    return _Pool(
-        bool(judged_m.any()),
-        seed,
-        torch.where(judged_m, correct_m, vote_am.T @ value_a),
-        confidence_m,
-        score_m,
-        vote_am,
-        value_a,
-    )
+    correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
+    return _Pool(bool(judged_m.any()), seed, correct_m, confidence_m, score_m, vote_am, value_a)
 
 
 def _curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int, level: float, seed: int
 ) -> Curve:
     intervals = []
-    for b in range(len(budgets)):
-        value_p = value_pb[:, b][~value_pb[:, b].isnan()]
-        intervals.append(
-            bootstrap(
-                partial(weighted_mean, value_p), torch.arange(len(value_p)), resamples=resamples, level=level, seed=seed
-            )
-        )
+    for value_p in value_pb.unbind(dim=1):
+        figure, there = partial(weighted_mean, value_p[~value_p.isnan()]), torch.arange(int((~value_p.isnan()).sum()))
+        intervals.append(bootstrap(figure, there, resamples=resamples, level=level, seed=seed))
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
-def _check(answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor | None) -> None:
-    sizes = {
-        "verdicts": len(correct_n),
-        "confidences": len(confidence_n),
-        "scores": len(answers if score_n is None else score_n),
-    }
-    for name, size in sizes.items():
-        if size != len(answers):
-            raise AlignmentError(f"There are {size} {name} for {len(answers)} answers.")
-    ranges = {
-        "Confidence": (confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]"),
-        "Correctness": (correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN"),
-    }
-    for name, (value_n, bad_n, allowed) in ranges.items():
-        if bool(bad_n.any()):
-            where = int(bad_n.nonzero()[0])
-            raise AlignmentError(f"{name} {float(value_n[where])} of completion {where} is not {allowed}.")
+def _check(answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor) -> None:
+    for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n), ("scores", score_n)):
+        if len(column_n) != len(answers):
+            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers.")
+    refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
+    wrong_n = (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan()
+    refuse_value("Correctness", correct_n, wrong_n, "0, 1 or NaN")

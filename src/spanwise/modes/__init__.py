@@ -1,15 +1,12 @@
-"""Features beside the methods, each in a room of its own: its settings, its credit and its part in each engine (`spanwise.mode`).
+"""Features beside the methods, each in a room of its own: its settings, its credit, its part in each engine, its metrics and page.
 
-A new mode is a folder here, its line in `MODES`, and its section among the fields of `spanwise.recipe.Recipe`. What a mode does in
-an engine is imported when that engine makes it, so that this room needs torch alone.
+A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. This room needs torch alone.
 """
 
-from collections.abc import Mapping
-
 from spanwise.mode import Mode
-from spanwise.modes.laser.config import Laser
+from spanwise.modes.registry import MODES, scoring_mode
 
-#: The modes that a recipe can have, by the name of their section.
-MODES: Mapping[str, type[Mode]] = {mode.name: mode for mode in (Laser,)}
+from spanwise.modes.critic.config import CriticConfig  # isort: skip
+from spanwise.modes.laser.config import Laser  # isort: skip
 
-__all__ = ["MODES", "Laser", "Mode"]
+__all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]

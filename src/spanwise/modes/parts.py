@@ -16,12 +16,7 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """A mode in TRL's trainer.
-
-    Args:
-        mode: its settings.
-        trainer: of TRL, complete; what it holds is read, nothing of it is set.
-    """
+    """A mode in TRL's trainer, which is complete: what it holds is read, nothing of it is set."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
@@ -41,12 +36,7 @@ class TrlPart:
         return score(*args, **kwargs)
 
     def read(self, batch: Batch, reading: Reading, output: dict[str, Any]) -> tuple[Batch, dict[str, float]]:
-        """Once completions are read: this process's batch with what models say of its tokens, and metrics.
-
-        Args:
-            batch, reading: of this process, whose groups are not gathered yet.
-            output: TRL's, of its `_generate_and_score_completions`.
-        """
+        """Once completions are read, before groups are gathered: the batch with what models say of its tokens, and metrics."""
         return batch, {}
 
     def fill(
@@ -54,11 +44,8 @@ class TrlPart:
     ) -> tuple[Batch, Batch]:
         """Before the credit: the batches with the fields that the mode adds.
 
-        Args:
-            batch: of this process.
-            everyone, whole: reading and batch of all processes, which the credit is made of.
-            here: where this process's completions stand in them.
-            output: TRL's; what is put into it comes back in `loss`, cut into micro-batches.
+        `batch` is of this process, which stands at `here` in those of all, `everyone` and `whole`. What is put into TRL's `output`
+        comes back in `loss`, cut into micro-batches.
         """
         return batch, whole
 
@@ -92,10 +79,7 @@ class TrlPart:
 class VerlPart:
     """A mode in verl's trainers, and in the workers beside them.
 
-    Args:
-        mode: its settings.
-        config: verl's whole configuration.
-        model: gives verl's `HFModelConfig`, whose files are looked at only then.
+    It is made with verl's whole configuration, and with what gives its `HFModelConfig`, whose files are looked at only then.
 
     Attributes:
         tokens: fields of `Batch` with a number per token that it reads beside the method's.
@@ -117,12 +101,7 @@ class VerlPart:
         return ()
 
     def fields(self, rows: Any, number: int) -> dict[str, Tensor]:
-        """The fields of `Batch` that it adds, by row.
-
-        Args:
-            rows: see `engines.verl.carry.Rows`.
-            number: of the generation batch, from 0.
-        """
+        """The fields of `Batch` that it adds, by row of `engines.verl.carry.Rows`; `number` of the generation batch, from 0."""
         return {}
 
     def teach(
@@ -137,14 +116,7 @@ class VerlPart:
 
 
 class SkyrlPart:
-    """A mode in SkyRL's trainer.
-
-    Args:
-        mode: its settings.
-        cfg: SkyRL's whole configuration.
-        tokenizer: of the policy.
-        size: ids that the policy knows.
-    """
+    """A mode in SkyRL's trainer, made with its whole configuration, the policy's tokenizer and how many ids the policy knows."""
 
     def __init__(self, mode: Any, cfg: Any, tokenizer: Any, size: int | None) -> None:
         self.mode: Any = mode
@@ -168,10 +140,6 @@ class SkyrlPart:
     def teach(self, data: Any, reading: Reading, scheme: Scheme, factor_n: Tensor, number: int) -> dict[str, float]:
         """After the credit: lay out in SkyRL's batch what the mode's loss reads, and say its metrics.
 
-        Args:
-            data: SkyRL's batch, which is changed.
-            reading, scheme: of the credit.
-            factor_n: what advantages of each row were multiplied by for the loss reduction.
-            number: of the generation batch, from 0.
+        `factor_n`: what advantages of each row were multiplied by for the loss reduction.
         """
         return {}

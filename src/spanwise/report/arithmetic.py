@@ -42,19 +42,16 @@ def equation(part: CreditPart) -> str:
     return f"{shown(part.part, sign=True)} = {weight}{difference}{divisor}"
 
 
-def added(total: float, terms: Sequence[tuple[str, str]]) -> str:
-    """A sum of named terms.
+def added(total: float, terms: Sequence[tuple[float, str, str]]) -> str:
+    """A sum of named terms: the amount, how it is written, what it is of.
 
-    >>> added(0.3, [("0.25", "correct"), ("0.05", "form")]), added(-0.4, [("−0.5", "correct"), ("0.5 · 0.2", "form")])
-    ('+0.3 = 0.25 (correct) + 0.05 (form)', '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)')
+    >>> added(0.3, [(0.25, "0.25", "correct"), (0.05, "0.05", "form")])
+    '+0.3 = 0.25 (correct) + 0.05 (form)'
+    >>> added(-0.4, [(-0.5, "−0.5", "correct"), (0.1, "0.5 · 0.2", "form")])
+    '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)'
     """
-    said = ""
-    for number, name in terms:
-        minus = said and number.startswith(_MINUS)
-        said += (
-            f"{f' {_MINUS} ' if minus else ' + ' if said else ''}{number.removeprefix(_MINUS) if minus else number} ({name})"
-        )
-    return f"{shown(total, sign=True)} = {said}"
+    text = " + ".join(f"{number} ({name})" for _, number, name in terms)
+    return f"{shown(total, sign=True)} = {text.replace(f'+ {_MINUS}', f'{_MINUS} ')}"
 
 
 def signed(value: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import altair as alt
 
-from spanwise.report.hover import bands, lit, nearest
+from spanwise.report.hover import bands, is_known, lit, nearest, tip
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -37,123 +37,104 @@ def curves(
     height: int = 225,
 ) -> Drawn:
     """Lines over `x` of rows with `x`, `value`, `series`, and a band where there are `low` and `high`; below `floor` it is cut."""
-    base = _chart(rows).encode(x=_x("x", x), color=_color(names))
-    scaled = _y("value", y, zero=y_zero, percent=percent)
-    if floor is not None and any(_known(row["value"]) and row["value"] < floor for row in rows):
-        scaled = scaled.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
+
+    def drawn(part: Rows) -> alt.Chart:
+        return _chart(part).encode(x=_x("x", x), color=_color(names))
+
+    value, low = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
+    if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
+        value = value.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     layers = []
-    if any(_known(row.get("low")) for row in rows):
-        bounds = {"y": _y("low", y, zero=y_zero, percent=percent), "y2": alt.Y2("high:Q")}
-        layers.append(base.mark_area(opacity=0.13, line=False).encode(**bounds))
+    if any(is_known(row.get("low")) for row in rows):
+        layers.append(drawn(rows).mark_area(opacity=0.13, line=False).encode(y=low, y2="high:Q"))
     marked = [row for row in rows if dots is None or row["series"] in dots]
     for part, width in (([row for row in rows if row not in marked], 1.2), (marked, 2)):
         if part:
-            line = base.mark_line(strokeWidth=width, opacity=0.5 if width < 2 and marked else 1)
-            line.data = _data(part)
-            layers.append(line.encode(y=scaled))
+            opacity = 0.5 if width < 2 and marked else 1
+            layers.append(drawn(part).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
     if marked:
-        points = base.mark_point(filled=True, size=36, opacity=1)
-        points.data = _data(marked)
-        layers.append(points.encode(y=scaled, shape=_shape(names)))
-    return _wide(_layers(*layers, nearest(rows, x=_x("left", x), key="x", title=x, percent=percent)), height)
+        layers.append(_points(drawn(marked), 36).encode(y=value, shape=_shape(names)))
+    return _layered(height, *layers, nearest(rows, x=_x("left", x), key="x", title=x, percent=percent))
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
     """Accuracy against confidence, the diagonal, and below it how full each bin of a `spanwise.measure.Reliability` is."""
     full = [row for row in rows if row["count"]]
-    widest = max((row["high"] for row in rows if _known(row["high"])), default=1.0)
-    x_scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
-    axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
-    x = alt.X("confidence:Q", scale=x_scale, axis=axis)
-    y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(minExtent=_AXIS))
+    widest = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
+    scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
+    fifths = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
+    bare = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
+    accuracy = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS)}
+    base, x = _chart(full), alt.X("confidence:Q", scale=scale, axis=bare)
+    whiskers = base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("accuracy_low:Q", **accuracy), y2="accuracy_high:Q")
+    points = _points(base, 70).encode(x=x, y=alt.Y("accuracy:Q", **accuracy))
+    bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full])
+    at = alt.X("low:Q", title=by, scale=scale, axis=fifths)
+    count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s"))
+    bars = bins.mark_bar(binSpacing=1).encode(x=at, x2="high:Q", y=count, y2=alt.datum(0))
     named = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tips = _tips(full, low="from", high="to", **named, count="completions")
-    base = _chart(full)
-    diagonal = _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(
-        x=alt.X("a:Q", scale=x_scale, axis=axis), y=alt.Y("b:Q", scale=alt.Scale(domain=[0, 1]))
-    )  # fmt: skip
-    whiskers = base.mark_rule(strokeWidth=2).encode(
-        x=x, y=alt.Y("accuracy_low:Q", title="accuracy", scale=alt.Scale(domain=[0, 1])), y2="accuracy_high:Q"
+    above = lit(bins, x=alt.X("low:Q", scale=scale, axis=bare), x2="high:Q", tooltip=tips)
+    diagonal = _diagonal(scale, axis=bare)
+    return _layered(height, diagonal, whiskers, points, above), _layered(
+        115, bars, lit(bins, x=at, x2="high:Q", tooltip=tips)
     )
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y)
-    drawn = [{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full]
-    at = alt.X("low:Q", title=by, scale=x_scale, axis=alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False))
-    bars = _chart(drawn).mark_bar(binSpacing=1).encode(
-        x=at,
-        x2="high:Q",
-        y=alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s")),
-        y2=alt.datum(0),
-    )  # fmt: skip
-    above = lit(_chart(drawn), x=alt.X("low:Q", scale=x_scale, axis=axis), x2="high:Q", tooltip=tips)
-    below = lit(_chart(drawn), x=at, x2="high:Q", tooltip=tips)
-    return _wide(_layers(diagonal, whiskers, points, above), height), _wide(_layers(bars, below), 115)
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
     """Points with error bars side by side at each `x`: `x`, `value`, `series`, maybe `low`, `high`, `reference`."""
     at = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
-    base = _chart(rows).encode(x=at, color=_color(names))
-    scaled = _y("value", y)
+    base = _chart(rows).encode(x=at, xOffset=offset, color=_color(names))
     layers = []
-    references = {row["x"]: row["reference"] for row in rows if _known(row.get("reference"))}
+    references = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
     if references:
         ticks = _chart([{"x": key, "value": value} for key, value in references.items()])
-        layers.append(
-            ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60).encode(x=at, y=scaled)
-        )
-    if any(_known(row.get("low")) for row in rows):
-        bounds = {"y": _y("low", y), "y2": alt.Y2("high:Q")}
-        layers.append(base.mark_rule(strokeWidth=2).encode(xOffset=offset, **bounds))
-    points = base.mark_point(filled=True, size=50, opacity=1)
-    layers.append(points.encode(y=scaled, xOffset=offset, shape=_shape(names)))
+        ticks = ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
+        layers.append(ticks.encode(x=at, y=_y("value", y)))
+    if any(is_known(row.get("low")) for row in rows):
+        layers.append(base.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
+    layers.append(_points(base, 50).encode(y=_y("value", y), shape=_shape(names)))
     exact = [{"x": key, "series": "exact advantages", "value": value} for key, value in references.items()]
-    return _wide(_layers(*layers, bands([*rows, *exact], keys={"x": x}, x=at)), height)
+    return _layered(height, *layers, bands([*rows, *exact], keys={"x": x}, x=at))
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Drawn:
     """Where each baseline drives a confidence `q`, against the true probability `p`, maybe with a standard `error`."""
-    unit = alt.Scale(domain=[0, 1])
     title = "probability of being right, p"
     base = _chart(rows).encode(
-        x=alt.X("p:Q", title=title, scale=unit),
-        y=alt.Y("q:Q", title="where its confidence ends, q*", scale=unit),
+        x=alt.X("p:Q", title=title, scale=_UNIT),
+        y=alt.Y("q:Q", title="where its confidence ends, q*", scale=_UNIT),
         color=_color(names),
     )
-    diagonal = _chart([{"p": 0, "q": 0}, {"p": 1, "q": 1}]).mark_line(style="reference")
-    line = base.mark_line(strokeWidth=2)
-    points = base.mark_point(filled=True, size=36, opacity=1)
-    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=unit), key="p", title="p", value="q")
-    return _wide(
-        _layers(diagonal.encode(x=alt.X("p:Q", scale=unit), y=alt.Y("q:Q", scale=unit)), line,
-                  points.encode(shape=_shape(names)), hover), height,
-    )  # fmt: skip
+    points = _points(base, 36).encode(shape=_shape(names))
+    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=_UNIT), key="p", title="p", value="q")
+    return _layered(height, _diagonal(_UNIT), base.mark_line(strokeWidth=2), points, hover)
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
     """Outlines of several histograms over the same bins: `low`, `high`, `share`, `series`."""
     at = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
-    base = _chart(rows).encode(x=at, color=_color(names))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
+    base = _chart(rows).encode(x=at, color=_color(names))
     area = base.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share.stack(None))
     line = base.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share)
     at_zero = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bins = [row for row in rows if row["low"] < row["high"]]
     hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=at, x2=alt.X2("high:Q"))
-    return _wide(_layers(*at_zero, area, line, hover), height)
+    return _layered(height, *at_zero, area, line, hover)
 
 
-def forest(rows: Rows, *, names: Sequence[str], x: str, at: float | None = 0.0, palette: Palette = "series") -> Drawn:
-    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; a dashed line `at` a value."""
+def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
+    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; a dashed line at 0."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(x=_x("value", x), shape=_shape(names))
-    series = "verdict" if palette == "verdicts" else "series"
-    hover = lit(lines, tooltip=_tips(rows, name="", series=series, value=x))
-    line = [] if at is None else [_chart([{"value": at}]).mark_rule(style="reference").encode(x="value:Q")]
-    return _wide(_layers(*line, whiskers, points, hover), 45 + 24 * max(2, len(_order(rows))))
+    points = _points(base, 60).encode(x=_x("value", x), shape=_shape(names))
+    hover = lit(lines, tooltip=_tips(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x))
+    at_zero = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
+    return _layered(45 + 24 * max(2, len(_order(rows))), at_zero, whiskers, points, hover)
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
@@ -172,20 +153,33 @@ def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, sta
     return _wide(lines, 45 + len(order) * (28 if stacked else 14 * len(names) + 10))
 
 
+_UNIT = alt.Scale(domain=[0, 1])
+
+
 def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(_data(rows))
-
-
-def _data(rows: Rows) -> alt.InlineData:
-    return alt.InlineData(values=[{key: _plain(value) for key, value in row.items()} for row in rows])
+    """A chart of some rows; JSON knows neither NaN nor infinity."""
+    values = [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+        for row in rows
+    ]
+    return alt.Chart(alt.InlineData(values=values))
 
 
 def _order(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row["name"] for row in rows))
 
 
-def _layers(*charts: alt.Chart) -> alt.LayerChart:
-    return alt.LayerChart(layer=list(charts))
+def _points(chart: alt.Chart, size: int) -> alt.Chart:
+    return chart.mark_point(filled=True, size=size, opacity=1)
+
+
+def _diagonal(scale: alt.Scale, **axis: Any) -> alt.Chart:
+    x, y = alt.X("a:Q", scale=scale, **axis), alt.Y("b:Q", scale=_UNIT)
+    return _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(x=x, y=y)
+
+
+def _layered(height: int, *charts: alt.Chart) -> Drawn:
+    return _wide(alt.LayerChart(layer=list(charts)), height)
 
 
 def _wide(chart: Drawn, height: int) -> Drawn:
@@ -212,22 +206,7 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
+    """What is said of a row: words as they are, numbers with four digits."""
     keys = {key for row in rows for key in row if row[key] != ""}
     named = {"series": " ", **titles, "low": "from", "high": "to"}
-    return [_tip(key, title or " ") for key, title in named.items() if key in keys]
-
-
-def _tip(key: str, title: str) -> alt.Tooltip:
-    return alt.Tooltip(f"{key}:N", title=title) if key in _WORDS else alt.Tooltip(f"{key}:Q", title=title, format=".4~g")
-
-
-_WORDS = ("series", "name")
-
-
-def _known(value: Any) -> bool:
-    return value is not None and value == value
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [tip(key, title, number=key not in ("series", "name")) for key, title in named.items() if key in keys]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from spanwise.explain import CAUSES
-from spanwise.measure import ArmComparison, Curve, Difference
-from spanwise.report.charts import curves, forest
+from spanwise.measure import ArmComparison, Curve
+from spanwise.report.charts import forest
 from spanwise.report.findings import compare_finding
-from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, is_share, seed_curves, wide
-from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, scores_alone, voting_section
+from spanwise.report.page import Headline, Panel, render
+from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, seed_curves
+from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, figure_panel, scores_alone, section, voting_section
 
 VERDICTS = ("clear", "borderline", "noise")
 
@@ -52,37 +52,23 @@ def compare_report(
     clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
+    learning = [panel for name in figures_of(points) for panel in _curve_panel(curves, arms, name)]
     sections = [
-        Section(
-            "Figures",
-            f"Mean ± half of the {100 * comparison.level:g} % interval (Student's t) over {most} seeds; "
-            "n where a figure exists in fewer.",
-            table=_table(comparison, most),
-            asks="Which arm is best, and in what?",
+        section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
+        section(
+            "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
+            points=comparison.sentences("clear"), panels=_forests(comparison),
         ),
-        Section(
-            "Differences",
-            f"{comparison.summary()} What is inside the noise is grey; the numbers say how many seeds it would take.",
-            legend=VERDICTS,
-            palette="verdicts",
-            points=comparison.sentences("clear"),
-            panels=_forests(comparison),
-            asks="Is it noise?",
-        ),
-        Section(
-            "Learning",
-            "Mean over seeds; the band goes from the lowest to the highest seed. Read accuracy, refusals and format before "
-            "calibration: a collapsed policy has a beautiful ECE.",
-            legend=arms,
-            panels=[panel for name in figures_of(points) if (panel := _curve_panel(curves, arms, name))],
-            asks="Did it learn? Did it collapse?",
+        section(
+            "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arms,
+            panels=learning,
         ),
         calibration_section(
             samples or {},
             note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
         ),
         voting_section(votes or {}, over="seeds", note=_votes_by_score(samples or {})),
-    ]
+    ]  # fmt: skip
     return render(
         title=title,
         lead=f"{len(arms)} arms from the same start, {'up to ' if uneven else ''}{most} seeds each: {', '.join(arms)}."
@@ -93,11 +79,7 @@ def compare_report(
         headlines=[
             Headline("arms", len(arms)),
             Headline("seeds per arm", most),
-            Headline(
-                "differences beyond the noise",
-                f"{clear} of {total}",
-                "all pairs of a figure considered (Holm)",
-            ),
+            Headline("differences beyond the noise", f"{clear} of {total}", "all pairs of a figure considered (Holm)"),
             *_best(comparison),
         ],
         sections=sections,
@@ -148,50 +130,38 @@ def _best(comparison: ArmComparison) -> list[Headline]:
 
 def _table(comparison: ArmComparison, most: int) -> list[Row]:
     """A row per arm; a figure that exists in no seed is None."""
-    rows = []
-    for arm in comparison.methods:
-        row: Row = {"arm": arm}
-        for figure in comparison.figures:
-            i = comparison.cells[arm, figure].interval
-            half = "" if i.low != i.low else f" ± {(i.high - i.low) / 2:.3f}"
-            seeds = "" if i.count == most else f" (n={i.count})"
-            mark = " ⚠" if (arm, figure) in comparison.wrong else ""
-            row[figure_name(figure)] = f"{i.value:.3f}{half}{seeds}{mark}" if i.count else None
-        rows.append(row)
-    return rows
+    names = list(map(figure_name, comparison.figures))
+    return [
+        {"arm": arm}
+        | {
+            name: None if cell == "-" else cell.replace("!", "⚠")
+            for name, cell in zip(names, comparison.row(arm, most), strict=True)
+        }
+        for arm in comparison.methods
+    ]
 
 
 def _forests(comparison: ArmComparison) -> list[Panel]:
     panels = []
     for figure in comparison.figures:
-        differences = [d for d in comparison.differences if d.figure == figure]
-        rows = [{"name": f"{d.a} - {d.b}", "series": d.verdict, **_bounds(d)} for d in differences if d.interval.count]
-        table: list[Row] = [
-            {"pair": f"{d.a} - {d.b}", "difference": d.interval.value, "from": d.interval.low, "to": d.interval.high,
-             "p (Holm)": d.p_adjusted, "verdict": d.verdict,
-             "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
-            for d in differences
-        ]  # fmt: skip
+        rows, table = [], []
+        for d in comparison.differences:
+            if d.figure == figure:
+                pair, i = f"{d.a} - {d.b}", d.interval
+                if i.count:
+                    rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
+                needed = "" if d.verdict == "clear" else d.seeds_needed or "unknown"
+                table.append(
+                    {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted,
+                     "verdict": d.verdict, "seeds needed": needed}
+                )  # fmt: skip
         if rows:
+            names = (*VERDICTS, "same", "unknown")
             panels.append(
-                Panel(
-                    figure_name(figure),
-                    (forest(rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts"),),
-                    table,
-                )
+                Panel(figure_name(figure), (forest(rows, names=names, x="difference", palette="verdicts"),), table)
             )
     return panels
 
 
-def _bounds(difference: Difference) -> Row:
-    i = difference.interval
-    return {"value": i.value, "low": i.low, "high": i.high}
-
-
-def _curve_panel(found: Mapping[str, Seeds], arms: tuple[str, ...], name: str) -> Panel | None:
-    rows = [row for arm in arms for row in seed_curves(found.get(arm, {}), name, arm)]
-    if not rows:
-        return None
-    share, title = is_share(name), figure_name(name)
-    chart = curves(rows, names=arms, y="share of completions" if share else title, percent=share)
-    return Panel(title[:1].upper() + title[1:], (chart,), wide(rows, key="x", label="step"))
+def _curve_panel(curves: Mapping[str, Seeds], arms: Sequence[str], name: str) -> list[Panel]:
+    return figure_panel(name, [row for arm in arms for row in seed_curves(curves.get(arm, {}), name, arm)], arms)

@@ -13,9 +13,15 @@ from spanwise.report.charts import bars
 from spanwise.report.findings import credit_finding
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, grouped, merged
-from spanwise.report.sections import calibration_section, credit_section, tokens_section
+from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
 from spanwise.report.view import TokenView
+from spanwise.rollouts.recorded import credit_figures
 from spanwise.rollouts.schema import RECORDED
+from spanwise.types import Status
+
+_FIGURES = {
+    "completions": "completions", "mean_abs": "mean |credit|", "zero_share": "exactly 0", "lowest": "lowest", "highest": "highest",
+}  # fmt: skip
 
 
 def credit_report(
@@ -64,13 +70,8 @@ def credit_report(
     sections = [
         tokens_section(view),
         credit_section(methods, credit, of="these rollouts"),
-        Section("Summary", "Over the completions that have the block, or a stop credit.", table=_summary(methods, credit)),
-        Section(
-            "Dead strata",
-            "Where all rewards of a comparison are equal, or there is only one, nothing can be learned about the objective.",
-            legend=methods,
-            panels=_dead(methods, dead),
-        ),
+        section("Summary", table=_summary(methods, credit)),
+        section("Dead strata", legend=methods, panels=_dead(methods, dead)),
         _status_section(statuses, rewards),
         calibration_section({"": samples} if samples else {}),
     ]
@@ -122,40 +123,23 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
 
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
-    rows = []
-    for method in methods:
-        for block, credit_n in credit[method].items():
-            here_n = credit_n[~credit_n.isnan()].double()
-            some = len(here_n) > 0
-            rows.append({
-                "method and block": f"{method}: {block}",
-                "completions": len(here_n),
-                "mean |credit|": float(here_n.abs().mean()) if some else None,
-                "exactly 0": float((here_n == 0).double().mean()) if some else None,
-                "lowest": float(here_n.min()) if some else None,
-                "highest": float(here_n.max()) if some else None,
-            })  # fmt: skip
-    return rows
+    named = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
+    return [{"method and block": name, **{_FIGURES[key]: found[key] for key in _FIGURES}} for name, found in named.items()]
 
 
 def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    rows = [
-        {"name": objective, "series": method, "value": share}
-        for method in methods
-        for objective, share in dead.get(method, {}).items()
-        if share == share
-    ]
-    if not rows:
+    shares = [(of, method, share) for method in methods for of, share in dead.get(method, {}).items() if share == share]
+    if not shares:
         return []
-    table = merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
+    rows = [{"name": objective, "series": method, "value": share} for objective, method, share in shares]
+    table = merged(({"objective": objective, method: share} for objective, method, share in shares), key="objective")
     chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
     return [Panel("Strata without signal", (chart,), table)]
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    order = ["ok", "absent", "unparsable", "timeout", "error"]
-    statuses_there = {status for counts in statuses.values() for status in counts}
-    names = [name for name in order if name in statuses_there] + sorted(statuses_there - set(order))
+    there = {status for counts in statuses.values() for status in counts}
+    names = [name for status in Status if (name := status.name.lower()) in there]
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
         for name, counts in statuses.items()
@@ -167,8 +151,7 @@ def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[
         for name, counts in statuses.items()
     ]  # fmt: skip
     panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
-    text = "A reward that is absent, one that failed and one that is 0 are three different things: only 'ok' goes with a number."
-    return Section("Status of the rewards", text, legend=names, panels=panels)
+    return section("Status of the rewards", legend=names, panels=panels)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spanwise.explain import CALIBRATION, LASER_FIGURES, alarms
+from spanwise.explain import CALIBRATION, SCORE_FIGURES, alarms
+from spanwise.explain.alarms import by_sentence
 from spanwise.measure import ArmComparison, Difference, Interval
 from spanwise.report.rows import figure, figure_name, percent
 from spanwise.rollouts.schema import STOP
@@ -25,44 +27,25 @@ def train_finding(
     steps: int,
     intervals: Mapping[str, Interval | None] | None = None,
     unmeasured: Mapping[str, str] | None = None,
-    rewards: Mapping[str, tuple[float | None, float | None]] | None = None,
+    rewards: Mapping[str, Sequence[float | None]] | None = None,
 ) -> str:
-    """What a run ended at, and what it was before.
-
-    Args:
-        points: the evaluations, in order, each with its `step`.
-        steps: how many were trained.
-        intervals: of the figures of the last evaluation, where they are known; their values go first.
-        unmeasured: figures that the run cannot have.
-        rewards: objective -> mean reward of the first and of the last training batch; said where accuracy cannot be.
-
-    Edge cases:
-        No evaluation, one evaluation, a figure that does not exist, a start inside the interval of the end, and a policy that
-        collapsed each have their own words.
-
-    Example:
-        >>> points = [{"step": 0, "accuracy": 0.33}, {"step": 120, "accuracy": 0.85, "refusal_rate": 0.0, "ece": 0.02}]
-        >>> train_finding(points, steps=120)
-        'After 120 steps accuracy is 85.0 % (was 33.0 %) and the refusal rate 0 %; ECE is 0.020. This is one seed.'
-        >>> train_finding([{"step": 0, "accuracy": 0.5}, {"step": 9, "accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.0}], steps=9)
-        'Alarm: most completions refuse to answer. After 9 steps accuracy is 0 % (was 50.0 %) and the refusal rate
-        100 %. Its ECE means nothing. This is one seed.'
-    """
+    """What a run ended at, and what it was before; `steps` were trained, and rewards are said where accuracy cannot be measured."""
     intervals, unmeasured = intervals or {}, unmeasured or {}
+    earned = _of_rewards(rewards or {})
     if not points:
-        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{_of_rewards(rewards or {})}"
+        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{earned}"
     last, first = points[-1], points[0] if len(points) > 1 else {}
     wrong = alarms({name: last[name] for name in last if name not in unmeasured})
     after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
     if "accuracy" in unmeasured:
-        return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{_of_rewards(rewards or {})}"
-    parts = [_moved("accuracy", last, first, intervals)]
-    if (refused := _value("refusal_rate", last, intervals)) is not None:
+        return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{earned}"
+    parts = [_moved("accuracy", last, first, intervals.get("accuracy"))]
+    if (refused := figure(last, "refusal_rate")) is not None:
         parts.append(f"the refusal rate {percent(refused)}")
     said = f"{after} {' and '.join(parts)}"
     if "ece" in wrong:
         said += ". Its ECE means nothing"
-    elif (ece := _value("ece", last, intervals)) is not None and "ece" not in unmeasured:
+    elif (ece := figure(last, "ece")) is not None and "ece" not in unmeasured:
         said += f"; ECE is {ece:.3f}"
     elif "ece" not in unmeasured:
         said += "; ECE was not measured"
@@ -72,57 +55,35 @@ def train_finding(
     return f"{alarm}{said}.{alone} This is one seed."
 
 
-def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], intervals: Mapping[str, Interval | None]) -> str:
+def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
     """A share at the end, with its interval, and what it was; "no clear change" where the interval holds that."""
-    value, before, interval = _value(name, last, intervals), figure(first, name), intervals.get(name)
+    value, before = figure(last, name), figure(first, name)
     if value is None:
         return f"{figure_name(name)} was not measured"
-    known = interval is not None and interval.low == interval.low
-    bounds = f" [{percent(interval.low)}, {percent(interval.high)}]" if interval is not None and known else ""
-    if before is None:
-        return f"{figure_name(name)} is {percent(value)}{bounds}"
-    still = interval is not None and known and interval.low <= before <= interval.high
-    return f"{figure_name(name)} is {percent(value)}{bounds} (was {percent(before)}{': no clear change' if still else ''})"
+    low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+    bounds = f" [{percent(low)}, {percent(high)}]" if low == low else ""
+    was = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
+    return f"{figure_name(name)} is {percent(value)}{bounds}{was}"
 
 
-def _value(name: str, last: Mapping[str, Any], intervals: Mapping[str, Interval | None]) -> float | None:
-    found = intervals.get(name)
-    return found.value if found is not None and found.value == found.value else figure(last, name)
-
-
-def _of_rewards(rewards: Mapping[str, tuple[float | None, float | None]]) -> str:
+def _of_rewards(rewards: Mapping[str, Sequence[float | None]]) -> str:
     """Mean rewards of the training batches, from the first to the last."""
     said = [
-        f"{name} {last:.3f}" + ("" if first is None else f" (was {first:.3f})")
-        for name, (first, last) in rewards.items()
-        if last is not None
+        f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
+        for name, means in rewards.items()
+        if means[-1] is not None
     ]
     return f" Mean rewards in the last batch: {', '.join(said)}." if said else ""
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Which arm is better in what by how much, which differences are noise, and what must not be read at all.
-
-    Accuracy and ECE speak, where there are any; else the first two figures. No arm is called better by a figure that means nothing,
-    because an arm refuses to answer or always says the same.
-
-    Example:
-        >>> from spanwise.measure import compare_arms
-        >>> seeds = {"bae": [0.8, 0.85, 0.81, 0.82], "rlcr": [0.6, 0.64, 0.62, 0.6]}
-        >>> print(compare_finding(compare_arms({arm: {s: {"accuracy": v} for s, v in enumerate(vs)} for arm, vs in seeds.items()})))
-        bae is better than rlcr in accuracy by 0.205 [0.184, 0.226] over 4 seeds.
-        >>> print(compare_finding(compare_arms({"bae": {0: {"ece": 0.1}}, "rlcr": {0: {"ece": 0.2}}})))
-        In ECE nothing can be said: one common seed cannot tell a difference from noise.
-    """
+    """Which arm is better in what by how much, which differences are noise, and what must not be read at all."""
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
-    fallen: dict[str, list[str]] = {}
-    for (arm, _), why in comparison.wrong.items():
-        fallen.setdefault(why, [])
-        fallen[why] += [] if arm in fallen[why] else [arm]
-    failed = [f"Alarm for {' and '.join(arms)}: {why}." for why, arms in fallen.items()]
-    return (
-        " ".join([*failed, *(said for name in figures if (said := _of_figure(comparison, name)))]) or "Nothing was compared."
-    )
+    failed = [
+        f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
+        for why, cells in by_sentence(comparison.wrong).items()
+    ]
+    return " ".join(filter(None, [*failed, *(_of_figure(comparison, name) for name in figures)])) or "Nothing was compared."
 
 
 def _of_figure(comparison: ArmComparison, name: str) -> str:
@@ -145,7 +106,7 @@ def _of_figure(comparison: ArmComparison, name: str) -> str:
 def _hollow(comparison: ArmComparison, d: Difference) -> bool:
     """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
     why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
-    return any(d.figure in (*CALIBRATION, *LASER_FIGURES) or said.startswith("most answers could not") for said in why)
+    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or said.startswith("most answers could not") for said in why)
 
 
 def _undecided(called: str, solid: Sequence[Difference]) -> str:
@@ -180,21 +141,7 @@ def _better(d: Difference) -> str:
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """In how many completions two methods push some block in opposite directions, and in which block most.
 
-    Args:
-        credit: method -> block -> credit of each completion; NaN where it has no such block.
-        left, right: the two; equal where there is one. A method with one number for the completion says it of every block.
-
-    Edge cases:
-        A completion in which neither, or only one, has a number is not compared. Of one method the silent completions are said.
-
-    Example:
-        >>> import torch
-        >>> credit = {"grpo": {"completion": torch.tensor([0.5, 0.5, -1.0])},
-        ...           "bae": {"solution": torch.tensor([0.5, 0.5, -0.5]), "confidence": torch.tensor([0.2, -0.3, torch.nan])}}
-        >>> credit_finding(credit, "grpo", "bae")
-        'grpo and bae push in opposite directions in 1 of 3 completions (33.3 %), most often in the block confidence (1).'
-        >>> credit_finding(credit, "bae", "bae")
-        'bae gives credit to 3 of 3 completions.'
+    `left` and `right` are equal where there is one. A method with one number for the completion says it of every block.
     """
     ours = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
     theirs = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}

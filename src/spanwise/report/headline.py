@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from spanwise.report.arithmetic import DIGITS, shown
 from spanwise.report.view import Rule, TokenView
@@ -33,17 +32,14 @@ def _opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
         words.append("no answer that can be read")
     elif status not in ("", "ok"):
         words.append(f"neither right nor wrong, as the check failed ({status})")
-    found = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
-    for name in row.stated:
-        if name in stating:
-            status, value = row.statuses.get(name, ""), row.stated[name]
-            if value is not None and _known(value):
-                return f"{found} with confidence {_plain(value)}"
-            if status in LEFT_OUT:
-                return (
-                    f"{found}{' without a confidence' if status == 'absent' else ' with a confidence that cannot be read'}"
-                )
-    return found
+    opening = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
+    unstated = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
+    for name, value in row.stated.items():
+        if name in stating and value is not None and _known(value):
+            return f"{opening} with confidence {_plain(value)}"
+        if name in stating and row.statuses.get(name) in unstated:
+            return opening + unstated[row.statuses[name]]
+    return opening
 
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
@@ -56,35 +52,24 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         low, high = min(known), max(known)
         several = shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
         return f"{method} gives its tokens {several}"
-    said = [
-        _verb(verb, [(block, value) for block, value in credit.items() if value * sign > 0])
-        for verb, sign in (("praises", 1), ("blames", -1))
-    ]
-    said = [verb for verb in said if verb]
-    said += _zeros(row, method, [block for block, value in credit.items() if value == 0], alone=not said)
+    parts = []
+    for verb, sign in (("praises", 1), ("blames", -1)):
+        blocks = {block: value for block, value in credit.items() if value * sign > 0}
+        if len(blocks) > _NAMED:
+            most = max(blocks, key=lambda block: abs(blocks[block]))
+            parts.append(f"{verb} {len(blocks)} blocks, most of all {most} ({shown(blocks[most], sign=True)})")
+        elif blocks:
+            named = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
+            parts.append(f"{verb} {' and '.join(named)}")
+    zeros = [block for block, value in credit.items() if value == 0]
+    if zeros and parts:
+        parts.append(f"gives {'the ' + ' and the '.join(zeros) if len(zeros) <= _NAMED else f'{len(zeros)} blocks'} 0")
+    elif zeros:
+        alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
+        parts.append(f"gives it exactly 0{', with nobody to compare it with' if alone else ''}")
     if stop := row.stop.get(method):
-        said.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for what it leaves out")
-    return f"{method} {' and '.join(said)}{', on average over tokens' if rule.kind == 'token' else ''}"
-
-
-def _zeros(row: TokenRow, method: str, blocks: Sequence[str], *, alone: bool) -> list[str]:
-    """What is said of blocks with a credit of 0; alone: nothing else is said."""
-    if not blocks:
-        return []
-    if not alone:
-        return [f"gives {'the ' + ' and the '.join(blocks) if len(blocks) <= _NAMED else f'{len(blocks)} blocks'} 0"]
-    parts = row.parts.get(method, ())
-    nobody = parts and all(part.reason == "singleton" for part in parts)
-    return ["gives it exactly 0, with nobody to compare it with" if nobody else "gives it exactly 0"]
-
-
-def _verb(verb: str, blocks: Sequence[tuple[str, float]]) -> str:
-    if not blocks:
-        return ""
-    if len(blocks) <= _NAMED:
-        return f"{verb} {' and '.join(f'the {block} ({shown(value, sign=True)})' for block, value in blocks)}"
-    block, value = max(blocks, key=lambda one: abs(one[1]))
-    return f"{verb} {len(blocks)} blocks, most of all {block} ({shown(value, sign=True)})"
+        parts.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for what it leaves out")
+    return f"{method} {' and '.join(parts)}{', on average over tokens' if rule.kind == 'token' else ''}"
 
 
 def _known(value: float | None) -> bool:

@@ -27,10 +27,10 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
     >>> said({"value": None})
     'none'
     """
-    if not _known(row.get(value)):
+    if not is_known(row.get(value)):
         return NOTHING
-    bounds = [_number(row[side], percent) for side in ("low", "high") if _known(row.get(side))]
-    error = f" ± {_number(row['error'], percent)}" if _known(row.get("error")) else ""
+    bounds = [_number(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
+    error = f" ± {_number(row['error'], percent)}" if is_known(row.get("error")) else ""
     return f"{_number(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
 
 
@@ -63,48 +63,34 @@ def bands(
     **place: Any,
 ) -> alt.Chart:
     """A band for each place along one axis, as high or as wide as the chart, which says what every series is there."""
-    found, tips = _beside(rows, (*keys, *also), value, percent)
-    where = [
-        alt.Tooltip(f"{key}:{'Q' if _numeric(rows, key) else 'N'}", title=title or " ",
-                    format=".4~g" if _numeric(rows, key) else alt.Undefined)
-        for key, title in keys.items()
-    ]  # fmt: skip
-    band = alt.Chart(found, name="hover").mark_rect(style="pointed")
-    return band.encode(**place, opacity=_lit(), tooltip=[*where, *tips]).add_params(_pointer())
-
-
-def lit(chart: alt.Chart, **place: Any) -> alt.Chart:
-    """The same of a chart whose rows are said as they are: its tooltip is among the encodings."""
-    return chart.properties(name="hover").mark_rect(style="pointed").encode(**place, opacity=_lit()).add_params(_pointer())
-
-
-def _pointer() -> alt.Parameter:
-    return alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
-
-
-def _lit() -> Any:
-    return alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
-
-
-def _beside(rows: Rows, keys: Sequence[str], value: str, percent: bool) -> tuple[alt.InlineData, list[alt.Tooltip]]:
-    """A row per place with a column per series; columns are numbered, as a name may hold what a field's name must not."""
-    names = list(dict.fromkeys(str(row["series"]) for row in rows))
+    names = list(dict.fromkeys(str(row["series"]) for row in rows))  # numbered: a name may hold what a field's name must not
     places: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        at = tuple(row[key] for key in keys)
-        empty = dict(zip(keys, at, strict=True)) | {f"s{n}": NOTHING for n in range(len(names))}
-        places.setdefault(at, empty)[f"s{names.index(str(row['series']))}"] = said(row, value=value, percent=percent)
-    tips = [alt.Tooltip(f"s{n}:N", title=name or value) for n, name in enumerate(names)]
-    return alt.InlineData(values=list(places.values())), tips
+        at = {key: row[key] for key in (*keys, *also)}
+        texts = places.setdefault(tuple(at.values()), at | {f"s{n}": NOTHING for n in range(len(names))})
+        texts[f"s{names.index(str(row['series']))}"] = said(row, value=value, percent=percent)
+    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in keys.items()]
+    tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
+    return lit(alt.Chart(alt.InlineData(values=list(places.values()))), **place, tooltip=[*where, *tips])
 
 
-def _numeric(rows: Rows, key: str) -> bool:
-    return all(isinstance(row[key], int | float) for row in rows)
+def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
+    """The layer of a chart that is lit where it is pointed at; its tooltip is among the encodings."""
+    pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
+    opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
+    drawn = chart.properties(name="hover").mark_rect(style="pointed")
+    return drawn.encode(**encoded, opacity=opacity).add_params(pointer)
+
+
+def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:
+    """A line of a tooltip: a word, or a number with four digits."""
+    return alt.Tooltip(f"{key}:{'Q' if number else 'N'}", title=title or " ", format=".4~g" if number else alt.Undefined)
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is a number that can be drawn."""
+    return value is not None and math.isfinite(value)
 
 
 def _number(value: float | int, percent: bool) -> str:
     return f"{100 * value:.3g} %" if percent else f"{value:.4g}"
-
-
-def _known(value: Any) -> bool:
-    return value is not None and math.isfinite(value)

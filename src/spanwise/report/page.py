@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import vl_convert
 import yaml
@@ -28,8 +28,9 @@ from spanwise.report.charts import Drawn, Palette
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
-Asset = Literal["courses", "why", "list", "tokens"]
 
+#: Styles and scripts of the token view.
+_OF_TOKENS = ("courses", "why", "list", "tokens")
 ABSENT = "not measured"
 #: What CITATION.cff asks for, without an address: the page holds none.
 CITE = (
@@ -97,8 +98,7 @@ class Section:
         panels: charts, side by side where there is room.
         points: sentences of a list.
         table: rows of one table; the first column names the row.
-        body: ready HTML, for the token view.
-        needs: further styles and scripts.
+        body: ready HTML, of the token view.
         warnings: what is wrong, above all else.
         asks: the question that the section answers.
 
@@ -115,7 +115,6 @@ class Section:
     points: Sequence[str] = ()
     table: Table = ()
     body: Markup | None = None
-    needs: tuple[Asset, ...] = ()
     warnings: Sequence[str] = ()
     asks: str = ""
 
@@ -157,8 +156,8 @@ def render(
     """
     filled = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
     drawn = any(section.panels for section in filled)
-    needs = list(dict.fromkeys(asset for section in filled for asset in section.needs))
-    scripts = [_static("report.js"), *(_static(f"{asset}.js") for asset in needs)]
+    assets = ("report", *(_OF_TOKENS if any(section.body is not None for section in filled) else ()))
+    scripts = [_static(f"{asset}.js") for asset in assets]
     runs = [*scripts, *([_vega()] if drawn else [])]
     template, terms = _environment().get_template("page.html.j2"), Terms()
     return template.render(
@@ -174,10 +173,10 @@ def render(
         headlines=headlines,
         sections=filled,
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
-        styles=Markup("\n".join(_static(f"{name}.css") for name in ("report", *needs))),
+        styles=Markup("\n".join(_static(f"{asset}.css") for asset in assets)),
         scripts=[Markup(script) for script in scripts],
         vega=deflated(_vega()) if drawn else None,
-        policy=_policy(runs),
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in runs],
     )
 
 
@@ -247,11 +246,3 @@ def _inline(text: str) -> str:
         if end in text.lower():
             raise ValueError(f"A script of the report holds '{end}' and cannot be inlined.")
     return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n")
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    # Vega sets style attributes; images are the page's own icon and charts saved by the reader.
-    styles = "style-src 'unsafe-inline'; img-src data: blob:"
-    return f"default-src 'none'; script-src {allowed}; {styles}; base-uri 'none'; form-action 'none'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.explain import LASER, LASER_FIGURES
+from spanwise.explain import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import any_index
 from spanwise.measure import Curve, reliability
 
@@ -46,7 +45,7 @@ def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     ['second_accuracy']
     """
     there = dict.fromkeys(name for point in points for name in point)
-    scored = (name for name in LASER_FIGURES if name in there)
+    scored = (name for name in SCORE_FIGURES if name in there)
     return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
 
 
@@ -68,16 +67,16 @@ def figure_name(name: str) -> str:
     >>> figure_name("ece"), figure_name("second_accuracy"), figure_name("laser_ece"), figure_name("laser_coverage")
     ('ECE', 'second accuracy', 'ECE of its score', 'has a score')
     """
-    if name in LASER_FIGURES:
+    if name in SCORE_FIGURES:
         return {"coverage": "has a score", "mean_confidence": "mean score"}.get(
-            bare := name.removeprefix(LASER), f"{figure_name(bare)} of its score"
+            bare := name.removeprefix(OF_SCORE), f"{figure_name(bare)} of its score"
         )
     return FIGURES.get(name, name.replace("_", " "))
 
 
 def is_share(name: str) -> bool:
     """Whether a figure is a share of completions."""
-    return name.removeprefix(LASER) in SHARES or name.endswith("_accuracy")
+    return name.removeprefix(OF_SCORE) in SHARES or name.endswith("_accuracy")
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
@@ -161,14 +160,16 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     rows: list[Row] = []
     for series, verdict in (("right answers", 1.0), ("wrong answers", 0.0)):
         q = confidence_n[(correct_n == verdict) & ~confidence_n.isnan()].double()
-        if len(q):
-            count_b = torch.bincount((q * 10 + 1e-6).floor().long().clamp(0, 10), minlength=11).tolist()
-            rows += [
-                {"series": series, "low": b / 10, "high": (b + 1) / 10, "share": count / len(q), "count": count}
-                for b, count in enumerate(count_b)
-            ]
-            rows.append({"series": series, "low": 1.1, "high": 1.1, "share": 0.0, "count": 0})
+        count_b = torch.bincount((q * 10 + 1e-6).floor().long().clamp(0, 10), minlength=11).tolist()
+        rows += _bin_rows(series, [b / 10 for b in range(12)], count_b) if len(q) else []
     return rows
+
+
+def _bin_rows(series: str, edges: Sequence[float], counts: Sequence[int]) -> list[Row]:
+    """The bins of one series, and an empty one behind the last."""
+    bins = [*zip(edges[:-1], edges[1:], counts, strict=True), (edges[-1], edges[-1], 0)]
+    total = sum(counts)
+    return [{"series": series, "low": low, "high": high, "share": n / total, "count": n} for low, high, n in bins]
 
 
 _BIN = ("low", "high", "count", "confidence", "accuracy", "accuracy_low", "accuracy_high")
@@ -203,15 +204,12 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
         [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
     """
     known = {name: value_n[value_n.isfinite()].double() for name, value_n in values.items()}
-    widest = max((float(value_n.abs().max()) for value_n in known.values() if len(value_n)), default=0.0) or 1.0
+    known = {name: value_n for name, value_n in known.items() if len(value_n)}
+    widest = max((float(value_n.abs().max()) for value_n in known.values()), default=0.0) or 1.0
     rows: list[Row] = []
     for name, value_n in known.items():
-        if not len(value_n):
-            continue
         count_b, edges = np.histogram(value_n.cpu(), bins, (-widest, widest))
-        for (low, high), count in zip(pairwise(edges.tolist()), count_b.tolist(), strict=True):
-            rows.append({"series": name, "low": low, "high": high, "share": count / len(value_n), "count": count})
-        rows.append({"series": name, "low": widest, "high": widest, "share": 0.0, "count": 0})
+        rows += _bin_rows(name, edges.tolist(), count_b.tolist())
     return rows
 
 

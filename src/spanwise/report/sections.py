@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from spanwise.explain.sections import SECTIONS
 from spanwise.measure import Curve, curve_difference
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.rows import (
     Row,
     confidence_rows,
+    figure_name,
     grouped,
     histogram_rows,
+    is_share,
     merged,
     reliability_rows,
     voting_rows,
@@ -25,10 +29,20 @@ from spanwise.rollouts.schema import STOP
 
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
+STOP_IS = (
+    "Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an objective "
+    "pays; only completions that have such a credit are counted."
+)
 SCORE_IS = (
     "The score is what the model says of its own answer without words: how likely one reserved token (laser) is after its end, "
     "clipped to between 0 and 1; a completion that was cut off has none."
 )
+
+
+def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
+    """A section of `explain.sections`, with `words` filled in."""
+    asks, text = SECTIONS[title]
+    return Section(title, text.format(**words or {}).strip(), asks=asks, **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
@@ -39,14 +53,8 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
             if kind in columns:
                 panels += _calibration(name, kind, have, columns, note)
     scored = any("score" in columns for columns in samples.values())
-    return Section(
-        "Reliability",
-        f"Accuracy of the completions that say the same {'confidence or have the same score' if scored else 'confidence'}. On the "
-        "dashed line a policy knows what it knows; below it, it claims too much. Whiskers are 95 % intervals; the bars count "
-        f"completions.{f' {SCORE_IS}' if scored else ''}",
-        panels=panels,
-        asks="Is the confidence honest?",
-    )
+    kinds = "confidence or have the same score" if scored else "confidence"
+    return section("Reliability", {"kinds": kinds, "score": f" {SCORE_IS}" if scored else ""}, panels=panels)
 
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -76,20 +84,32 @@ def scores_alone(columns: Mapping[str, Tensor]) -> bool:
     return "score" in columns and bool(columns["confidence"].isnan().all())
 
 
+def curve_panel(
+    title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
+    legend: Sequence[str] = (), **options: Any,
+) -> list[Panel]:  # fmt: skip
+    """Curves over `x` with the numbers under them; options as those of `charts.curves`. Nothing where there are no rows."""
+    if not rows:
+        return []
+    chart = curves(rows, names=names, x=x, **options)
+    return [Panel(title, (chart,), wide(rows, key="x", label=label), note, legend)]
+
+
+def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
+    """Curves of one figure of evaluations."""
+    title, share = figure_name(name), is_share(name)
+    unit = "share of completions" if share else title
+    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=share, **options)
+
+
 def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts", note: str = "") -> Section:
     """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over, `note` says more."""
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
     ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
-    panels = []
-    for name, curve_rows in rows.items():
-        if curve_rows:
-            chart = curves(curve_rows, names=ways, x="samples n", y="accuracy", percent=True, height=280)
-            panels.append(Panel(name or "Accuracy by voting budget", (chart,), wide(curve_rows, key="x", label="n")))
-    text = (
-        f"Accuracy when one answer is chosen among n samples of a prompt; bands are 95 % intervals over {over}. "
-        f"pass@k: at least one is right. {note}"
-    ).strip()
-    return Section("Voting", text, legend=ways, panels=panels, asks="What are more samples of a prompt worth?")
+    drawn: dict[str, Any] = {"x": "samples n", "label": "n", "y": "accuracy", "percent": True, "height": 280}
+    panels = [curve_panel(name or "Accuracy by voting budget", rows[name], ways, **drawn) for name in rows]
+    panels = [panel for of_arm in panels for panel in of_arm]
+    return section("Voting", {"over": over, "note": note}, legend=ways, panels=panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
@@ -100,48 +120,24 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         for name in later
         if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
     }
-    rows = voting_rows(differences)
-    if not rows:
-        return Section("Attempts")
-    chart = curves(rows, names=list(differences), x="samples n", y="difference in accuracy", y_zero=True, height=280)
-    return Section(
-        "Attempts",
-        "Accuracy of the majority of a later attempt minus that of the first one, over the same samples; bands are 95 % intervals "
-        "over prompts. Above 0 the later attempt is better.",
-        legend=list(differences),
-        panels=[Panel("Later attempt minus the first", (chart,), wide(rows, key="x", label="n"))],
-        asks="Is the second attempt better?",
-    )
+    drawn: dict[str, Any] = {"x": "samples n", "label": "n", "y": "difference in accuracy", "y_zero": True, "height": 280}
+    names = list(differences)
+    panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **drawn)
+    return section("Attempts", legend=names, panels=panels)
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
     """Histograms of the credit of each block under several methods; `of` says of which completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
-    stop = (
-        " Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an "
-        "objective pays; only completions that have such a credit are counted."
-    )
-    return Section(
-        "Credit by block",
-        f"How often a method credits a block with how much. A high bin in the middle means that the block learns little from {of}."
-        + (stop if any(STOP in by_block for by_block in credit.values()) else ""),
-        legend=methods,
-        panels=_histograms(methods, credit),
-        asks="Which blocks does a method pay, and how much?",
-    )
+    stopped = any(STOP in by_block for by_block in credit.values())
+    words = {"of": of, "stop": f" {STOP_IS}" if stopped else ""}
+    return section("Credit by block", words, legend=methods, panels=_histograms(methods, credit))
 
 
 def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
     """The token view, if there are completions to show; `note` says more about them."""
-    if view is None or not view.completions:
-        return Section("Tokens")
-    return Section(
-        "Tokens",
-        f"What every token is credited with. {note}".strip(),
-        body=token_view(view),
-        needs=("courses", "why", "list", "tokens"),
-        asks="Why this number?",
-    )
+    body = token_view(view) if view is not None and view.completions else None
+    return section("Tokens", {"note": note}, body=body)
 
 
 def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:

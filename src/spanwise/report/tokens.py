@@ -18,7 +18,7 @@ from spanwise.explain.glossary import GLOSSARY
 from spanwise.report.headline import clause, openings
 from spanwise.report.page import deflated
 from spanwise.report.view import Rule, TokenView
-from spanwise.report.why import Reasons, credits, units
+from spanwise.report.why import credits, explained, units
 from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
@@ -116,14 +116,12 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 def _reasons(view: TokenView) -> dict[str, Any]:
     """Why each number is what it is: the clauses of a sentence, credit, arithmetic and groups."""
-    rows, reasons = view.completions, Reasons(view)
+    rows, rules = view.completions, {method: view.rules.get(method, Rule()) for method in view.methods}
     return {
         "pair": [view.methods.index(name) for name in view.pair],
         "openings": _coded([[said] for said in openings(view)]),
-        "clauses": [
-            _coded([[clause(row, method, view.rules.get(method, Rule()))] for row in rows]) for method in view.methods
-        ],
-        "why": [[reasons.of(row, method) for method in view.methods] for row in rows],
+        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
+        "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
         "credits": [[credits(row, method) for method in view.methods] for row in rows],
         "units": units(rows, view.methods),
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
@@ -150,28 +148,27 @@ def _own_score(score: float | None) -> str | None:
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Everything about a completion has the size of its tokens."""
-    columns: dict[str, Sequence[float] | None] = {"probabilities": row.probabilities}
-    columns |= {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
-    for method in methods:
-        if method not in row.advantages:
-            raise DataError(
-                f"Completion {number} has no advantages under '{method}'; it has {', '.join(row.advantages) or 'none'}."
-            )
-        columns[f"advantages under '{method}'"] = row.advantages[method]
+    lacking = next((method for method in methods if method not in row.advantages), None)
+    if lacking is not None:
+        raise DataError(
+            f"Completion {number} has no advantages under '{lacking}'; it has {', '.join(row.advantages) or 'none'}."
+        )
+    size = len(row.tokens)
+    columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
+    columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
+    columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
     for name, column in columns.items():
-        if column is not None and len(column) != len(row.tokens):
+        if len(column) != size:
+            raise AlignmentError(f"Completion {number} has {size} tokens and {len(column)} {name}; give one for each.")
+    for tokens in filter(len, row.opens.values()):
+        if not 0 <= min(tokens) <= max(tokens) < size:
             raise AlignmentError(
-                f"Completion {number} has {len(row.tokens)} tokens and {len(column)} {name}; give one for each."
-            )
-    for tokens in row.opens.values():
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < len(row.tokens):
-            raise AlignmentError(
-                f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {len(row.tokens)}."
+                f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {size}."
             )
     for name, start, end in ((name, *span) for name, spans in row.spans.items() for span in spans):
-        if start < end and not 0 <= start < end <= len(row.tokens):
+        if start < end and not 0 <= start < end <= size:
             raise AlignmentError(
-                f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {len(row.tokens)}."
+                f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {size}."
             )
 
 

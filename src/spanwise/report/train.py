@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import CAUSES, LASER, alarms, batch_alarms, critic_alarms
-from spanwise.measure import Curve, Interval, figure_intervals
-from spanwise.report.batches import BATCH, HELD_OUT, batch_sections, figure_panel, optimiser_section
-from spanwise.report.critic import critic_headlines, critic_section
+from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms
+from spanwise.explain.alarms import by_sentence, values_of
+from spanwise.measure import Curve, Interval
+from spanwise.report.batches import batch_sections, objectives_in, optimiser_section
 from spanwise.report.findings import train_finding
-from spanwise.report.page import Headline, Panel, Section, render, shown
-from spanwise.report.rows import (
-    batch_curve,
-    figure,
-    figure_name,
-    figures_of,
-    is_share,
-    percent,
-    seed_curves,
-)
+from spanwise.report.modes import mode_headlines, mode_sections
+from spanwise.report.page import Headline, Panel, render, shown
+from spanwise.report.rows import batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.sections import (
     VOTES_BY_SCORE,
     attempts_section,
     calibration_section,
     credit_section,
+    figure_panel,
     scores_alone,
+    section,
     tokens_section,
     voting_section,
 )
 from spanwise.report.view import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
+_HELD_OUT, _BATCH = "held-out prompts", "training batches"
+#: The large figures at the top, in order.
+_HEADLINES = (
+    "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
+)  # fmt: skip
+#: Figures whose axis begins at 0.
+_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
 def train_report(
@@ -43,6 +45,7 @@ def train_report(
     metrics: Lines,
     summary: Mapping[str, Any],
     samples: Mapping[str, Tensor] | None = None,
+    intervals: Mapping[str, Interval | None] | None = None,
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     credit: Mapping[str, Mapping[str, Tensor]] | None = None,
     view: TokenView | None = None,
@@ -55,9 +58,9 @@ def train_report(
         recipe: as it was resolved.
         metrics: the lines of `metrics.jsonl`: training batches, and evaluations under `evaluation` and `final`.
         summary: what `summary.json` holds; empty while the run goes on.
-        samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none); with
-            `prompt`, `well_formed` (and `refusal`) the headline has intervals. `score`: the clipped self-rewarding score, if there
-            is one.
+        samples: of the final evaluation, one entry per completion: `confidence` and `correct` (NaN where there is none), `prompt`;
+            `score`: the clipped self-rewarding score, if there is one.
+        intervals: of the figures of the final evaluation; their values go before those of `metrics`.
         votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
         credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop` as
             `with_stop` gives it. The first method is the one that was trained with.
@@ -73,52 +76,48 @@ def train_report(
         >>> "not measured" in page
         True
     """
+    unmeasured, samples, votes, credit = unmeasured or {}, samples or {}, votes or {}, credit or {}
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
-    attempts = list((votes or {}).items())
+    done = max((line["step"] for line in (*batches, *points)), default=0)
+    rewards = _rewards(batches)
+    measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
+    # The samples may be more than those of the last metrics line.
+    ends = [*points[:-1], points[-1] | measured] if points else []
+    wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
+    learning = [panel for name in figures_of(points) for panel in _figure_panel(name, points, batches)]
     sections = [
-        Section(
-            "Learning",
-            "Calibration never stands alone: a policy that refuses everything, or always says one number, can have a beautiful "
-            "ECE.",
-            legend=(HELD_OUT, BATCH),
-            panels=[panel for name in figures_of(points) if (panel := _figure_panel(name, points, batches))],
-            asks="Did it learn? Did it collapse?",
-        ),
+        section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
         calibration_section({"": samples} if samples else {}),
         voting_section(
-            dict(attempts if len(attempts) > 1 else [("", ways) for _, ways in attempts]),
+            votes if len(votes) > 1 else {"": next(iter(votes.values()), {})},
             note=VOTES_BY_SCORE if samples and scores_alone(samples) else "",
         ),
-        attempts_section(votes or {}),
+        attempts_section(votes),
         *batch_sections(batches, recipe),
-        critic_section(batches),
-        credit_section(list(credit or {}), credit or {}, of=f"these rollouts{_of_step(view)}"),
+        *mode_sections(batches),
+        credit_section(list(credit), credit, of=f"these rollouts{_of_step(view)}"),
         optimiser_section(batches),
         tokens_section(view, note=_not_trained(view)),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
-        lead=_lead(recipe, summary, _done(batches, points)),
-        finding=train_finding(
-            points,
-            steps=_done(batches, points),
-            intervals=_intervals(samples or {}),
-            unmeasured=unmeasured or {},
-            rewards={name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in _rewards(batches).items()},
-        ),
+        lead=_lead(recipe, summary, done),
+        finding=train_finding(ends, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards),
         command=command,
         warnings=[
-            *_unfinished(recipe, summary, metrics, _done(batches, points), again=bool(command)),
-            *_warnings(points, unmeasured or {}),
+            *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), done, again=bool(command)),
+            *(
+                f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
+                for why, names in by_sentence(wrong).items()
+            ),
             *batch_alarms(batches),
-            *critic_alarms(batches).values(),
         ],
-        notes=unmeasured_sentences(unmeasured or {}),
+        notes=unmeasured_sentences(unmeasured),
         headlines=[
-            *_headlines(points, samples, unmeasured or {}),
-            *(_reward_headlines(batches) if unmeasured else []),
-            *critic_headlines(batches),
+            *_headlines(ends, intervals or {}, unmeasured, wrong),
+            *(_reward_headlines(rewards) if unmeasured else []),
+            *mode_headlines(batches),
         ],
         sections=sections,
         recipe=recipe,
@@ -138,29 +137,17 @@ def _not_trained(view: TokenView | None) -> str:
     return f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
 
 
-def _warnings(points: Lines, unmeasured: Collection[str]) -> list[str]:
-    """What is wrong with the last evaluation, and the figures that show it or mean nothing because of it."""
-    wrong: dict[str, list[str]] = {}
-    last = points[-1] if points else {}
-    for name, why in alarms({name: last[name] for name in last if name not in unmeasured}).items():
-        wrong.setdefault(why, []).append(figure_name(name))
-    return [f"{why[:1].upper()}{why[1:]} ({', '.join(names)}). {CAUSES[why]}" for why, names in wrong.items()]
-
-
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
     """A sentence for each reason why figures cannot be measured.
 
     >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
     ['Not measured: ECE, brier; no confidence.']
     """
-    names: dict[str, list[str]] = {}
-    for name, why in unmeasured.items():
-        names.setdefault(why, []).append({"ece": "ECE", "auroc": "AUROC"}.get(name, _spoken(name)))
-    return [f"Not measured: {', '.join(listed)}; {why}." for why, listed in names.items()]
+    return [f"Not measured: {', '.join(map(_spoken, names))}; {why}." for why, names in by_sentence(unmeasured).items()]
 
 
 def _spoken(name: str) -> str:
-    return figure_name(name) if name.startswith(LASER) else name.replace("_", " ")
+    return figure_name(name) if name in ("ece", "auroc") or name.startswith(OF_SCORE) else name.replace("_", " ")
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
@@ -172,17 +159,10 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     return f"the {name} baseline" if name and name != "none" else ""
 
 
-def _done(batches: Lines, points: Lines) -> int:
-    """The last step that anything is known of."""
-    return max((line["step"] for line in (*batches, *points)), default=0)
-
-
-def _unfinished(
-    recipe: Mapping[str, Any], summary: Mapping[str, Any], metrics: Lines, done: int, *, again: bool
-) -> list[str]:
+def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
     """A run that was stopped, or still goes on: nothing on the page is its end; a command goes on with it, or only its script."""
     asked = recipe.get("steps")
-    if summary or any("final" in line for line in metrics) or asked is None or done >= asked:
+    if ended or asked is None or done >= asked:
         return []
     on = " spanwise train --resume FOLDER goes on from its last checkpoint." if again else ""
     return [f"The run is not finished: {done} of {asked} steps are recorded. It was stopped, or it still goes on.{on}"]
@@ -201,75 +181,38 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
 
 def _rewards(batches: Lines) -> dict[str, list[float | None]]:
     """Objective -> its mean reward in each training batch that has one; [None] where none has."""
-    keys = dict.fromkeys(key for line in batches for key in line if key.startswith("rewards/") and key.endswith("/mean"))
-    return {
-        key.split("/")[1]: [value for line in batches if (value := figure(line, key)) is not None] or [None] for key in keys
-    }
+    return {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in objectives_in(batches)}
 
 
-def _reward_headlines(batches: Lines) -> list[Headline]:
+def _reward_headlines(rewards: Mapping[str, Sequence[float | None]]) -> list[Headline]:
     """Mean rewards of the last training batch, with what they were in the first."""
     return [
         Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
-        for name, means in _rewards(batches).items()
+        for name, means in rewards.items()
     ]
 
 
-def _headlines(points: Lines, samples: Mapping[str, Tensor] | None, unmeasured: Mapping[str, str]) -> list[Headline]:
+def _headlines(
+    points: Lines, intervals: Mapping[str, Interval | None], unmeasured: Mapping[str, str], wrong: Mapping[str, str]
+) -> list[Headline]:
     last, start = (points[-1], points[0]) if points else ({}, {})
-    intervals = _intervals(samples or {})
-    headlines, wrong = [], alarms(last)
-    wrong = {**wrong, **({"malformed": wrong["format_rate"]} if "format_rate" in wrong else {})}
-    for name in (
-        "accuracy",
-        "ece",
-        "auroc",
-        "brier",
-        "laser_ece",
-        "laser_auroc",
-        "laser_brier",
-        "refusal_rate",
-        "malformed",
-    ):
-        optional = name == "refusal_rate" or name.startswith(LASER)
+    headlines = []
+    for name in _HEADLINES:
+        optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(LASER))):  # only the embedded task knows refusals
+        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # only the embedded task knows refusals
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
-        value = value if interval is None else interval.value  # the samples may be more than those of the last metrics line
         notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
         notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
-        headlines.append(
-            Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), wrong.get(name, ""))
-        )
+        why = wrong.get("format_rate" if name == "malformed" else name, "")
+        headlines.append(Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), why))
     return headlines
 
 
-def _intervals(samples: Mapping[str, Tensor]) -> dict[str, Interval | None]:
-    """The figures of the samples, by what they state and, as `laser_<figure>`, by their score."""
-    if not {"prompt", "well_formed"} <= samples.keys():
-        return {}
-    intervals: dict[str, Interval | None] = {}
-    for kind, prefix in (("score", LASER), ("confidence", "")):
-        if kind in samples:
-            by_kind = figure_intervals(
-                samples[kind], samples["correct"], prompts=samples["prompt"], well_formed_n=samples["well_formed"],
-                refusal_n=samples.get("refusal"),
-            )  # fmt: skip
-            intervals |= {f"{prefix}{name}": interval for name, interval in by_kind.items()}
-    return intervals
-
-
-def _figure_panel(name: str, points: Lines, batches: Lines) -> Panel | None:
-    held_out = seed_curves({0: points}, name, HELD_OUT)
-    batch = batch_curve(batches, name, BATCH)
-    rows = [{key: row[key] for key in ("series", "x", "value")} for row in (*batch, *held_out)]
-    if not rows:
-        return None
-    return figure_panel(
-        figure_name(name), rows, (HELD_OUT, BATCH), share=is_share(name), zero=name.removeprefix(LASER) in _FROM_ZERO
-    )
-
-
-_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
+def _figure_panel(name: str, points: Lines, batches: Lines) -> list[Panel]:
+    rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
+    rows = [{key: row[key] for key in ("series", "x", "value")} for row in rows]
+    from_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
+    return figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=from_zero)

@@ -7,13 +7,12 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.rollouts", error) from error
 
-from spanwise.rollouts.generated import Rollouts
 from spanwise.rollouts.read import read_rollouts
 from spanwise.rollouts.roles import FORMATS
 from spanwise.rollouts.rows import CreditPart, TokenRow
 from spanwise.rollouts.table import Ragged, RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces
-from spanwise.rollouts.write import rollout_table, write_rollouts
+from spanwise.rollouts.write import Rollouts, rollout_table, write_rollouts
 
 __all__ = [
     "FORMATS",

@@ -1,4 +1,4 @@
-"""Cells of a table that anybody wrote: numbers that are kept as text, lists that are, and what counts as nothing."""
+"""Values of a table or a record that anybody wrote: numbers and lists that are kept as text, nothing, and what must be there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ast
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+
+from spanwise.errors import DataError
 
 #: What stands in a column of numbers where there is none, as pandas, R, SQL and spreadsheets write it.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
@@ -124,3 +127,62 @@ def as_text(value: Any) -> str | None:
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
+
+
+class FieldError(DataError):
+    """A record does not hold what its format says; whoever reads the file puts the file and the line before it."""
+
+
+def whole(value: Any, key: str) -> int:
+    """A whole number; 0 where there is none.
+
+    >>> whole(None, "step"), whole(3.0, "step")
+    (0, 3)
+    """
+    if value is None:
+        return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise FieldError(f"has {_shown(value)} as '{key}', which must be a whole number")
+    return int(value)
+
+
+def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under a key; an empty one where there is none.
+
+    >>> mapping({"task": None}, "task")
+    {}
+    """
+    value = record.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise FieldError(f"has {_shown(value)} as '{key}', which must be an object")
+    return value
+
+
+def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], words: str) -> list[Any]:
+    """The list under a key, all of one kind; an empty one where there is none.
+
+    >>> listed({"mask": [0, 1]}, "mask", int, "flags")
+    [0, 1]
+    """
+    value = record.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise FieldError(f"has {_shown(value)} as '{key}', which must be a list of {words}")
+    for entry in value:
+        if not isinstance(entry, kind):
+            raise FieldError(f"has {_shown(entry)} in '{key}', which must be a list of {words}")
+    return value
+
+
+def lacks(key: str, record: Mapping[str, Any]) -> FieldError:
+    """The sentence for a record without something that its format has."""
+    return FieldError(f"has no '{key}'; it has {', '.join(map(str, record)) or 'nothing'}")
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else reprlib.repr(value)

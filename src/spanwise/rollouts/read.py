@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.delimited import SUFFIXES
-from spanwise.rollouts.lines import begins_array, records
+from spanwise.rollouts.files import SUFFIXES, begins_array, check_names, readable, records
 from spanwise.rollouts.messages import clean
-from spanwise.rollouts.parquet import check_names, readable
-from spanwise.rollouts.readers import own, trl, verl
+from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import read_plain
+from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verl
 from spanwise.rollouts.readers.verifiers import read_verifiers
 from spanwise.rollouts.roles import FORMATS
 from spanwise.rollouts.table import RolloutTable
@@ -104,39 +102,39 @@ def _natural(file: Path) -> list[int | str]:
 
 def _reader(files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader:
     """What reads the files; a table that is no trainer's, or whose columns the user names, is read as a plain one."""
-    plain = partial(read_plain, columns=columns)
-    if files[0].suffix.lower() in SUFFIXES:
+    plain, suffix = partial(read_plain, columns=columns), files[0].suffix.lower()
+    if suffix in SUFFIXES:
         return plain
     start = _begins(files[0])
-    if files[0].suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
+    if suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
         return _lines_reader(files, columns, plain)
-    readers: list[Reader] = []
-    for file in files:
-        _check_parquet(file)
-        with readable(file):
-            found = pq.read_schema(file)
-        names = found.names
-        check_names(file, names)
-        if schema.is_own(names):
-            schema.check(file, found)
-            _check_unnamed(file, "spanwise's own rollouts", columns)
-            readers.append(own.read_own)
-        else:
-            readers.append(trl.read_trl if not columns and trl.is_trl(found) else plain)
-    if len(set(readers)) > 1:
+    readers = {_parquet_reader(file, columns, plain) for file in files}
+    if len(readers) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
-    return readers[0]
-
-
-def _check_unnamed(file: Path, what: str, columns: Mapping[str, str] | None) -> None:
-    if columns:
-        raise DataError(f"'{file}' holds {what}, whose columns have fixed names; leave out --columns.")
+    return readers.pop()
 
 
 def _begins(file: Path) -> bytes:
     """The first bytes of a file."""
     with readable(file), file.open("rb") as stream:
         return stream.read(200)
+
+
+def _parquet_reader(file: Path, columns: Mapping[str, str] | None, plain: Reader) -> Reader:
+    _check_parquet(file)
+    with readable(file):
+        found = pq.read_schema(file)
+    check_names(file, found.names)
+    if schema.is_own(found.names):
+        schema.check(file, found)
+        _check_unnamed(file, "spanwise's own rollouts", columns)
+        return read_own
+    return read_trl if not columns and is_trl(found) else plain
+
+
+def _check_unnamed(file: Path, what: str, columns: Mapping[str, str] | None) -> None:
+    if columns:
+        raise DataError(f"'{file}' holds {what}, whose columns have fixed names; leave out --columns.")
 
 
 def _check_parquet(file: Path) -> None:
@@ -147,23 +145,20 @@ def _check_parquet(file: Path) -> None:
     except UnicodeDecodeError:
         return
     if line.isprintable() and line:
-        if line.count(",") or "\t" in line:
-            said = "looks like CSV; rename it to '.csv' (or '.tsv')"
-        else:
-            said = f"is text, which is no rollout format. Known here: {FORMATS}"
-        raise DataError(f"'{file}' {said} (it begins {line!r}).")
+        text = f"is text, which is no rollout format. Known here: {FORMATS}"
+        text = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else text
+        raise DataError(f"'{file}' {text} (it begins {line!r}).")
 
 
 def _lines_reader(files: Sequence[Path], columns: Mapping[str, str] | None, plain: Reader) -> Reader:
-    first = next(islice(records(files), 1), None)
-    if first is None:
+    file, _, record = next(records(files), (files[0], "", None))
+    if record is None:
         raise DataError(f"'{files[0]}' holds no completions.")
-    file, _, record = first
     if "traces" in record or "nodes" in record:
         _check_unnamed(file, "verifiers' traces", columns)
         return read_verifiers
     if columns:
         return plain
-    if set(verl.REQUIRED) <= set(record):
-        return verl.read_verl
+    if set(VERL_REQUIRED) <= set(record):
+        return read_verl
     return read_verifiers if {"prompt", "completion"} <= set(record) and not _VERIFIERS.isdisjoint(record) else plain

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.parquet import readable
+from spanwise.rollouts.files import readable
 
 
 def read_numbers(file: Path) -> pa.Table:
@@ -28,17 +29,18 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
     """Some completions, by ascending numbers, or all, with all that the file holds of them."""
     with readable(file):
         opened = _opened(file)
-        if rows is None:
-            return opened.read()
-        wanted = np.asarray(rows, dtype=np.int64)
-        found, first = [opened.schema_arrow.empty_table()], 0
-        for part in range(opened.num_row_groups):
-            last = first + opened.metadata.row_group(part).num_rows
-            here = wanted[(wanted >= first) & (wanted < last)] - first
-            if len(here):
-                found.append(opened.read_row_group(part).take(pa.array(here)))
-            first = last
-        return pa.concat_tables(found)
+        return opened.read() if rows is None else pa.concat_tables(_taken(opened, np.asarray(rows, dtype=np.int64)))
+
+
+def _taken(opened: pq.ParquetFile, rows: np.ndarray) -> Iterator[pa.Table]:
+    """The rows of each part of a file; only the parts that have any are read."""
+    yield opened.schema_arrow.empty_table()
+    last = 0
+    for part in range(opened.num_row_groups):
+        first, last = last, last + opened.metadata.row_group(part).num_rows
+        here = rows[(rows >= first) & (rows < last)] - first
+        if len(here):
+            yield opened.read_row_group(part).take(pa.array(here))
 
 
 def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
@@ -47,9 +49,14 @@ def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
     >>> numbers(pa.table({"reward/correct": [1.0, None]}), "reward/correct")
     tensor([1., nan], dtype=torch.float64)
     """
+    return torch.tensor(column_of(table, name).cast(pa.float64()).to_numpy(), dtype=torch.float64)
+
+
+def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column; a DataError if there is none."""
     if name not in table.column_names:
         raise DataError(f"The rollouts have no column '{name}'; they have {', '.join(table.column_names) or 'none'}.")
-    return torch.tensor(table[name].cast(pa.float64()).to_numpy(), dtype=torch.float64)
+    return table[name]
 
 
 def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
@@ -61,10 +68,8 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     """
     found = {}
     for method in schema.methods_in(table.column_names):
-        credit = {
-            block: numbers(table, schema.credit_column(method, block))
-            for block in schema.credited(table.column_names, method)
-        }
+        blocks = schema.behind(table.column_names, "credit", method)
+        credit = {block: numbers(table, schema.column("credit", method, block)) for block in blocks}
         stop_n = credit.pop(schema.STOP, None)
         found[method] = credit if stop_n is None else with_stop(credit, stop_n)
     return found
@@ -72,7 +77,23 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 def recorded_rewards(table: pa.Table) -> dict[str, Tensor]:
     """Objective -> reward of each completion, NaN where there is none."""
-    return {name: numbers(table, schema.reward(name)) for name in schema.objectives(table.column_names)}
+    return {name: numbers(table, schema.column("reward", name)) for name in schema.behind(table.column_names, "reward")}
+
+
+def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
+    """Of the credit of a block: how many completions have it, its mean size, the share of exactly 0, lowest and highest.
+
+    >>> credit_figures(torch.tensor([0.5, 0.0, torch.nan]))
+    {'completions': 2, 'mean_abs': 0.25, 'zero_share': 0.5, 'lowest': 0.0, 'highest': 0.5}
+    """
+    here_n = credit_n[~credit_n.isnan()].double()
+    if not len(here_n):
+        return {"completions": 0, **dict.fromkeys(("mean_abs", "zero_share", "lowest", "highest"))}
+    zero_n, low, high = (here_n == 0).double(), float(here_n.min()), float(here_n.max())
+    return {
+        "completions": len(here_n), "mean_abs": float(here_n.abs().mean()), "zero_share": float(zero_n.mean()),
+        "lowest": low, "highest": high,
+    }  # fmt: skip
 
 
 def with_stop(block_n: Mapping[str, Float[Tensor, " n"]], stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:

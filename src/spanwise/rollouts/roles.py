@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.rollouts import schema
 
 #: What can be read, in words for messages.
 FORMATS = (
@@ -23,6 +24,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "group": ("group", "group_id", "prompt_id", "example_id"),
     "step": ("step",),
 }
+#: Before the name of a reward.
+REWARD_STARTS = ("rewards/", schema.column("reward", ""))
 HOW = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 
 

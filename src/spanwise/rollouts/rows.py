@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spanwise.errors import AlignmentError, DataError, SpanwiseError
+from spanwise.errors import AlignmentError, SpanwiseError
 from spanwise.rollouts import schema
-from spanwise.rollouts.parquet import flat, offsets
+from spanwise.rollouts.files import flat, offsets
+from spanwise.rollouts.recorded import column_of
 from spanwise.rollouts.text import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
@@ -136,65 +138,52 @@ def token_rows(
         (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
-    methods = schema.methods_in(names)
-    source = schema.TOKENS if schema.TOKENS in names else schema.IDS
-    needed = [schema.PROMPT, source, schema.TRAINABLE, *(schema.advantages(one) for one in methods or ["<method>"])]
-    missing = [name for name in needed if name not in names]
-    if missing:
-        raise DataError(f"The rollouts have no column '{missing[0]}'; they have {', '.join(names) or 'none'}.")
+    source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
+    for name in (schema.PROMPT, source, *([] if methods else [schema.column("advantages", "<method>")])):
+        column_of(table, name)
     edges = offsets(table[source])
     trained = _aligned(table, schema.TRAINABLE, edges).astype(np.bool_)
-    flat_of = {known: _aligned(table, name, edges) for known, name in schema.token_columns(names).items()}
-    credited = {one: np.where(trained, _aligned(table, schema.advantages(one), edges), np.nan) for one in methods}
+    flat_of = {name: _aligned(table, name, edges) for name in schema.token_columns(names)}
+    advantages = {one: _aligned(table, schema.column("advantages", one), edges) for one in methods}
     block = _aligned(table, schema.BLOCK, edges) if schema.BLOCK in names else None
     texts = _texts(table[source], edges, vocabulary)
-    plain = table.select([name for name in names if not pa.types.is_list(table.schema.field(name).type)]).to_pylist()
-    scored, own = schema.SELF_REWARD in names, own or {}
-    parts = {one: _parts(table[schema.parts(one)]) for one in methods if schema.parts(one) in names}
+    plain = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)]).to_pylist()
+    blocks, objectives = schema.behind(names, "end"), schema.behind(names, "reward")
+    credited = {one: [name for name in schema.behind(names, "credit", one) if name != schema.STOP] for one in methods}
+    parts = {one: table[name].to_pylist() for one in methods if (name := schema.column("parts", one)) in names}
     made = []
     for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
-        known = {name: values[first:last] for name, values in flat_of.items()}
-        logp = known.pop("logp", None)
+        here, known = trained[first:last], {name: values[first:last] for name, values in flat_of.items()}
+        logp = known.pop(schema.LOGP, None)
         values = {name.partition("/")[2]: value for name, value in known.items()}
-        segments = {}
-        if logp is not None and opens is not None:
-            segments = {name: opens(logp, ~np.isnan(value) & trained[first:last]) for name, value in values.items()}
+        cut = None if logp is None or opens is None else partial(opens, logp)
         made.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
                 tokens=text,
-                advantages={method: advantages[first:last].tolist() for method, advantages in credited.items()},
-                spans=_pieces(row, schema.blocks(names), None if block is None else block[first:last]),
-                rewards={name: row[schema.reward(name)] for name in schema.objectives(names)},
-                statuses={name: row[schema.status(name)] for name in schema.objectives(names)},
+                advantages={one: np.where(here, adv[first:last], np.nan).tolist() for one, adv in advantages.items()},
+                spans=_pieces(row, blocks, None if block is None else block[first:last]),
+                rewards={name: row[schema.column("reward", name)] for name in objectives},
+                statuses={name: row[schema.column("status", name)] for name in objectives},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
                 values={name: value.tolist() for name, value in values.items()},
                 probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
-                stop={method: stop for method in methods if (stop := row.get(schema.credit_column(method, schema.STOP)))},
-                opens=segments,
+                stop={one: stop for one in methods if (stop := row.get(schema.column("credit", one, schema.STOP)))},
+                opens={name: cut(~np.isnan(value) & here) for name, value in values.items() if cut is not None},
                 credit={
-                    one: {
-                        name: row[schema.credit_column(one, name)]
-                        for name in schema.credited(names, one)
-                        if name != schema.STOP
-                    }
-                    for one in methods
+                    one: {name: row[schema.column("credit", one, name)] for name in inside}
+                    for one, inside in credited.items()
                 },
-                score=math.nan if scored and row[schema.SELF_REWARD] is None else row.get(schema.SELF_REWARD),
-                own={one: shares[n] for one, shares in own.items()},
-                parts={one: listed[n] for one, listed in parts.items()},
+                score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
+                own={one: shares[n] for one, shares in (own or {}).items()},
+                parts={one: [_part(entry) for entry in listed[n] or ()] for one, listed in parts.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
-                stated={name: row.get(schema.stated(name)) for name in schema.objectives(names)},
+                stated={name: row.get(schema.column("stated", name)) for name in objectives},
                 group=row.get(schema.GROUP),
             )
         )
     return made
-
-
-def _parts(column: pa.ChunkedArray) -> list[list[CreditPart]]:
-    """What the credit of each completion is made of."""
-    return [[_part(entry) for entry in listed or ()] for listed in column.to_pylist()]
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
@@ -206,7 +195,7 @@ def _part(entry: dict[str, Any]) -> CreditPart:
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
     """Block -> its pieces: its span, or the runs of its tokens where the file says the block of each."""
     if block_t is None:
-        return {name: [(row[schema.start(name)], row[schema.end(name)])] for name in blocks}
+        return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
     found: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
     for start, end in pairwise(edges):
@@ -217,12 +206,13 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 def _aligned(table: pa.Table, name: str, edges: np.ndarray) -> np.ndarray:
     """A column of lists, end to end, that must have an entry for each token."""
-    differ = np.flatnonzero(np.diff(edges) != (lengths := np.diff(offsets(table[name]))))
+    column = column_of(table, name)
+    differ = np.flatnonzero(np.diff(edges) != (lengths := np.diff(offsets(column))))
     if differ.size:
         row = int(differ[0])
         size = int(edges[row + 1] - edges[row])
         raise AlignmentError(f"Row {row + 1} of the rollouts has {size} tokens and {int(lengths[row])} in '{name}'.")
-    return flat(table[name], np.float64)
+    return flat(column, np.float64)
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:

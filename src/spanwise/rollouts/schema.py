@@ -44,10 +44,9 @@ import pyarrow as pa
 from spanwise.errors import DataError, SpanwiseError
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
-TRAINABLE, TEXT, FAULT, STOP, BLOCK, SELF_REWARD = "trainable", "text", "fault", "stop", "block", "self_reward"
+TRAINABLE, TEXT, FAULT, STOP, BLOCK, SCORE = "trainable", "text", "fault", "stop", "block", "self_reward"
 ANSWER = "answer"
-#: What may be known of each token, and its column; one value of several is `value/<stream>`.
-PER_TOKEN = {"value": "values", "logp": "logprobs"}
+VALUES, LOGP = "values", "logprobs"
 
 #: What stands in place of a method where a trainer's own numbers are shown as it recorded them.
 RECORDED = "recorded"
@@ -60,8 +59,7 @@ _TYPES = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()),
     TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()),
-    SELF_REWARD: pa.float64(),
-    **dict.fromkeys(PER_TOKEN.values(), _NUMBERS),
+    SCORE: pa.float64(), VALUES: _NUMBERS, LOGP: _NUMBERS,
 }  # fmt: skip
 #: What `parts/<method>` says of each objective: `part = weight (worth - baseline) / divisor`, where there is a baseline; the others
 #: of its stratum, how many members that has and of how many of them the baseline is the mean; why the part is 0 (`types.Zero`).
@@ -71,105 +69,53 @@ PART = pa.struct({
 })  # fmt: skip
 _FAMILIES = {
     "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),
-    "advantages": _NUMBERS, PER_TOKEN["value"]: _NUMBERS, "stated": pa.float64(), "parts": pa.list_(PART),
+    "advantages": _NUMBERS, VALUES: _NUMBERS, "stated": pa.float64(), "parts": pa.list_(PART),
 }  # fmt: skip
+_BY_METHOD = ("credit", "advantages", "parts")
 
 
-def start(block: str) -> str:
-    """The column of a block's first token."""
-    return f"start/{block}"
+def column(family: str, *names: str) -> str:
+    """A column of a family: that of a block, an objective, a method, or of a block under a method (`STOP` among them).
 
-
-def end(block: str) -> str:
-    """The column of the token after a block's last."""
-    return f"end/{block}"
-
-
-def reward(objective: str) -> str:
-    """The column of an objective's rewards."""
-    return f"reward/{objective}"
-
-
-def status(objective: str) -> str:
-    """The column that says why an objective's rewards are what they are."""
-    return f"status/{objective}"
-
-
-def credit_column(method: str, block: str) -> str:
-    """The column of a block's credit; of the decision to stop, if the block is `STOP`.
-
-    >>> credit_column("bae:group", "solution")
-    'credit/bae:group/solution'
+    >>> column("end", "solution"), column("credit", "bae:group", "solution")
+    ('end/solution', 'credit/bae:group/solution')
     """
-    return f"credit/{_checked(method)}/{block}"
+    assert family in _FAMILIES, f"no column is called {family}/..."
+    if family in _BY_METHOD and "/" in names[0]:
+        raise SpanwiseError(
+            f"Method '{names[0]}' has a '/' in its name, which the columns of a rollout file are cut at; rename it."
+        )
+    return "/".join((family, *names))
 
 
-def advantages(method: str) -> str:
-    """The column of a method's advantages."""
-    return f"advantages/{_checked(method)}"
+def behind(names: Iterable[str], *family: str) -> list[str]:
+    """What the columns of a family are about: blocks behind `end`, objectives behind `reward`, blocks behind `credit`, method.
 
-
-def parts(method: str) -> str:
-    """The column of what the credit of a method is made of."""
-    return f"parts/{_checked(method)}"
-
-
-def stated(objective: str) -> str:
-    """The column of what completions state, as an objective read it."""
-    return f"stated/{objective}"
-
-
-def token_column(known: str) -> str:
-    """The column of what is known of each token.
-
-    >>> token_column("logp"), token_column("value/brier")
-    ('logprobs', 'values/brier')
+    >>> columns = ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae", "end/c/d"]
+    >>> behind(columns, "credit", "bae"), behind(columns, "end")
+    (['a', 'stop'], ['c/d'])
     """
-    kind, slash, stream = known.partition("/")
-    return f"{PER_TOKEN[kind]}{slash}{stream}"
+    start = f"{column(*family)}/"
+    return [name.removeprefix(start) for name in names if name.startswith(start)]
 
 
-def value_keys(streams: Sequence[str]) -> list[str]:
-    """What the values of a critic are called among the `token_values` of a table.
+def value_columns(streams: Sequence[str]) -> list[str]:
+    """The columns of a critic's values.
 
-    >>> value_keys(["return"]), value_keys(["correct", "brier"])
-    (['value'], ['value/correct', 'value/brier'])
+    >>> value_columns(["return"]), value_columns(["correct", "brier"])
+    (['values'], ['values/correct', 'values/brier'])
     """
-    return ["value"] if len(streams) < 2 else [f"value/{stream}" for stream in streams]
+    return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
 
 
-def token_columns(names: Iterable[str]) -> dict[str, str]:
-    """What is known of each token, by the columns there are.
+def token_columns(names: Iterable[str]) -> list[str]:
+    """The columns of what is known of each token.
 
     >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
-    {'value/correct': 'values/correct', 'value/brier': 'values/brier', 'logp': 'logprobs'}
+    ['values/correct', 'values/brier', 'logprobs']
     """
-    listed = list(names)
-    streams = [f"value/{stream}" for stream in _behind(listed, PER_TOKEN["value"])]
-    known = ["value", *streams, "logp"]
-    return {one: token_column(one) for one in known if token_column(one) in listed}
-
-
-def _checked(method: str) -> str:
-    if "/" in method:
-        raise SpanwiseError(
-            f"Method '{method}' has a '/' in its name, which the columns of a rollout file are cut at; rename it."
-        )
-    return method
-
-
-def blocks(names: Iterable[str]) -> list[str]:
-    """The blocks that columns tell of.
-
-    >>> blocks(["start/a b", "end/a b", "end/c/d"])
-    ['a b', 'c/d']
-    """
-    return _behind(names, "end")
-
-
-def objectives(names: Iterable[str]) -> list[str]:
-    """The objectives that columns tell of."""
-    return _behind(names, "reward")
+    known = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
+    return sorted(known, key=lambda name: (name == LOGP, name != VALUES))
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
@@ -182,27 +128,14 @@ def methods_in(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part[1] for part in parts if part[0] in ("credit", "advantages") and len(part) > 1))
 
 
-def credited(names: Iterable[str], method: str) -> list[str]:
-    """The blocks, `STOP` among them, that a method has credit for.
-
-    >>> credited(["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"], "bae")
-    ['a', 'stop']
-    """
-    return _behind(names, credit_column(method, "").removesuffix("/"))
-
-
 def made_by(method: str, names: Iterable[str]) -> list[str]:
     """The columns, of those there are, that a method made.
 
     >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
     ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
     """
-    own = (advantages(method), parts(method))
-    return [name for name in names if name in own or name.startswith(credit_column(method, ""))]
-
-
-def _behind(names: Iterable[str], family: str) -> list[str]:
-    return [name.removeprefix(f"{family}/") for name in names if name.startswith(f"{family}/")]
+    own = (column("advantages", method), column("parts", method))
+    return [name for name in names if name in own or name.startswith(column("credit", method, ""))]
 
 
 def type_of(name: str) -> pa.DataType | None:

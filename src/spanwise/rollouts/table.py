@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from spanwise.credit import group_index
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -29,8 +30,8 @@ class Ragged:
 
     Example:
         >>> rows = Ragged.of([[5, 6], [], [7]])
-        >>> rows.padded(0, 3)[0].tolist()
-        [[5, 6], [0, 0], [7, 0]]
+        >>> rows.places(slice(0, 3)).tolist(), at(rows.places([0, 2]), rows.values, -1).tolist()
+        ([[0, 1], [-1, -1], [2, -1]], [[5, 6], [7, -1]])
     """
 
     values: Shaped[np.ndarray, " v"]
@@ -58,25 +59,11 @@ class Ragged:
         """The values of the rows first..last - 1, end to end."""
         return self.values[self.offsets[first] : self.offsets[last]]
 
-    def rows(self, first: int, last: int) -> Ragged:
-        """The rows first..last - 1.
-
-        >>> Ragged.of([[5, 6], [], [7]]).rows(1, 3).offsets.tolist()
-        [0, 0, 1]
-        """
-        return Ragged(self.slice(first, last), self.offsets[first : last + 1] - self.offsets[first])
-
-    def filled(self, first: int, last: int) -> Bool[np.ndarray, "m t"]:
-        """Which places of a padded table of the rows first..last - 1 hold a value."""
-        lengths = self.lengths[first:last]
-        return np.arange(lengths.max(initial=0)) < lengths[:, None]
-
-    def padded(self, first: int, last: int) -> tuple[Shaped[np.ndarray, "m t"], Bool[np.ndarray, "m t"]]:
-        """The rows first..last - 1 as a table, 0 at the padding, and which places hold a value."""
-        filled = self.filled(first, last)
-        table = np.zeros(filled.shape, dtype=self.values.dtype)
-        table[filled] = self.slice(first, last)
-        return table, filled
+    def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
+        """Where the entries of some rows, numbers or a slice, lie in `values`: a padded table, -1 at the padding."""
+        first_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
+        place_t = np.arange(length_m.max(initial=0))
+        return np.where(place_t < length_m, first_m + place_t, -1)
 
     def chunks(self, size: int) -> Iterator[tuple[int, int]]:
         """Runs of rows (first, last) whose padded table has at most `size` places, or a single row.
@@ -84,14 +71,24 @@ class Ragged:
         >>> list(Ragged.of([[1] * 3, [1], [1] * 4]).chunks(6))
         [(0, 2), (2, 3)]
         """
-        lengths, first, widest = self.lengths.tolist(), 0, 0
-        for n, length in enumerate(lengths):
-            widest = max(widest, length)
-            if n > first and widest * (n + 1 - first) > size:
-                yield first, n
-                first, widest = n, length
-        if lengths:
-            yield first, len(lengths)
+        return fitting_runs(self.lengths, size)
+
+
+def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
+    """Runs (first, last) of rows of these lengths whose padded table has at most `size` places, or a single row."""
+    first, widest = 0, 0
+    for n, length in enumerate(lengths.tolist()):
+        widest = max(widest, length)
+        if n > first and widest * (n + 1 - first) > size:
+            yield first, n
+            first, widest = n, length
+    if len(lengths):
+        yield first, len(lengths)
+
+
+def at(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
+    """What lies flat, at `places` (`Ragged.places`), with `nowhere` at the padding."""
+    return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
 class Cut(NamedTuple):
@@ -136,14 +133,14 @@ class RolloutTable:
         tokenizer: the folder of the tokenizer that the ids are of, if they are the file's own.
         columns: further columns (answers, ...), N values each.
         rewards: the rewards the file records, by name.
-        token_values: what else the file holds per token, flat as `tokens.values`: "value" (one of several: "value/<stream>"),
-            "logp".
+        token_values: what else the file holds per token, flat as `tokens.values`, by the columns of `rollouts.schema`: `values`
+            (one of several: `values/<stream>`), `logprobs`.
         keyed: the file itself says which rows are a group, so that a prompt drawn twice in one step is two of them.
         learned_n: False at completions that the trainer left out of the loss.
         folder: the run folder the file lies in, if it is one of spanwise's own.
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
         rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
-        self_reward_n: the self-rewarding score of each completion (`Laser`), NaN where it did not end; None: the file has none.
+        score_n: the score of each completion, NaN where it has none; None: the file has no scores.
 
     Example:
         >>> import json, tempfile
@@ -173,7 +170,7 @@ class RolloutTable:
     folder: Path | None = None
     as_recorded: AsRecorded | None = None
     rollout_n: Int[Tensor, " n"] | None = None
-    self_reward_n: Float[Tensor, " n"] | None = None
+    score_n: Float[Tensor, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -182,25 +179,6 @@ class RolloutTable:
     def has_ids(self) -> bool:
         """Whether the ids are the file's own; else its texts were cut into pieces or encoded again."""
         return self.tokenizer is not None
-
-    def rows(self, first: int, last: int) -> RolloutTable:
-        """The completions first..last - 1 as a table; what lies flat is shared with this one."""
-        n, v = slice(first, last), slice(self.tokens.offsets[first], self.tokens.offsets[last])
-        by_row = ("prompts", "group_n", "step_n", "learned_n", "rollout_n", "self_reward_n")
-        trained = self.as_recorded
-        return replace(
-            self,
-            **{name: None if (values := getattr(self, name)) is None else values[n] for name in by_row},
-            tokens=self.tokens.rows(first, last),
-            trainable=self.trainable[v],
-            columns={name: values[n] for name, values in self.columns.items()},
-            rewards={name: reward.take(n) for name, reward in self.rewards.items()},
-            token_values={name: values[v] for name, values in self.token_values.items()},
-            as_recorded=trained
-            and trained._replace(
-                number=trained.number[v], by_block={name: credit_n[n] for name, credit_n in trained.by_block.items()}
-            ),
-        )
 
     @staticmethod
     def of(
@@ -215,40 +193,20 @@ class RolloutTable:
         notes: Sequence[str] = (),
         **more: Any,
     ) -> RolloutTable:
-        """Put together what a reader found.
-
-        Args:
-            source, path, prompts, rewards: see the attributes.
-            cut: the completions as tokens; its note comes first.
-            steps: of each completion.
-            keys: what the rows of a group share within a step; None: the prompt.
-            notes: further sentences; empty ones are left out.
-            more: further attributes.
-        """
+        """Put together what a reader found: `keys` are what the rows of a group share within a step, None: the prompt."""
         return RolloutTable(
             source=source,
             path=path,
             note=" ".join(note for note in (cut.note, *notes) if note),
             prompts=prompts,
-            group_n=groups(prompts if keys is None else keys, steps),
+            group_n=group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
             step_n=torch.tensor(steps, dtype=torch.long),
             tokens=cut.tokens,
             trainable=cut.trainable,
             vocabulary=cut.vocabulary,
             rewards=rewards,
-            **more,
+            **{"keyed": keys is not None, **more},
         )
-
-
-def groups(keys: Sequence[Hashable], steps: Sequence[int]) -> Int[Tensor, " n"]:
-    """Number the groups: rows of one prompt and step.
-
-    >>> groups(["a", "b", "a", "a"], [1, 1, 1, 2])
-    tensor([0, 1, 0, 2])
-    """
-    known: dict[Hashable, int] = {}
-    pairs = zip(keys, steps, strict=True)
-    return torch.tensor([known.setdefault(pair, len(known)) for pair in pairs], dtype=torch.long)
 
 
 def finite(value: Any) -> float | None:
@@ -285,20 +243,6 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     return found
 
 
-def as_recorded(columns: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
-    """The first of `advantage`, `score` and `reward` that a file records, the same at every token of a completion.
-
-    >>> found = as_recorded(recorded({"score": [1.0, None]}), Ragged.of([[5, 6], [7]]))
-    >>> found.says, found.number.tolist()
-    ("the file's 'score', from which nothing is subtracted", [1.0, 1.0, nan])
-    """
-    name = next((name for name in ("advantage", "score", "reward") if name in columns), None)
-    if name is None:
-        return None
-    plain = "" if name == "advantage" else ", from which nothing is subtracted"
-    return AsRecorded(f"the file's '{name}'{plain}", np.repeat(columns[name].value_n.numpy(), tokens.lengths))
-
-
 def is_made(name: str) -> bool:
     """Whether a column of a trainer's table holds what it made of rewards, and no reward: its advantage, or credit by block.
 
@@ -308,20 +252,29 @@ def is_made(name: str) -> bool:
     return name == "advantage" or name.startswith("credit/")
 
 
-def as_trained(columns: Mapping[str, Sequence[Any]], rewards: Mapping[str, Reward], tokens: Ragged) -> AsRecorded | None:
-    """What the completions of a trainer's table were trained with: its credit by block, its advantage, or a reward.
+def as_trained(
+    rewards: Mapping[str, Reward], tokens: Ragged, columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> AsRecorded | None:
+    """What completions were trained with, the same at every token of one: their advantage, or the score or reward there is.
 
-    Example:
-        >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
-        >>> sorted(as_trained(columns, {}, Ragged.of([[5], [7]])).by_block)
-        ['a', 'stop']
+    `columns` may say it (`is_made`), and the credit of each block.
+
+    >>> found = as_trained(recorded({"score": [1.0, None]}), Ragged.of([[5, 6], [7]]))
+    >>> found.says, found.number.tolist()
+    ("the file's 'score', from which nothing is subtracted", [1.0, 1.0, nan])
+    >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
+    >>> sorted(as_trained({}, Ragged.of([[5], [7]]), columns).by_block)
+    ['a', 'stop']
     """
     made = recorded({name: values for name, values in columns.items() if is_made(name)})
-    trained = as_recorded({**rewards, **made}, tokens)
+    known = {**rewards, **made}
+    name = next((name for name in ("advantage", "score", "reward") if name in known), None)
+    if name is None:
+        return None
     by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
-    if trained is not None and by_block:
-        return trained._replace(says="the file's 'credit/...' of each block", by_block=by_block)
-    return trained
+    plain = "" if name == "advantage" else ", from which nothing is subtracted"
+    says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
+    return AsRecorded(says, np.repeat(known[name].value_n.numpy(), tokens.lengths), by_block=by_block)
 
 
 def _could_be(value: Any) -> bool:
@@ -343,8 +296,6 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
     """
     counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
     parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
-    if not parts:
-        return ""
-    more = [f"of {len(parts) - 4} more columns"] if len(parts) > 4 else []
-    shown = " and ".join([*parts[:4], *more])
-    return f"{shown} are missing or not finite; they join no baseline and cost nothing."
+    if len(parts) > 4:
+        parts[4:] = [f"of {len(parts) - 4} more columns"]
+    return f"{' and '.join(parts)} are missing or not finite; they join no baseline and cost nothing." if parts else ""

@@ -36,22 +36,34 @@ def pieces(text: str) -> list[str]:
 
 def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) -> Cut:
     """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words."""
-    if tokenizer is not None:
-        return _encode(completions, tokenizer)
     known: dict[str, int] = {}
-    ids: list[int] = []
-    lengths: list[int] = []
-    flags: list[np.ndarray] = []
-    for parts in completions:
-        before = len(ids)
-        for text, sampled in parts:
-            start = len(ids)
-            ids += [known.setdefault(piece, len(known)) for piece in pieces(text)]
-            flags.append(np.full(len(ids) - start, sampled))
-        lengths.append(len(ids) - before)
-    vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
-    trainable = np.concatenate([np.zeros(0, dtype=np.bool_), *flags])
-    return Cut(Ragged(np.array(ids, dtype=np.int32), np.cumsum([0, *lengths])), trainable, vocabulary, WORDS if ids else "")
+    backend, vocabulary = (None, None) if tokenizer is None else load_tokenizer(tokenizer)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        if backend is None:
+            return [[known.setdefault(piece, len(known)) for piece in pieces(text)] for text in texts]
+        return [found.ids for found in backend.encode_batch(texts, add_special_tokens=False)]
+
+    flat, flags, lengths = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.bool_)], [0]
+    count = changed = 0
+    for first in range(0, len(completions), AT_ONCE):  # what a tokenizer returns takes a hundred bytes a token
+        some = completions[first : first + AT_ONCE]
+        encoded = iter(encode([text for parts in some for text, _ in parts]))
+        for parts in some:
+            lengths.append(0)
+            for (text, sampled), ids in zip(parts, encoded, strict=False):
+                flat.append(np.array(ids, dtype=np.int32))
+                flags.append(np.full(len(ids), sampled))
+                lengths[-1] += len(ids)
+                count += 1
+                changed += vocabulary is not None and vocabulary.join(flat[-1])[0] != text.encode()
+    note = WORDS if known else ""
+    if tokenizer is not None:
+        note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
+        note += f", which changes {changed} of {count} texts." if changed else "."
+    if vocabulary is None:
+        vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
+    return Cut(Ragged(np.concatenate(flat), np.cumsum(lengths)), np.concatenate(flags), vocabulary, note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
@@ -90,24 +102,3 @@ def _embedding_rows(config: Path) -> int | None:
     except (OSError, ValueError, AttributeError):
         return None
     return size if isinstance(size, int) else None
-
-
-def _encode(completions: Sequence[Parts], folder: str | Path) -> Cut:
-    backend, vocabulary = load_tokenizer(folder)
-    flat, flags = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.bool_)]
-    lengths: list[int] = []
-    count = changed = 0
-    for first in range(0, len(completions), AT_ONCE):  # what the tokenizer returns takes a hundred bytes a token
-        some = completions[first : first + AT_ONCE]
-        parts = [part for completion in some for part in completion]
-        encoded = [found.ids for found in backend.encode_batch([text for text, _ in parts], add_special_tokens=False)]
-        for (text, sampled), ids in zip(parts, encoded, strict=True):
-            flat.append(np.array(ids, dtype=np.int32))
-            flags.append(np.full(len(ids), sampled))
-            changed += vocabulary.join(flat[-1])[0] != text.encode()
-        sizes = iter(map(len, encoded))
-        lengths += [sum(next(sizes) for _ in completion) for completion in some]
-        count += len(parts)
-    note = f"The file holds no token ids; the text is encoded with the tokenizer of '{folder}'"
-    note += f", which changes {changed} of {count} texts." if changed else "."
-    return Cut(Ragged(np.concatenate(flat), np.cumsum([0, *lengths])), np.concatenate(flags), vocabulary, note)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from spanwise.credit import Trajectory, Turn
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.rollouts.fields import FieldError, listed, mapping, whole
-from spanwise.rollouts.lines import lacks, parsed, records
+from spanwise.rollouts.cells import FieldError, lacks, listed, mapping, whole
+from spanwise.rollouts.files import parsed, records
 from spanwise.rollouts.messages import prompt_text
 from spanwise.rollouts.table import finite
 from spanwise.types import Status
@@ -183,9 +183,14 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str
         yield k, trace, head
 
 
+def nodes_of(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The messages of a trace, each with the one before it."""
+    return listed(trace, "nodes", Mapping, "objects")
+
+
 def _prompt(trace: Mapping[str, Any]) -> str:
     """What the first branch of a trace says before anything was sampled."""
-    nodes = listed(trace, "nodes", Mapping, "objects")
+    nodes = nodes_of(trace)
     return prompt_text([mapping(nodes[i], "message") for found in trace_paths(nodes)[:1] for i in found.before])
 
 
@@ -228,26 +233,23 @@ def node_tokens(trace: Mapping[str, Any], i: int) -> NodeTokens:
     node = trace["nodes"][i]
     ids = listed(node, "token_ids", int, "ids")
     mask = [bool(flag) for flag in listed(node, "mask", int, "flags")]
-    where = _where(trace, i)
-    if len(ids) != len(mask):
-        raise FieldError(f"has {len(ids)} tokens and {len(mask)} values of 'mask' {where}; there must be one for each token")
+
+    def check(values: Sequence[Any], what: str, size: int, *, each: str = "token", of: str = "tokens") -> None:
+        if len(values) != size:
+            there = f"has {size} {of} and {len(values)} values of {what} {_where(trace, i)}"
+            raise FieldError(f"{there}; there must be one for each {each}")
+
+    check(mask, "'mask'", len(ids))
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
-        values = listed(node, name, (int, float), "numbers")
-        if len(values) not in (0, sum(mask)):
-            raise FieldError(
-                f"has {sum(mask)} sampled tokens and {len(values)} values of '{name}' {where}; there must be one for each of them"
-            )
-        if values:
+        if values := listed(node, name, (int, float), "numbers"):
+            check(values, f"'{name}'", sum(mask), each="of them", of="sampled tokens")
             rest = iter(values)
             streams[name] = [float(next(rest)) if flag else 0.0 for flag in mask]
     weights = mapping(node, _WEIGHTS)
     for name in weights:
         values = listed(weights, name, (int, float), "numbers")
-        if len(values) != len(ids):
-            raise FieldError(
-                f"has {len(ids)} tokens and {len(values)} values of '{_WEIGHTS}' {name!r} {where}; there must be one for each token"
-            )
+        check(values, f"'{_WEIGHTS}' {name!r}", len(ids))
         streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
     return NodeTokens(ids, mask, streams)
 
@@ -292,7 +294,7 @@ def _number(value: Any) -> float | Status:
 
 
 def _turns(trace: Mapping[str, Any]) -> Iterator[Turn]:
-    nodes = listed(trace, "nodes", Mapping, "objects")
+    nodes = nodes_of(trace)
     paths = trace_paths(nodes)
     trained = {i for path in paths for i in path.own if nodes[i].get("sampled")}
     held = {i: node_tokens(trace, i) for path in paths for i in (*path.before, *path.own)}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float, Int, Shaped
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from spanwise.batch import Batch
 from spanwise.disk import whole_file
 from spanwise.errors import AlignmentError
+from spanwise.pipeline import Reading
 from spanwise.rollouts import schema
 from spanwise.rollouts.messages import clean
-from spanwise.types import Credit, Scores, Status, Zero
+from spanwise.types import Credit, Scores, Spans, Status, Zero, whole_text
 
 
 def write_rollouts(
@@ -50,13 +54,12 @@ def write_rollouts(
         ('2 + 2?', [1.0, 0.0])
     """
     texts = None if pieces is None else _piece_texts(pieces)
+    about = schema.metadata(tokenizer)
     writer: pq.ParquetWriter | None = None
     with whole_file(file) as beside:
         try:
             for part in parts:
-                table = (part if texts is None else _spelled(part, texts)).replace_schema_metadata(
-                    schema.metadata(tokenizer)
-                )
+                table = (part if texts is None else _spelled(part, texts)).replace_schema_metadata(about)
                 # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
                 writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(table)
@@ -117,65 +120,49 @@ def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
     """Where the blocks lie; nowhere, if a block is absent or the completion was left out of the loss."""
-    edges = {name: (start_nk[:, k], end_nk[:, k]) for k, name in enumerate(names)}
-    return {
-        key: edge_n
-        for name, (start_n, end_n) in edges.items()
-        for key, edge_n in ((schema.start(name), start_n), (schema.end(name), end_n))
-    }
+    sides = (("start", start_nk), ("end", end_nk))
+    return {schema.column(side, name): edge_nk[:, k] for k, name in enumerate(names) for side, edge_nk in sides}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
     """Rewards, why they are what they are, and what completions state; rewards by outcome are not written."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
-        columns[schema.reward(objective)] = scores.reward_nm[:, m]
-        columns[schema.status(objective)] = [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()]
-        columns[schema.stated(objective)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
+        columns[schema.column("reward", objective)] = scores.reward_nm[:, m]
+        status_n = scores.status_nm[:, m].tolist()
+        columns[schema.column("status", objective)] = [Status(value).name.lower() for value in status_n]
+        columns[schema.column("stated", objective)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
     return columns
 
 
 def credit_columns(
-    method: str,
-    by_block: Mapping[str, Float[Tensor, " n"]],
-    credit: Credit,
-    advantages: Shaped[Any, " v"],
+    method: str, names: Sequence[str], present_nk: Bool[Tensor, "n k"], credit: Credit, advantages: Shaped[Any, " v"]
 ) -> dict[str, Any]:
     """What one method credits completions with; NaN where a block is absent, and at tokens that were left out of the loss."""
+    held_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
     return {
-        **{schema.credit_column(method, block): credit_n for block, credit_n in by_block.items()},
-        schema.credit_column(method, schema.STOP): credit.stop_n,
-        schema.parts(method): _part_lists(credit) if credit.names else None,
-        schema.advantages(method): advantages,
+        **{schema.column("credit", method, name): held_nk[:, k] for k, name in enumerate(names)},
+        schema.column("credit", method, schema.STOP): credit.stop_n,
+        schema.column("parts", method): _part_lists(credit) if credit.names else None,
+        schema.column("advantages", method): advantages,
     }
 
 
 def _part_lists(credit: Credit) -> pa.Array:
     """A list per completion with a struct per objective, or one for the sum of all."""
-    comparison, adv_nm, weight_m = credit.comparison, credit.adv_nm, credit.weight_m
-    if comparison is None or adv_nm is None or weight_m is None:
+    if credit.comparison is None or credit.adv_nm is None or credit.weight_m is None:
         raise AlignmentError("This credit has names and no comparison; take it from pipeline.credit_batch.")
-    n, m = adv_nm.shape
-    reasons = pa.array([reason.name.lower() if reason else "" for reason in Zero], pa.string())
-    columns = {
-        "objective": pa.array(list(credit.names) * n, pa.string()),
-        "weight": pa.array(np.tile(weight_m.double().numpy(), n)),
-        "reason": reasons.take(pa.array(comparison.reason_nm.flatten().numpy())),
-        **{
-            name: pa.array(table_nm.long().flatten().numpy())
-            for name, table_nm in (
-                ("stratum", comparison.stratum_nm), ("members", comparison.members_nm), ("averaged", comparison.averaged_nm),
-            )
-        },
-        **{
-            name: pa.array(table_nm.double().flatten().numpy(), from_pandas=True)
-            for name, table_nm in (
-                ("worth", comparison.worth_nm), ("baseline", comparison.baseline_nm), ("divisor", comparison.divisor_nm),
-                ("part", weight_m * adv_nm),
-            )
-        },
-    }  # fmt: skip
-    flat = pa.StructArray.from_arrays([columns[field.name] for field in schema.PART], fields=list(schema.PART))
+    n, m = credit.adv_nm.shape
+    known = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(credit.comparison).items()}
+    reasons = np.array([reason.name.lower() if reason else "" for reason in Zero])
+    known |= {
+        "objective": list(credit.names) * n,
+        "weight": np.tile(credit.weight_m.double().numpy(), n),
+        "part": (credit.weight_m * credit.adv_nm).flatten().numpy(),
+        "reason": reasons[known["reason"]],
+    }
+    columns = [pa.array(known[entry.name], entry.type, from_pandas=True) for entry in schema.PART]
+    flat = pa.StructArray.from_arrays(columns, fields=list(schema.PART))
     return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), flat)
 
 
@@ -195,3 +182,91 @@ def _spelled(part: pa.Table, pieces: pa.Array) -> pa.Table:
     texts = pa.concat_arrays([pieces, pa.array([""], pieces.type)]).take(pa.array(known))
     column = pa.ListArray.from_arrays(lists.offsets, texts)
     return part.set_column(part.schema.get_field_index(schema.IDS), schema.TOKENS, column)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The completions of the last generation batch of this process, with everything that was said of them.
+
+    Attributes:
+        mode: "train" or "eval".
+        step: the optimiser step they were generated at.
+        method: the name of what credited them.
+        batch: the N completions as the trainer filled them in: groups, numbered over all processes, token ids, the mask of what the
+            model sampled, the dataset's columns but the prompts, and what a critic, the policy or a mode said of them.
+        reading: what each completion says, block by block, and its rewards and statuses.
+        spans: where each block lies among the tokens that enter the loss.
+        credit: credit per block of the N completions; its two counters cover all processes.
+        advantages_nt: what every token is trained with, before the fold.
+        prompts: N prompts, strings or message lists, as the dataset has them.
+        completions: N completions as the trainer decoded them.
+        value_names: of the values of the batch, if they are several (`Scheme.value_names`).
+        more: what modes keep of each completion, by column (`Mode.columns`).
+    """
+
+    mode: str
+    step: int
+    method: str
+    batch: Batch
+    reading: Reading
+    spans: Spans
+    credit: Credit
+    advantages_nt: Float[Tensor, "n t"]
+    prompts: list[Any]
+    completions: list[Any]
+    value_names: tuple[str, ...] = ()
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
+        """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
+
+        Args:
+            step: of training, which a batch may serve several optimiser steps of.
+            rollout_n: the rollout of each completion, where some are parts of one that has one vote.
+
+        Raises:
+            AlignmentError: values that do not fit their names.
+        """
+        batch, spans, texts = self.batch, self.spans, self.reading.text or []
+        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+        mask_nt = batch.mask_nt.bool()
+        filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
+        learned_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
+        present = [[text[name] is not None for name in spans.names] for text in texts]
+        present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
+        known = {name: known_nt.masked_fill(~mask_nt, torch.nan).float() for name, known_nt in self._known().items()}
+        known |= {schema.BLOCK: spans.block_nt} if spans.interleaved else {}
+        advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
+        columns = {
+            schema.STEP: [step] * len(texts),
+            schema.GROUP: batch.group_n,
+            schema.ROLLOUT: rollout_n,
+            schema.PROMPT: self.prompts,
+            schema.ANSWER: batch.columns.get(schema.ANSWER),
+            schema.TEXT: [whole_text(blocks) for blocks in texts],
+            schema.FAULT: spans.fault_n,
+            **span_columns(spans.names, spans.start_nk, spans.end_nk),
+            schema.SCORE: batch.score_n,
+            **self.more,
+            **score_columns(self.reading.scores),
+            schema.IDS: batch.ids_nt[filled_nt],
+            schema.TRAINABLE: mask_nt[filled_nt],
+            **{name: known_nt[filled_nt] for name, known_nt in known.items()},
+            **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
+        }
+        return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
+
+    def _known(self) -> dict[str, Float[Tensor, "n t"]]:
+        """Values, by stream where there are several, and log-probabilities, as far as there are any."""
+        value_nt, logp_nt = self.batch.value_nt, self.batch.logp_nt
+        known = {} if logp_nt is None else {schema.LOGP: logp_nt.detach().cpu()}
+        if value_nt is None:
+            return known
+        value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).detach().cpu().unbind(dim=2)
+        if len(value_snt) != max(1, len(self.value_names)):
+            raise AlignmentError(
+                f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
+                f"({', '.join(self.value_names) or 'none'}); give one to each."
+            )
+        return dict(zip(schema.value_columns(self.value_names), value_snt, strict=True)) | known

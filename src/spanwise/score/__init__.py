@@ -1,10 +1,9 @@
 """From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
-from spanwise.score.answers import judge
+from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.code import runs
 from spanwise.score.each import written_out
 from spanwise.score.fields import equals, listed, near, one_of
-from spanwise.score.maths import MathVerifier, shared_verifier
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,

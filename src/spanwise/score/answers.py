@@ -1,18 +1,18 @@
-"""Whether answers are equal, with a worker process only where text alone cannot tell."""
+"""Whether answers are equal: as text first, and by Math-Verify in processes that can be killed if text cannot tell.
+
+Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Literal
+from importlib.util import find_spec
 
-from spanwise.errors import RecipeError, unknown
-from spanwise.score.maths import MathVerifier, shared_verifier
-from spanwise.score.workers import Verdict
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.score.workers import DEADLINE, Verdict, Workers, no_verdict, shared_workers
 from spanwise.types import Status
-
-VerifyName = Literal["auto", "math", "exact"]
 
 #: Characters of an answer that Math-Verify reads at most. Of a longer one it reads the end, and only what stands there between
 #: signs of mathematics.
@@ -24,6 +24,55 @@ _INTEGER = re.compile(r"([+-]?)([0-9]++)")
 _WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
 _BRACE = re.compile(r"[{}]")
 RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
+
+
+class MathVerifier(Workers):
+    """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
+
+    Args:
+        workers: how many processes check at a time; None: one for each core of this process. They start on first use, and no more
+            of them than there are checks to make.
+        deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
+        memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
+        cache: how many verdicts are kept, by (gold, answer).
+
+    Raises:
+        DataError: Math-Verify is not installed (on the first check).
+        RewardError: the first workers of all cannot start, three times in a row. A later start that fails costs its item (ERROR).
+
+    Example:
+        >>> with MathVerifier() as verifier:
+        ...     [verdict.value for verdict in verifier.equal([("1/2", "0.50"), ("1/2", "2")])]
+        [1.0, 0.0]
+    """
+
+    kind = "math"
+    what = "Math-Verify"
+    advice = "Without it no answer can be compared; set verify: exact to compare text."
+
+    def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Check every (gold, answer) pair; the verdicts come in the order of the pairs.
+
+        OK with 1.0 or 0.0; TIMEOUT past the deadline; ERROR if the gold answer cannot be read, or the process died or ran
+        out of memory. An answer that cannot be read is not equal: 0.0.
+        """
+        if pairs and find_spec("math_verify") is None:
+            raise DataError(
+                "Comparing answers as mathematics needs Math-Verify: install 'spanwise[math]', or set verify: exact."
+            )
+        return self.check(pairs)
+
+
+def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
+    """The verifier of these limits that the built-in rewards use, made on first use and closed when Python ends.
+
+    Args:
+        workers, deadline: see `MathVerifier`.
+
+    >>> shared_verifier() is shared_verifier(deadline=5.0)
+    True
+    """
+    return shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
 
 def judge(
@@ -60,13 +109,12 @@ def judge(
     if verify not in ("auto", "math", "exact"):
         raise RecipeError(unknown("verify", verify, ("auto", "math", "exact")))
     cleaned = [(_written(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
-    verdicts = [_by_text(gold, answer, verify) for gold, answer in cleaned]
-    open_n = [n for n, verdict in enumerate(verdicts) if verdict is None]
+    verdicts = {n: _by_text(gold, answer, verify) for n, (gold, answer) in enumerate(cleaned)}
+    open_n = [n for n, verdict in verdicts.items() if verdict is None]
     if open_n:
         checked = (verifier or shared_verifier()).equal([(_end(cleaned[n][0]), _end(cleaned[n][1])) for n in open_n])
-        for n, verdict in zip(open_n, checked, strict=True):
-            verdicts[n] = verdict
-    return [verdict for verdict in verdicts if verdict is not None]
+        verdicts.update(zip(open_n, checked, strict=True))
+    return [verdict for verdict in verdicts.values() if verdict is not None]
 
 
 def bare(text: str) -> str:
@@ -89,31 +137,25 @@ def _written(gold: object) -> str:
 
 
 def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
+    """A verdict without mathematics; None where it has a say."""
     if not gold:
-        return Verdict(Status.ERROR, float("nan"), "there is no gold answer")
+        return no_verdict(Status.ERROR, "there is no gold answer")
     if gold == answer:
         return RIGHT
     if not answer or verify == "exact":
         return WRONG
     if verify == "auto":
-        verdict = _by_value(bare(gold), bare(answer))
-        if verdict is not None:
-            return verdict
+        bare_gold, bare_answer = bare(gold), bare(answer)
+        if bare_gold == bare_answer:
+            return RIGHT
+        if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
+            return WRONG  # "?", "...": nothing that could be a value
+        plain_gold, plain_answer = _plain(bare_gold), _plain(bare_answer)
+        if plain_gold is not None and plain_answer is not None:
+            return RIGHT if plain_gold == plain_answer else WRONG
     if not _end(gold):
-        return Verdict(Status.ERROR, float("nan"), f"the gold answer has {len(gold)} characters: too long for mathematics")
+        return no_verdict(Status.ERROR, f"the gold answer has {len(gold)} characters: too long for mathematics")
     return None if _end(answer) else WRONG
-
-
-def _by_value(gold: str, answer: str) -> Verdict | None:
-    """A verdict without mathematics; None where it might have a say."""
-    if gold == answer:
-        return RIGHT
-    if answer.isascii() and not any(sign.isalnum() for sign in answer):
-        return WRONG  # "?", "...": nothing that could be a value
-    plain_gold, plain_answer = _plain(gold), _plain(answer)
-    if plain_gold is None or plain_answer is None:
-        return None
-    return RIGHT if plain_gold == plain_answer else WRONG
 
 
 def _end(text: str) -> str:
@@ -129,8 +171,8 @@ def _plain(text: str) -> str | None:
     """An integer in one spelling, or words as they are; None where mathematics might have a say."""
     number = _INTEGER.fullmatch(text)
     if number:
-        sign, digits = number[1], number[2].lstrip("0") or "0"
-        return f"-{digits}" if sign == "-" and digits != "0" else digits
+        digits = number[2].lstrip("0") or "0"
+        return f"-{digits}" if number[1] == "-" and digits != "0" else digits
     return text if _WORDS.fullmatch(text) and text != "pi" else None
 
 

@@ -1,12 +1,15 @@
-"""`called`: functions that somebody else wrote; what they raise is a sentence, and a long silence is broken."""
+"""Functions that somebody else wrote: what they raise or return amiss is a sentence, and a long silence is broken."""
 
 from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Timer
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from spanwise.errors import RewardError, SpanwiseError
 
@@ -34,6 +37,22 @@ def called(function: Callable[[], Any], *, what: str, size: int, advice: str) ->
         raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
     finally:
         watch.cancel()
+
+
+def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[Any]:
+    """What a function returned, if that is a list of one value for each completion."""
+    if isinstance(result, (Tensor, np.ndarray)):
+        if len(result.shape) > 1:
+            raise RewardError(
+                f"{what} returned an array of the shape {tuple(result.shape)}; return one {noun} per completion, an array of the "
+                f"shape ({size},)."
+            )
+        result = result.tolist()
+    if not isinstance(result, (list, tuple)):
+        raise RewardError(f"{what} returned {type(result).__name__}; return a list of {size} {noun}s.")
+    if len(result) != size:
+        raise RewardError(f"{what} returned {len(result)} {noun}s for {size} completions.")
+    return result
 
 
 def _place(error: Exception) -> str:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from spanwise.errors import RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, of_verdicts, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
-from spanwise.types import BlockText
 
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
 
 class CodeRunner(Workers):
-    """Run programs, each in a process of its own, see `code_worker.py`."""
+    """Run programs, each in a process of its own, see `worker.py`."""
 
-    script = Path(__file__).with_name("code_worker.py")
+    kind = "code"
     what = "Python"
     advice = "Without it no code can be run."
 
@@ -38,11 +36,11 @@ def _check(options: Mapping[str, Any]) -> None:
 
 @register("runs", kind="reward", tags=("tag",), check=_check)
 def runs(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     tag: str = "code",
     tests: str | None = None,
     allow: bool = False,
@@ -79,24 +77,16 @@ def runs(
     _check({"allow": allow})
     cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
     verdicts: dict[int, Verdict | bool | None] = {}
-    asked: dict[int, tuple[str, str | None]] = {}
+    programs: dict[int, tuple[str, str | None]] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         here, code = read_tag(blocks, pays, tag)
-        judge = cell if isinstance(cell, str) or not isinstance(cell, list | tuple) else "\n".join(map(str, cell))
-        if not here:
-            continue
-        if tests is not None and not (isinstance(judge, str) and judge.strip()):
+        judge = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+        if here and tests is not None and not (isinstance(judge, str) and judge.strip()):
             verdicts[n] = None
-        elif code is None or not code.strip():
+        elif here and not (code or "").strip():
             verdicts[n] = False
-        else:
-            asked[n] = (_code(code), judge)
+        elif here:
+            programs[n] = [code, *_FENCED.findall(code or "")][-1], judge
     runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    verdicts.update(zip(asked, runner.check(list(asked.values())), strict=True))
+    verdicts.update(zip(programs, runner.check(list(programs.values())), strict=True))
     return of_verdicts(len(text), verdicts)
-
-
-def _code(said: str) -> str:
-    """The last fenced code of a text, or all of it."""
-    fenced = _FENCED.findall(said)
-    return fenced[-1] if fenced else said

@@ -29,40 +29,35 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    plain: list[Objective] = []
-    for objective in objectives:
-        pays = _blocks(objective, layout)
-        if objective.each is None:
-            plain.append(objective if pays == objective.pays else replace(objective, pays=pays))
-        else:
-            plain += _each(objective, pays, layout)
-    return tuple(plain)
+    return tuple(
+        plain
+        for objective in objectives
+        for plain in ([_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout))
+    )
 
 
-def _blocks(objective: Objective, layout: Layout) -> tuple[str, ...]:
-    """The paid blocks, patterns filled in."""
-    patterns = [name for name in objective.pays if "*" in name and name not in layout.names]
-    if not patterns:
-        return objective.pays
-    filled = (layout.matching(name) if name in patterns else (name,) for name in objective.pays)
-    return tuple(dict.fromkeys(name for names in filled for name in names))
+def _with_blocks(objective: Objective, layout: Layout) -> Objective:
+    """The objective with the names of the paid blocks in the place of patterns."""
+    if all(name in layout.names or "*" not in name for name in objective.pays):
+        return objective
+    known = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
+    return replace(objective, pays=tuple(dict.fromkeys(name for names in known for name in names)))
 
 
-def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[Objective]:
-    assert objective.each is not None, "asked for by the caller"
+def _each(objective: Objective, layout: Layout) -> list[Objective]:
+    """An objective for every block that `each` matches."""
+    pays = _with_blocks(objective, layout).pays
     objectives: list[Objective] = []
-    for block in layout.matching(objective.each):
-        earlier = tuple(
-            one.name for one in reversed(objectives)
-        )  # backing off drops the last one first, and that says least
+    for block in layout.matching(objective.each or ""):
+        # The nearest first: backing off drops the last one first, and that says least.
+        earlier = tuple(one.name for one in reversed(objectives))
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
-        own: dict[str, Any] = {"baseline": objective.baseline, "back_off": objective.back_off}
-        if not given and objective.baseline in ("outcome", "blended"):  # the first block has nothing before it
-            own = {"baseline": "group", "back_off": None}
+        alone = not given and objective.baseline in ("outcome", "blended")  # the first block has nothing before it
         objectives.append(
             replace(
                 objective,
-                **own,
+                baseline="group" if alone else objective.baseline,
+                back_off=None if alone else objective.back_off,
                 each=None,
                 name=f"{objective.name}.{block}",
                 pays=tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,),
@@ -76,10 +71,10 @@ def _each(objective: Objective, pays: tuple[str, ...], layout: Layout) -> list[O
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """The option that tells a reward which part it reads, or a function which block."""
     if not isinstance(objective.reward, str):
-        if "block" in objective.options:
-            return {}
-        parameters = parameters_of(objective.reward, objective.name)
-        if not any(one.name == "block" or one.kind is one.VAR_KEYWORD for one in parameters):
+        parameters = parameters_of(objective)
+        if "block" not in objective.options and not any(
+            one.name == "block" or one.kind is one.VAR_KEYWORD for one in parameters
+        ):
             raise RecipeError(
                 f"Objective '{objective.name}' is for each block, and its reward function would not hear which: every block would "
                 f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
@@ -87,7 +82,7 @@ def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]
         return {"block": block}
     entry = REWARDS.find(objective.reward)
     if "block" in entry.options:
-        return {} if "block" in objective.options else {"block": block}
+        return {"block": block}
     if not entry.tags or any(option in objective.options for option in entry.tags):
         return {}
     keys = layout.keys[block]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.registry import register
-from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, of_verdicts, read_tag
 from spanwise.score.rewards import NUMBER
 from spanwise.segment.json_paths import steps
-from spanwise.types import BlockText, Status
+from spanwise.types import Status
 
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -23,13 +23,7 @@ _MISSING, _BEYOND = object(), object()
 
 @register("equals", kind="reward", tags=("tag",))
 def equals(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    tag: str = "answer",
-    column: str = "answer",
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "answer", column: str = "answer"
 ) -> Reward:
     """1 if a field says what the dataset says, 0 if not.
 
@@ -80,11 +74,11 @@ def _tolerances(options: Mapping[str, Any]) -> None:
 
 @register("near", kind="reward", tags=("tag",), check=_tolerances)
 def near(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     tag: str = "answer",
     column: str = "answer",
     rel: float | int = 0.01,
@@ -120,13 +114,7 @@ def near(
 
 @register("one_of", kind="reward", tags=("tag",))
 def one_of(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    tag: str = "answer",
-    column: str = "answer",
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "answer", column: str = "answer"
 ) -> Reward:
     """1 if a field says one of the values that the dataset allows, 0 if not.
 
@@ -153,15 +141,7 @@ def one_of(
 
 
 @register("listed", kind="reward")
-def listed(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    block: str = "",
-    column: str = "listed",
-) -> Reward:
+def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
     """The number that a column holds for a block: what a model of rewards said of each step, for one.
 
     Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
@@ -185,8 +165,7 @@ def listed(
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
-        numbers = _parsed(cell)
-        number: Any = _MISSING
+        numbers, number = _parsed(cell), _MISSING
         if isinstance(numbers, Mapping):
             number = numbers.get(name, _MISSING)
         elif isinstance(numbers, list | tuple) and index is not None and int(index[1]) < len(numbers):
@@ -199,12 +178,7 @@ def listed(
 
 
 def _judged(
-    text: Sequence[BlockText],
-    pays: Sequence[str],
-    columns: Mapping[str, Any],
-    tag: str,
-    column: str,
-    rule: Callable[[str | None, Any], bool | None],
+    text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
     """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
     verdicts: dict[int, bool | None] = {}

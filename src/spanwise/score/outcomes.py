@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -24,9 +24,8 @@ from torch import Tensor
 from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective, function_name
 from spanwise.registry import Registry, imported, register
-from spanwise.score.calls import called
-from spanwise.score.reward import NAN, REWARDS
-from spanwise.types import BlockText
+from spanwise.score.calls import called, listed_values
+from spanwise.score.reward import NAN, REWARDS, Columns, Texts
 
 #: More values than this in one batch, and hardly a completion has its like.
 MOST_VALUES = 16
@@ -58,7 +57,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 
 @register("complete", kind="outcome")
-def complete(text: Sequence[BlockText], *, columns: Mapping[str, Any]) -> list[bool | None]:
+def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
     """Whether every tag of the first block holds something; unknown without that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
@@ -85,18 +84,12 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: There is no outcome 'compleet'. Did you mean 'complete'? ...
     """
-    if not isinstance(entry, str):
-        return _checked(entry, function_name(entry))
-    if ":" not in entry:
+    if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
-    function = imported(entry, what="The outcome")
+    name = entry if isinstance(entry, str) else function_name(entry)
+    function = imported(entry, what="The outcome") if isinstance(entry, str) else entry
     if not callable(function):
-        raise RecipeError(f"The outcome '{entry}' is {function!r}, no function.")
-    return _checked(function, entry)
-
-
-def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function, if it can be called as outcomes are."""
+        raise RecipeError(f"The outcome '{name}' is {function!r}, no function.")
     try:
         inspect.signature(function).bind([], columns={})
     except TypeError as error:
@@ -109,7 +102,7 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def read_outcomes(
-    objectives: Sequence[Objective], text: Sequence[BlockText], *, columns: Mapping[str, Any]
+    objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
     """Call every outcome function that the objectives are given, once; rewards of earlier objectives are no functions.
 
@@ -219,27 +212,18 @@ def judged_column(objective: Objective) -> int | None:
     return objective.outcomes.index(judge) if judge in objective.outcomes else None
 
 
-def _values(function: Callable[..., Any], text: Sequence[BlockText], columns: Mapping[str, Any], name: str) -> list[float]:
-    result = called(
-        partial(function, text, columns=columns),
-        what=f"Outcome '{name}': its function",
-        size=len(text),
-        advice="Return None for a completion whose outcome is unknown.",
-    )
-    if isinstance(result, (Tensor, np.ndarray)):
-        result = result.tolist()
-    if not isinstance(result, (list, tuple)):
-        raise RewardError(f"Outcome '{name}': its function returned {type(result).__name__}; return a list of {len(text)}.")
-    if len(result) != len(text):
-        raise RewardError(f"Outcome '{name}': its function returned {len(result)} values for {len(text)} completions.")
-    codes = [_code(value) for value in result]
-    if None in codes:
-        n = codes.index(None)
-        raise RewardError(
-            f"Outcome '{name}' of completion {n} is {result[n]!r}; return a bool, a finite number below 2**52, a string, or "
-            f"None where it is unknown."
-        )
-    values = [NAN if code is None else code for code in codes]
+def _values(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
+    what, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
+    result = called(partial(function, text, columns=columns), what=what, size=len(text), advice=advice)
+    values: list[float] = []
+    for n, value in enumerate(listed_values(result, len(text), what=what, noun="value")):
+        code = _code(value)
+        if code is None:
+            raise RewardError(
+                f"Outcome '{name}' of completion {n} is {value!r}; return a bool, a finite number below 2**52, a string, or None "
+                f"where it is unknown."
+            )
+        values.append(code)
     check_discrete({code for code in values if not math.isnan(code)}, name)
     return values
 

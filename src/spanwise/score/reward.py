@@ -18,6 +18,16 @@ from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, Status
 
 NAN = float("nan")
+#: What every reward gets: the blocks of each completion, the paid ones, and the dataset's columns.
+Texts = Sequence[BlockText]
+Pays = tuple[str, ...]
+Columns = Mapping[str, Any]
+_PARTS = {
+    "status_n": "statuses",
+    "by_outcome_n2": "rows by outcome",
+    "stated_n": "stated numbers",
+    "unused_n": "unused numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -50,19 +60,16 @@ class Reward:
     unused_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        sizes = len(self.value_n), len(self.status_n), len(self.by_outcome_n2)
-        if len(set(sizes)) > 1:
-            raise AlignmentError(f"A reward has {sizes[0]} values, {sizes[1]} statuses and {sizes[2]} rows by outcome.")
-        for kind, numbers_n in (("stated", self.stated_n), ("unused", self.unused_n)):
-            if numbers_n is not None and len(numbers_n) != sizes[0]:
-                raise AlignmentError(f"A reward has {sizes[0]} values and {len(numbers_n)} {kind} numbers.")
-        ok_n = self.status_n == Status.OK
-        wrong_n = torch.where(ok_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        for name, noun in _PARTS.items():
+            part = getattr(self, name)
+            if part is not None and len(part) != len(self.value_n):
+                raise AlignmentError(f"A reward has {len(self.value_n)} values and {len(part)} {noun}.")
+        wrong_n = torch.where(self.status_n == Status.OK, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
             n = int(wrong_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}: "
-                f"OK goes with a finite number, every other status with NaN."
+                f"OK goes with a finite number (return None for no reward), every other status with NaN."
             )
 
     def take(self, rows: Any) -> Reward:
@@ -110,20 +117,22 @@ class Reward:
             >>> Reward.of([0.5, None], status=[Status.OK, Status.TIMEOUT]).status_n
             tensor([0, 3])
         """
-        reasons = [Status.ABSENT] * len(values) if status is None else status
-        rows = [None] * len(values) if by_outcome is None else by_outcome
-        if not len(values) == len(reasons) == len(rows):
-            raise AlignmentError(f"{len(values)} values, {len(reasons)} statuses and {len(rows)} rows by outcome.")
-        for n, value in enumerate(values):
-            if value is not None and not math.isfinite(value):
-                raise RewardError(f"The reward of completion {n} is {value}; return a finite number, or None for no reward.")
-        pairs = zip(values, reasons, strict=True)
+        size = len(values)
+        reasons = [Status.ABSENT] * size if status is None else status
+        rows = [None] * size if by_outcome is None else by_outcome
+        if not size == len(reasons) == len(rows):
+            raise AlignmentError(f"{size} values, {len(reasons)} statuses and {len(rows)} rows by outcome.")
+        codes = [int(reason if value is None else Status.OK) for value, reason in zip(values, reasons, strict=True)]
         return Reward(
             _numbers(values),
-            torch.tensor([int(reason if value is None else Status.OK) for value, reason in pairs], dtype=torch.long),
+            torch.tensor(codes, dtype=torch.long),
             torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _numbers(stated),
         )
+
+
+#: The objectives scored before, by name.
+Scored = Mapping[str, Reward]
 
 
 def of_verdicts(size: int, verdicts: Mapping[int, Verdict | bool | None]) -> Reward:
@@ -137,7 +146,7 @@ def of_verdicts(size: int, verdicts: Mapping[int, Verdict | bool | None]) -> Rew
     return Reward.of(values, status=status)
 
 
-def column_of(columns: Mapping[str, Any], name: str, size: int) -> Sequence[Any]:
+def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """A column of the dataset, one row per completion."""
     if name not in columns:
         there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's

@@ -14,11 +14,10 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, unknown
 from spanwise.registry import register
-from spanwise.score.answers import judge
-from spanwise.score.maths import MathVerifier, shared_verifier
-from spanwise.score.reward import Reward, column_of, of_verdicts, read_tag
+from spanwise.score.answers import MathVerifier, judge, shared_verifier
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, of_verdicts, read_tag
 from spanwise.score.workers import DEADLINE
-from spanwise.types import BlockText, Status
+from spanwise.types import Status
 
 # Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
@@ -26,11 +25,11 @@ NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})
 
 @register("correct", kind="reward", tags=("tag",))
 def correct(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     tag: str = "answer",
     column: str = "answer",
     verify: str = "auto",
@@ -60,22 +59,15 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     golds = column_of(columns, column, len(text))
-    answers = [read_tag(blocks, pays, tag) for blocks in text]
-    there = [n for n, (present, _) in enumerate(answers) if present]
+    answers = {n: answer for n, (here, answer) in enumerate(read_tag(blocks, pays, tag) for blocks in text) if here}
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
-    verdicts = judge([golds[n] for n in there], [answers[n][1] for n in there], verify=verify, verifier=judges)
-    return of_verdicts(len(text), dict(zip(there, verdicts, strict=True)))
+    verdicts = judge([golds[n] for n in answers], list(answers.values()), verify=verify, verifier=judges)
+    return of_verdicts(len(text), dict(zip(answers, verdicts, strict=True)))
 
 
 @register("brier", kind="reward", tags=("tag",), judged_by="of")
 def brier(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    tag: str = "confidence",
-    of: str = "correct",
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "confidence", of: str = "correct"
 ) -> Reward:
     """Brier score of the stated confidence: -(q - c)^2.
 
@@ -101,11 +93,11 @@ def brier(
 
 @register("log_score", kind="reward", tags=("tag",), judged_by="of")
 def log_score(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     tag: str = "confidence",
     of: str = "correct",
     clip: float = 0.01,
@@ -158,13 +150,7 @@ def parse_confidence(text: str) -> float | None:
 
 @register("format", kind="reward", segmenters=("tags",))
 def format_(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    tags: Sequence[str] | None = None,
-    empty: bool = False,
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
 ) -> Reward:
     """1 if every paid block is well-formed, else 0.
 
@@ -188,20 +174,18 @@ def format_(
         paid = [blocks.get(block) for block in pays]
         inside = (name for block in blocks.values() if block for name in block if name)
         counted = frozenset(inside if tags is None else tags)
-        absent = all(block is None for block in paid)
-        values.append(
-            None if absent else float(all(block is not None and _well_formed(block, counted, empty) for block in paid))
-        )
+        well = all(block is not None and _well_formed(block, counted, empty) for block in paid)
+        values.append(None if all(block is None for block in paid) else float(well))
     return Reward.of(values)
 
 
 @register("second_attempt", kind="reward", tags=("tag",), blocks=("first",))
 def second_attempt(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     first: str = "first",
     tag: str = "answer",
     column: str = "answer",
@@ -231,36 +215,24 @@ def second_attempt(
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
-    verdict = correct(
-        text, pays=pays[:1], columns=columns, scored=scored, tag=tag, column=column, verify=verify, verifier=judges
-    )
-    values: list[float | None] = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
-    pairs = {
-        n: (read_tag(text[n], (first,), tag)[1], read_tag(text[n], pays[:1], tag)[1])
-        for n, value in enumerate(values)
-        if value == 0.0
-    }
-    tried = {n: pair for n, pair in pairs.items() if pair[1] and pair[1].strip()}
-    same = judge([pair[0] for pair in tried.values()], [pair[1] for pair in tried.values()], verify=verify, verifier=judges)
+    options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": judges}
+    verdict = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
+    values = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
+    wrong = [n for n, value in enumerate(values) if value == 0.0]
+    attempts = {n: [read_tag(text[n], (block,), tag)[1] for block in (first, pays[0])] for n in wrong}
+    tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
+    same = judge([one for one, _ in tried.values()], [two for _, two in tried.values()], verify=verify, verifier=judges)
     for n, equal in zip(tried, same, strict=True):
         values[n] = 0.0 if equal.value == 1.0 else partial
     return Reward.of(values, status=[Status(code) for code in verdict.status_n.tolist()])
 
 
-def _report(
-    text: Sequence[BlockText],
-    pays: tuple[str, ...],
-    tag: str,
-    scored: Mapping[str, Reward],
-    of: str,
-    rule: Callable[[float, float], float],
-) -> Reward:
+def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]) -> Reward:
     """Score a stated confidence by a proper rule (q, c) -> reward."""
     if of not in scored:
         raise RecipeError(unknown("objective scored before this one", of, scored))
     values: list[float | None] = []
     status: list[Status] = []
-    rows: list[tuple[float, float] | None] = []
     stated: list[float | None] = []
     judged = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
     for n, (blocks, c, verdict) in enumerate(judged):
@@ -272,24 +244,15 @@ def _report(
         report = read_tag(blocks, pays, tag)[1]
         q = None if report is None else parse_confidence(report)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
-        if q is None:
-            status.append(Status.ABSENT if report is None else Status.UNPARSABLE)
-        else:  # a stated confidence is unscored only for the reason that its answer is
-            status.append(Status(verdict))
-        rows.append(None if q is None else (rule(q, 0.0), rule(q, 1.0)))
+        # A stated confidence is unscored only for the reason that its answer is.
+        status.append(Status.ABSENT if report is None else Status.UNPARSABLE if q is None else Status(verdict))
         stated.append(q)
-    return Reward.of(values, status=status, by_outcome=rows, stated=stated)
+    by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in stated]
+    return Reward.of(values, status=status, by_outcome=by_outcome, stated=stated)
 
 
 @register("environment", kind="reward")
-def environment(
-    text: Sequence[BlockText],
-    *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-    column: str = "environment",
-) -> Reward:
+def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, column: str = "environment") -> Reward:
     """The number that the environment gave, as an engine brings it along.
 
     Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,19 @@ from typing import Any
 from spanwise.errors import DataError, RecipeError
 from spanwise.registry import register
 from spanwise.score.fields import json_value
-from spanwise.score.reward import Reward, block_with, column_of, of_verdicts
-from spanwise.types import BlockText, whole_text
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, block_with, column_of, of_verdicts
+from spanwise.types import whole_text
 
 _DECODER = json.JSONDecoder()
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    _written(options["schema"])
-
-
-@register("json_schema", kind="reward", tags=("tag",), check=_check)
+@register("json_schema", kind="reward", tags=("tag",), check=lambda options: _fixed(options["schema"]))
 def json_schema(
-    text: Sequence[BlockText],
+    text: Texts,
     *,
-    pays: tuple[str, ...],
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
     schema: Mapping[str, Any] | str = "schema",
     tag: str = "",
 ) -> Reward:
@@ -55,19 +51,15 @@ def json_schema(
         >>> json_schema(text, pays=("all",), columns={}, scored={}, schema=integer).value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
-    fixed = _written(schema)
+    fixed = _fixed(schema)
     cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
     verdicts: dict[int, bool | None] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
-        if block is None:
-            continue
-        validator = _of_cell(cell) if fixed is None else fixed
-        if validator is None:
-            verdicts[n] = None
-        else:
-            value = _whole(whole_text(blocks)) if not tag else _field(block, tag)
-            verdicts[n] = value is not None and _is_valid(validator, value[0])
+        if block is not None:
+            validator = fixed or _of_cell(cell)
+            value = _field(block, tag) if tag else _whole(whole_text(blocks))
+            verdicts[n] = None if validator is None else value is not None and _is_valid(validator, value[0])
     return of_verdicts(len(text), verdicts)
 
 
@@ -102,24 +94,17 @@ def _is_valid(validator: Any, value: Any) -> bool:
         return False
 
 
-def _written(schema: Any) -> Any:
+def _fixed(schema: Any) -> Any:
     """The validator of a schema that a recipe holds or names by file; None: it names a column."""
-    if isinstance(schema, str) and not schema.endswith(".json"):
+    named = isinstance(schema, str)
+    if named and not schema.endswith(".json"):
         return None
-    if isinstance(schema, str):
-        try:
-            source, where = Path(schema).read_text(encoding="utf-8"), f"The schema '{schema}'"
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RecipeError(f"The schema '{schema}' cannot be read: {reason}.") from error
-    else:
-        try:
-            source, where = json.dumps(schema, sort_keys=True), "The schema"
-        except (TypeError, ValueError) as error:
-            raise RecipeError(f"The schema {schema!r:.200} is no JSON: {error}.") from error
+    where = f"The schema '{schema}'" if named else "The schema"
     try:
-        return _validator(source)
-    except ValueError as error:
+        return _validator(Path(schema).read_text(encoding="utf-8") if named else json.dumps(schema, sort_keys=True))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    except (TypeError, ValueError) as error:
         raise RecipeError(f"{where} of reward 'json_schema' is none: {error}.") from error
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from itertools import product
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,20 +13,15 @@ from torch import Tensor
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.registry import is_registered
 from spanwise.score.calls import called
 from spanwise.score.custom import call_reward, check_reward_function
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Reward
-from spanwise.types import BlockText, Scores, Status
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts
+from spanwise.types import Scores, Status
 
 
-def score_all(
-    objectives: Sequence[Objective],
-    text: Sequence[BlockText],
-    *,
-    columns: Mapping[str, Any],
-    recorded: Mapping[str, Reward] | None = None,
-) -> Scores:
+def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns, recorded: Scored | None = None) -> Scores:
     """Score every completion by every objective.
 
     Args:
@@ -49,17 +44,16 @@ def score_all(
     _check_order(objectives)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        reward = (recorded or {}).get(objective.name)
-        if reward is None:
-            scored[objective.name] = score_one(objective, text, columns=columns, scored=scored)
+        known = (recorded or {}).get(objective.name)
+        if known is None:
+            reward = score_one(objective, text, columns=columns, scored=scored)
         else:
-            scored[objective.name] = taken_as_recorded(objective, reward, text, columns=columns, scored=scored)
+            reward = taken_as_recorded(objective, known, text, columns=columns, scored=scored)
+        scored[objective.name] = reward
     return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
 
 
-def as_scores(
-    scored: Mapping[str, Reward], outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None
-) -> Scores:
+def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
     """Put the rewards of all objectives side by side.
 
     Args:
@@ -70,24 +64,24 @@ def as_scores(
         >>> as_scores({"a": Reward.of([1.0]), "b": Reward.of([None], stated=[0.5])}).stated_nm
         tensor([[   nan, 0.5000]], dtype=torch.float64)
     """
-    rewards = scored.values()
-    stated = [torch.full_like(r.value_n, NAN) if r.stated_n is None else r.stated_n for r in rewards]
-    unused = [torch.full_like(r.value_n, NAN) if r.unused_n is None else r.unused_n for r in rewards]
+
+    def side_by_side(part: str) -> Tensor:
+        columns = [(reward.value_n, getattr(reward, part)) for reward in scored.values()]
+        return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
+
     return Scores(
         names=tuple(scored),
-        reward_nm=torch.stack([reward.value_n for reward in rewards], dim=1),
-        status_nm=torch.stack([reward.status_n for reward in rewards], dim=1),
-        by_outcome_nmo=torch.stack([reward.by_outcome_n2 for reward in rewards], dim=1),
+        reward_nm=side_by_side("value_n"),
+        status_nm=side_by_side("status_n"),
+        by_outcome_nmo=side_by_side("by_outcome_n2"),
         outcome_names=tuple(outcome_names),
         outcome_no=outcome_no if outcome_names else None,
-        stated_nm=torch.stack(stated, dim=1),
-        unused_nm=torch.stack(unused, dim=1),
+        stated_nm=side_by_side("stated_n"),
+        unused_nm=side_by_side("unused_n"),
     )
 
 
-def score_one(
-    objective: Objective, text: Sequence[BlockText], *, columns: Mapping[str, Any], scored: Mapping[str, Reward]
-) -> Reward:
+def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Score every completion by one objective.
 
     A completion that lacks every paid block has no reward (NaN, ABSENT), whatever the reward function says of it: what leaving it
@@ -112,36 +106,27 @@ def score_one(
         tensor([1., nan], dtype=torch.float64)
     """
     _check_given(objective, scored)
-    for block in objective.pays:
-        if text and block not in text[0]:
-            raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, text[0])}")
+    if text:
+        _check_pays(objective, text[0])
     if isinstance(objective.reward, str):
         entry = REWARDS.find(objective.reward)
         _check_options(objective, entry)
         judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
+        options = {"columns": columns, "scored": scored, **objective.options, **judged}
         reward = called(
-            partial(
-                entry.function, text, pays=objective.pays, columns=columns, scored=scored, **{**objective.options, **judged}
-            ),
+            partial(entry.function, text, pays=objective.pays, **options),
             what=f"Objective '{objective.name}': the reward '{objective.reward}'",
             size=len(text),
             advice="Look at its options and at the columns that it reads.",
         )
     else:
-        reward = call_reward(objective.reward, text, name=objective.name, columns=columns, options=objective.options)
+        reward = call_reward(objective, text, columns)
     if len(reward.value_n) != len(text):
         raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
     return reward.only_where(_has_blocks(objective, text))
 
 
-def taken_as_recorded(
-    objective: Objective,
-    known: Reward,
-    text: Sequence[BlockText],
-    *,
-    columns: Mapping[str, Any],
-    scored: Mapping[str, Reward],
-) -> Reward:
+def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """A reward that was computed elsewhere, with what its text says beside the number.
 
     A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
@@ -157,11 +142,10 @@ def taken_as_recorded(
     return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
 
 
-def _has_blocks(objective: Objective, text: Sequence[BlockText]) -> Bool[Tensor, " n"]:
+def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
     """The completions that have one of the blocks an objective pays."""
-    return torch.tensor(
-        [any(blocks.get(block) is not None for block in objective.pays) for blocks in text], dtype=torch.bool
-    )
+    there = [any(blocks.get(block) is not None for block in objective.pays) for blocks in text]
+    return torch.tensor(there, dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
@@ -183,25 +167,24 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         >>> check_objectives([Objective("correct", pays=("solution",))], Layout({"solution": ["answer"]}))
     """
     _check_order(objectives)
-    tags = layout.keys
     reports = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
-        for block in objective.pays:
-            if block not in tags:
-                raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, tags)}")
+        _check_pays(objective, layout.keys)
         fine = next((name for name in objective.outcomes if reports.get(name) is not None), None)
         if fine is not None:
             raise RecipeError(
                 f"Objective '{objective.name}' is given '{fine}', a score that hardly two completions share, so that none would "
                 f"have its like. Give it the outcome behind that score, '{reports[fine]}', or use baseline: group."
             )
-        if isinstance(objective.reward, str):
-            earlier = [before.name for before in objectives[:position]]
-            _check_built_in(objective, tags, earlier, reads=objective.name not in recorded)
-            if objective.name not in recorded:
-                _check_segmenters(objective, layout)
-        else:
-            check_reward_function(objective.reward, objective.options, objective.name)
+        if not isinstance(objective.reward, str):
+            check_reward_function(objective)
+            continue
+        entry = REWARDS.find(objective.reward)
+        _check_options(objective, entry)
+        if reports[objective.name] is not None:
+            _check_earlier(objective, str(reports[objective.name]), [before.name for before in objectives[:position]])
+        if objective.name not in recorded:
+            _check_reading(objective, entry, layout)
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
@@ -219,57 +202,25 @@ def _check_order(objectives: Sequence[Objective]) -> None:
 
 def _check_given(objective: Objective, earlier: Collection[str]) -> None:
     for entry, name in zip(objective.given, objective.outcomes, strict=True):
-        if name in earlier:
-            continue
-        if isinstance(entry, str) and ":" not in entry:
-            if entry not in OUTCOMES:
-                OUTCOMES.load_plugins()
-            if entry not in OUTCOMES:
-                raise RecipeError(_not_earlier(objective, entry, earlier))
-        find_outcome(entry)
+        if name not in earlier:
+            if isinstance(entry, str) and ":" not in entry and not is_registered(entry, kind="outcome"):
+                _check_earlier(objective, entry, earlier)
+            find_outcome(entry)
 
 
-def _check_built_in(
-    objective: Objective, tags: Mapping[str, tuple[str, ...]], earlier: Sequence[str], *, reads: bool
-) -> None:
-    entry = REWARDS.find(str(objective.reward))
-    _check_options(objective, entry)
-    options = {**entry.options, **objective.options}
-    for block in (options[name] for name in entry.blocks if reads):
-        if block not in tags:
-            raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, tags)}")
-    judge = judge_of(objective)
-    if judge is not None and judge not in earlier:
-        raise RecipeError(_not_earlier(objective, judge, earlier))
-    for tag in (options[name] for name in entry.tags if reads):
-        # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
-        read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
-        for blocks in read:
-            if tag and not any(tag in tags[block] for block in blocks):
-                there = [name for block in blocks for name in tags[block]]
-                raise RecipeError(
-                    f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
-                    f"{'has no tags' if not there else 'has ' + ', '.join(there)}; add it to the layout or set 'tag'."
-                )
-
-
-def _check_segmenters(objective: Objective, layout: Layout) -> None:
-    """Refuse a reward that looks for one segmenter's signs in the blocks of another."""
-    understood = REWARDS.find(str(objective.reward)).segmenters
-    other = next(
-        (
-            p
-            for p in layout.parts
-            if understood and p.segmenter not in understood and layout.names[p.block] in objective.pays
-        ),
-        None,
-    )
-    if other is not None:
+def _check_earlier(objective: Objective, name: str, earlier: Collection[str]) -> None:
+    if name not in earlier:
         raise RecipeError(
-            f"Objective '{objective.name}': the reward '{objective.reward}' judges what {' and '.join(understood)} find, and block "
-            f"'{layout.names[other.block]}' is found by {other.segmenter}. Use a reward of its content, such as json_schema, or a "
-            f"function of your own."
+            f"Objective '{objective.name}' is given '{name}', which is not an objective before it; "
+            f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name; outcomes that are no objectives: "
+            f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
         )
+
+
+def _check_pays(objective: Objective, blocks: Collection[str]) -> None:
+    for block in objective.pays:
+        if block not in blocks:
+            raise RecipeError(f"Objective '{objective.name}' pays '{block}'. {unknown('block', block, blocks)}")
 
 
 def _check_options(objective: Objective, entry: BuiltIn) -> None:
@@ -280,9 +231,28 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
         entry.check({**entry.options, **objective.options})
 
 
-def _not_earlier(objective: Objective, name: str, earlier: Collection[str]) -> str:
-    return (
-        f"Objective '{objective.name}' is given '{name}', which is not an objective before it; "
-        f"those are: {', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name; outcomes that are no objectives: "
-        f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
-    )
+def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
+    """Refuse a built-in reward that reads blocks and tags which the layout does not have, or another segmenter's."""
+    tags, options = layout.keys, {**entry.options, **objective.options}
+    for name in entry.blocks:
+        if options[name] not in tags:
+            raise RecipeError(
+                f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags)}"
+            )
+    # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
+    read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
+    for tag, blocks in product((options[name] for name in entry.tags), read):
+        there = [key for block in blocks for key in tags[block]]
+        if tag and tag not in there:
+            raise RecipeError(
+                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
+                f"{'has ' + ', '.join(there) if there else 'has no tags'}; add it to the layout or set 'tag'."
+            )
+    paid = [part for part in layout.parts if layout.names[part.block] in objective.pays]
+    other = next((part for part in paid if entry.segmenters and part.segmenter not in entry.segmenters), None)
+    if other is not None:
+        raise RecipeError(
+            f"Objective '{objective.name}': the reward '{objective.reward}' judges what {' and '.join(entry.segmenters)} find, and "
+            f"block '{layout.names[other.block]}' is found by {other.segmenter}. Use a reward of its content, such as json_schema, "
+            f"or a function of your own."
+        )

@@ -5,8 +5,8 @@ not depend on what else the machine does; a check that sleeps is stopped by the 
 than a `multiprocessing` pool: those import the user's main script again (a training script without a `__main__` guard would train
 in the worker), load torch with this package and cannot start from daemonic processes.
 
-A worker's script is run by path as `script deadline patience memory` and imports nothing of this package. It writes a line of JSON
-when it is ready, then one for each that it reads: `{"value": 1}`, or `{"error": "why"}`.
+The script, `worker.py`, writes a line of JSON when it is ready, then one for each that it reads: `{"value": 1}`, or
+`{"error": "why"}`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.errors import RewardError
 from spanwise.types import Status
 
+_SCRIPT = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
 #: How often a start is tried before it costs the item that needs it, and the pause between two tries.
 _STARTS = 3
@@ -66,14 +67,18 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
+def no_verdict(status: Status, why: str) -> Verdict:
+    """The verdict of a check that says neither right nor wrong."""
+    return Verdict(status, float("nan"), why)
+
+
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
-    def __init__(self, script: Path, what: str, deadline: float, memory: int) -> None:
-        self.script, self.what = script, what
-        self.deadline = deadline
+    def __init__(self, kind: str, what: str, deadline: float, memory: int) -> None:
+        self.what, self.deadline = what, deadline
         self.patience = 4 * deadline + 10.0  # by the clock: workers may share a core
-        self.memory = memory
+        self.command = [kind, str(deadline), str(self.patience + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
 
@@ -82,39 +87,33 @@ class Worker:
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # died while idle, for instance of the out-of-memory killer: nobody's fault
         if self.process is None and (fault := self.start()):
-            return Verdict(Status.ERROR, float("nan"), fault), False
+            return no_verdict(Status.ERROR, fault), False
         line, late = self.ask(json.dumps(request), self.patience)
         if late or not line.endswith("\n"):
             code = self.stop()
             if late or code == -getattr(signal, "SIGPROF", 0):
-                return Verdict(Status.TIMEOUT, float("nan"), f"stopped after {self.deadline:g} s"), True
-            died = Verdict(Status.ERROR, float("nan"), f"the checking process died with exit code {code}")
-            return died, code not in _FROM_OUTSIDE
+                return no_verdict(Status.TIMEOUT, f"stopped after {self.deadline:g} s"), True
+            return no_verdict(Status.ERROR, f"the checking process died with exit code {code}"), code not in _FROM_OUTSIDE
         reply = json.loads(line)
         if "error" in reply:
-            return Verdict(Status.ERROR, float("nan"), reply["error"]), True
+            return no_verdict(Status.ERROR, reply["error"]), True
         return Verdict(Status.OK, float(reply["value"])), True
 
     def start(self) -> str | None:
         """Start the process, several times if need be; what is wrong if it does not. After such a failure one try is enough."""
-        fault = None
-        for tried in range(1 if self.failed else _STARTS):
-            if tried:
+        fault = self._start_once()
+        for _ in range(0 if self.failed else _STARTS - 1):
+            if fault is not None:
                 time.sleep(_PAUSE_SECONDS)
-            fault = self._start_once()
-            if fault is None:
-                self.started, self.failed = True, False
-                return None
-        self.failed = True
-        return f"{self.what} cannot start in a worker process ({fault})"
+                fault = self._start_once()
+        self.started, self.failed = self.started or fault is None, fault is not None
+        return None if fault is None else f"{self.what} cannot start in a worker process ({fault})"
 
     def _start_once(self) -> str | None:
-        limits = (self.deadline, self.patience + 5.0, self.memory)
-        command = [sys.executable, "-P", str(self.script), *map(str, limits)]
         try:
             # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every worker.
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-P", str(_SCRIPT), *self.command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -160,10 +159,8 @@ class Worker:
             return None
         process.kill()
         code = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # unsent bytes of a dead process
-                    pipe.close()
+        with contextlib.suppress(OSError), process:  # unsent bytes of a dead process
+            pass
         return code
 
 
@@ -176,18 +173,13 @@ class Workers:
     (a process killed from outside, one that did not start) are not.
     """
 
-    #: The worker's script, what it runs, and what to do where that cannot start.
-    script: Path
+    #: What the workers check, in the words of `worker.py` and of a sentence, and what to do where they cannot start.
+    kind: str
     what: str
     advice: str
 
     def __init__(
-        self,
-        *,
-        workers: int | None = None,
-        deadline: float | int = DEADLINE,
-        memory: int = MEMORY,
-        cache: int = 65_536,
+        self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
         counts = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
@@ -198,17 +190,15 @@ class Workers:
             )
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
-        self._workers = [Worker(self.script, self.what, deadline, memory) for _ in range(workers)]
+        self._workers = [Worker(self.kind, self.what, deadline, memory) for _ in range(workers)]
         self._reset()
         _all.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
         # The worker that was used last comes first, so that few checks start few workers.
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
-            worker.process = None
             self._idle.put(worker)
 
     def __enter__(self: _W) -> _W:
@@ -219,48 +209,31 @@ class Workers:
 
     def check(self, requests: Sequence[Request]) -> list[Verdict]:
         """Check every request; the verdicts come in the order of the requests."""
-        wanted = list(dict.fromkeys(requests))
         with self._lock:
-            verdicts = {request: self._cache[request] for request in wanted if request in self._cache}
-            for request in verdicts:
-                self._cache.move_to_end(request)
-            futures: dict[Request, Future[Verdict]] = {}
-            if len(verdicts) < len(wanted):
-                threads = self._running_threads()
-                futures = {request: threads.submit(self._check, request) for request in wanted if request not in verdicts}
-        try:
-            verdicts.update({request: future.result() for request, future in futures.items()})
-        finally:
-            for future in futures.values():
-                future.cancel()
-        return [verdicts[request] for request in requests]
+            verdicts = {request: self._cache.get(request) for request in requests}
+            for request, verdict in verdicts.items():
+                if verdict is not None:
+                    self._cache.move_to_end(request)
+        missing = [request for request, verdict in verdicts.items() if verdict is None]
+        if missing:
+            threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
+            try:
+                verdicts.update(zip(missing, threads.map(self._check, missing), strict=True))
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+        return [verdict for request in requests if (verdict := verdicts[request]) is not None]
 
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""
-        with self._lock:
-            threads, self._threads = self._threads, None
-        if threads is None:
-            return
-        threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             process = worker.process
             if process is not None:
                 process.kill()  # a check in flight then ends by itself
-        threads.shutdown(wait=True)
-        for worker in self._workers:
+        for _ in self._workers:
+            self._idle.get()
+        for worker in reversed(self._workers):
             worker.stop()
-
-    def _disown(self) -> None:
-        for worker in self._workers:
-            if worker.process is not None:
-                worker.process.returncode = 0  # the parent's child, not ours to wait for
-                _inherited.append(worker.process)
-        self._reset()
-
-    def _running_threads(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
-        return self._threads
+            self._idle.put(worker)
 
     def _check(self, request: Request) -> Verdict:
         worker = self._idle.get()
@@ -285,38 +258,35 @@ def cores() -> int:
 
 
 _shared: dict[tuple[Any, ...], Workers] = {}
-_shared_lock = threading.Lock()
 
 
 def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
     """The workers of a kind and these limits that the built-in rewards use, made on first use and closed when Python ends."""
-    with _shared_lock:
-        key = (kind, *sorted(limits.items()))
-        if key not in _shared:
-            if not _shared:
-                atexit.register(close)
-            _shared[key] = kind(**limits)
-        return _shared[key]  # pyright: ignore[reportReturnType] - what the kind made
+    key = (kind, *sorted(limits.items()))
+    if key not in _shared:
+        _shared.setdefault(key, kind(**limits))
+    return _shared[key]  # pyright: ignore[reportReturnType] - what the kind made
 
 
+@atexit.register
 def close() -> None:
     """Stop the workers of the shared verifiers; the next check starts new ones.
 
     >>> close()
     """
-    with _shared_lock:
-        open_workers = list(_shared.values())
-        _shared.clear()
-    for workers in open_workers:
+    for workers in list(_shared.values()):
         workers.close()
 
 
 def _after_fork() -> None:
     # A forked child holds the pipes of its parent's workers and none of its threads: it must start its own.
-    global _shared_lock
-    _shared_lock = threading.Lock()
     for workers in list(_all):
-        workers._disown()
+        for worker in workers._workers:
+            if worker.process is not None:
+                worker.process.returncode = 0  # the parent's child, not ours to wait for
+                _inherited.append(worker.process)
+                worker.process = None
+        workers._reset()
 
 
 if hasattr(os, "register_at_fork"):

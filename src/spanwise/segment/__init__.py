@@ -1,8 +1,8 @@
 """Token ids to spans: which block every sampled token belongs to, and what each block says."""
 
-from spanwise.segment import channels, code, delimiters, json_fields, markdown, parse, patterns, prose, token_runs  # noqa: F401 - each registers its own
+from spanwise.segment import channels, code, delimiters, json_fields, markdown, parse, patterns, units  # noqa: F401 - each registers its own
 from spanwise.segment.census import Census, census, census_of
-from spanwise.segment.claims import Claim, Found, Sample, numbered
+from spanwise.segment.claims import Claim, Found, Sample
 from spanwise.segment.place import find_blocks
 from spanwise.segment.registry import SEGMENTERS, Segmenter
 from spanwise.segment.vocabulary import Vocabulary
@@ -18,5 +18,4 @@ __all__ = [
     "census",
     "census_of",
     "find_blocks",
-    "numbered",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,37 +15,29 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+#: What a part says: its bytes [start, end), or the text where that is spelled otherwise.
+Inner = tuple[int, int] | bytes
 
 
-@dataclass(eq=False)
-class Chunk:
-    """Some completions in a row: their bytes, and of every trainable token its id, its end in them and its place."""
-
-    data: bytes
-    id_t: np.ndarray
-    end_t: np.ndarray
-    column_t: np.ndarray
-    logp_t: np.ndarray | None  # where a finder asks for it
-    vocabulary: Vocabulary
-
-    @cached_property
-    def added(self) -> np.ndarray:
-        """The positions of the tokens that the tokenizer added beside its vocabulary, such as `<think>`."""
-        return np.flatnonzero(self.vocabulary.is_added[self.id_t])
-
-
+@dataclass(eq=False, slots=True)
 class Sample:
     """One completion as a finder sees it: the trainable tokens alone, as if all others were deleted.
 
     Attributes:
         text: its bytes.
+        id_t: its tokens.
+        end_t: the byte at which each of them ends.
+        column_t: where each of them stands in the row; what is left out was masked.
+        logp_t: the log-probability that each was sampled with; empty where no segmenter of the layout asks for them.
+        vocabulary: the bytes of every token.
     """
 
-    __slots__ = ("_byte", "_chunk", "_first", "_last", "text")
-
-    def __init__(self, chunk: Chunk, first: int, last: int, start: int, stop: int) -> None:
-        self._chunk, self._first, self._last, self._byte = chunk, first, last, start
-        self.text = chunk.data[start:stop]
+    text: bytes
+    id_t: np.ndarray
+    end_t: np.ndarray
+    column_t: np.ndarray
+    logp_t: np.ndarray
+    vocabulary: Vocabulary
 
     @staticmethod
     def of(text: bytes) -> Sample:
@@ -54,41 +46,8 @@ class Sample:
         >>> Sample.of(b"abc").end_t
         array([1, 2, 3])
         """
-        size = len(text)
-        ids = np.frombuffer(text, dtype=np.uint8)
-        return Sample(Chunk(text, ids, np.arange(1, size + 1), np.arange(size), None, _BYTES), 0, size, 0, size)
-
-    @property
-    def end_t(self) -> np.ndarray:
-        """The byte at which each of its tokens ends."""
-        return self._chunk.end_t[self._first : self._last] - self._byte
-
-    @property
-    def column_t(self) -> np.ndarray:
-        """Where each of its tokens stands in the row; what is left out was masked."""
-        return self._chunk.column_t[self._first : self._last]
-
-    @property
-    def logp_t(self) -> np.ndarray:
-        """The log-probability that each of its tokens was sampled with."""
-        assert self._chunk.logp_t is not None, "asked for where the registry entry says so"
-        return self._chunk.logp_t[self._first : self._last]
-
-    @property
-    def known(self) -> frozenset[bytes]:
-        """What the tokens that its tokenizer added beside its vocabulary are written as, whether they occur here or not."""
-        return self._chunk.vocabulary.added_pieces
-
-    @property
-    def added(self) -> list[tuple[int, int]]:
-        """The bytes [start, end) of the tokens that the tokenizer added beside its vocabulary, such as `<think>`."""
-        chunk = self._chunk
-        low, high = np.searchsorted(chunk.added, (self._first, self._last))
-        if low == high:
-            return []
-        at = chunk.added[low:high]
-        starts = np.where(at == 0, 0, chunk.end_t[at - 1]) - self._byte
-        return list(zip(starts.tolist(), (chunk.end_t[at] - self._byte).tolist(), strict=True))
+        columns = np.arange(len(text))
+        return Sample(text, np.frombuffer(text, dtype=np.uint8), columns + 1, columns, np.empty(0), _BYTES)
 
 
 class Claim(NamedTuple):
@@ -113,7 +72,7 @@ class Claim(NamedTuple):
     part: Part
     start: int
     stop: int | None = None
-    inner: tuple[int, int] | bytes | None = None
+    inner: Inner | None = None
 
 
 class Found(NamedTuple):
@@ -146,58 +105,36 @@ class Pieces:
     blocks: tuple[int, ...]
     starts: tuple[int, ...]
     fault: int
-    contents: Mapping[tuple[int, str], tuple[int, int] | bytes]
-
-
-def numbered(parts: Sequence[Part]) -> Callable[[int], Part | None]:
-    """Of the parts of one mark, in order, the one that takes match number i.
-
-    Each takes one; the last takes all the others too, unless it is an element of a repeated block: then nobody does.
-
-    >>> one, two = Part(0, "lines", "", "line[0]", 0), Part(1, "lines", "", "line[1]", 1)
-    >>> [part and part.key for part in map(numbered([one, two]), range(3))], numbered([Part(0, "lines", "", "all")])(7).key
-    (['line[0]', 'line[1]', None], 'all')
-    """
-    listed = list(parts)
-    surplus = listed[-1] if listed[-1].index is None else None
-    return lambda index: listed[index] if index < len(listed) else surplus
-
-
-class Taker:
-    """The parts of one mark, which take its matches in turn, and what becomes of a match after the last part of a single block."""
-
-    def __init__(self, parts: Sequence[Part], *, again: Literal["taken", "duplicate", "refused"]) -> None:
-        self.part = numbered(parts)
-        once = parts[-1].index is None and not parts[-1].mark.endswith(EACH)
-        self.most = len(parts) if once and again != "taken" else sys.maxsize
-        self.refuses = again == "refused"
+    contents: Mapping[tuple[int, str], Inner]
 
 
 class Claims:
-    """The claims on one completion, made match by match."""
+    """The claims on one completion, made match by match; `again`: what becomes of a match after the last part of a single block."""
 
-    def __init__(self) -> None:
-        self.made: list[Claim] = []
+    def __init__(self, parts_of: Mapping[str, Sequence[Part]], *, again: Literal["taken", "duplicate", "refused"]) -> None:
+        self.parts_of, self.again = parts_of, again
+        self.claims: list[Claim] = []
         self.fault = 0
-        self._count: dict[Taker, int] = {}
+        self._count = dict.fromkeys(parts_of, 0)
 
-    def take(self, taker: Taker, start: int, stop: int, inner: tuple[int, int] | None) -> None:
+    def take(self, mark: str, start: int, stop: int, inner: tuple[int, int] | None) -> None:
         """Claim the next match of a mark for the part whose turn it is, if there is one."""
-        number = self._count.get(taker, 0)
-        self._count[taker] = number + 1
-        if number >= taker.most:
-            self.fault |= Fault.DUPLICATE
-            if taker.refuses:
+        parts, number = self.parts_of[mark], self._count[mark]
+        self._count[mark] += 1
+        if number >= len(parts):
+            last = parts[-1]
+            if last.index is not None:
+                self.fault |= Fault.MORE
                 return
-        part = taker.part(number)
-        if part is None:
-            self.fault |= Fault.MORE
-        else:
-            self.made.append(Claim(part, start, stop, inner))
+            if self.again != "taken" and not last.mark.endswith(EACH):
+                self.fault |= Fault.DUPLICATE
+                if self.again == "refused":
+                    return
+        self.claims.append(Claim(parts[min(number, len(parts) - 1)], start, stop, inner))
 
     def found(self) -> Found:
         """All that was claimed, and what is wrong."""
-        return Found(self.made, int(self.fault))
+        return Found(self.claims, int(self.fault))
 
 
 def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
@@ -221,30 +158,18 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
     if not layout.wanted.issubset([claim.part for claim in claims]):
         fault |= Fault.MISSING
-    contents: dict[tuple[int, str], tuple[int, int] | bytes] = {}
-    pieces: list[tuple[int, int]] = []
-    for part, start, _, inner in claims:
-        pieces.append((start, part.block))
-        if inner is not None:
-            contents[part.block, part.key] = inner
-    if layout.rest is not None:
-        pieces = _carved(claims, layout.rest, size)
+    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims if claim.inner is not None}
+    pieces = _carved(claims, layout.rest, size)
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
-    starts: list[int] = []
-    blocks: list[int] = []
-    last = at = -1
-    for start, block in pieces:
-        if start == at:
-            blocks[-1] = last = block
-        elif block != last:
-            starts.append(start)
-            blocks.append(block)
-            at, last = start, block
-    return Pieces(tuple(blocks), tuple(starts), int(fault), contents)
+    # Of several pieces at one byte the last one has it.
+    block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
+    return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
-def _carved(claims: Sequence[Claim], rest: int, size: int) -> list[tuple[int, int]]:
-    """Starts and blocks of pieces where every claim has its own bytes and the rest the others."""
+def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> list[tuple[int, int]]:
+    """Starts and blocks of pieces where every claim has its own bytes and the rest the others; of the claims where none is."""
+    if rest is None:
+        return [(claim.start, claim.part.block) for claim in claims]
     pieces = [(0, rest)]
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
     stack: list[tuple[int, int]] = [(size, rest)]

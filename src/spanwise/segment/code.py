@@ -4,7 +4,7 @@ A mark is `fence`, a fenced code block, or `<language>.<kind>`: `python.function
 top level), `python.import`, `python.docstring`, or a node type of the grammar, `python.for_statement`. Any language works whose
 package `tree_sitter_<language>` is installed; `pip install 'spanwise[segment]'` brings Python's. `fence` needs none.
 
-Rules. Code is what stands in fences of that language or of none, see `spanwise.segment.fences`; without any fence, the whole
+Rules. Code is what stands in fences of that language or of none, see `spanwise.segment.markdown`; without any fence, the whole
 completion. Matches of one mark are the outermost ones, a function with its decorators; a match inside one of another mark takes its
 bytes out of that; where two marks match the same bytes, the one that the layout names first has them. A mark takes its first
 match, one in two blocks its first two; another match is a DUPLICATE, with `[*]` it takes them all; of a repeated block, one each,
@@ -24,8 +24,8 @@ from typing import Any
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
-from spanwise.segment.fences import Fence, fences
+from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.markdown import Fence, fences
 from spanwise.types import Fault
 
 _ALIASES = {
@@ -58,11 +58,11 @@ _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(fences(text.encode(errors="replace"))))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes, statements in them; see the module."""
-    fenced: Taker | None = None
-    languages: dict[str, tuple[Any, list[tuple[Taker, _Matcher]]]] = {}
-    for mark, own in by_mark(parts).items():
+    parts_of = by_mark(parts)
+    parsers: dict[str, Any] = {}
+    matchers: dict[str, dict[str, _Matcher]] = {}
+    for mark in parts_of:
         if mark == "fence":
-            fenced = Taker(own, again="refused")
             continue
         written = _MARK.fullmatch(mark)
         if written is None:
@@ -70,36 +70,30 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 f"'{mark}' is no mark of code; write fence, or a language and a kind, such as python.function."
             )
         language, kind = written.groups()
-        if language not in languages:
-            languages[language] = _grammar(language), []
-        grammar, wanted = languages[language]
-        wanted.append((Taker(own, again="refused"), _matcher(grammar, language, kind)))
-    readers = {
-        name: (import_module("tree_sitter").Parser(grammar).parse, wanted) for name, (grammar, wanted) in languages.items()
-    }
-    return lambda sample: _find(sample, fenced, readers)
+        if language not in parsers:
+            parsers[language], matchers[language] = _parser(language), {}
+        matchers[language][mark] = _matcher(parsers[language].language, language, kind)
 
-
-def _find(sample: Sample, fenced: Taker | None, readers: dict[str, tuple[Any, list[tuple[Taker, _Matcher]]]]) -> Found:
-    text, claims = sample.text, Claims()
-    blocks = fences(text)
-    if fenced is not None:
-        for block in blocks:
+    def find(sample: Sample) -> Found:
+        text, claims = sample.text, Claims(parts_of, again="refused")
+        blocks = fences(text)
+        for block in blocks if "fence" in parts_of else ():
             claims.fault |= 0 if block.closed else Fault.TRUNCATED
-            claims.take(fenced, block.start, block.stop, block.inner if block.closed else None)
-    for language, (parse, wanted) in readers.items():
-        for start, stop in _code_of(language, blocks, len(text)):
-            held = text[start:stop].rstrip()
-            root = parse(text[start:stop]).root_node
-            claims.fault |= _broken(root, held.rfind(b"\n") + 1)
-            seen: set[tuple[int, int]] = set()
-            for taker, matcher in wanted:
-                for first, last, whole in matcher(root):
-                    if (first, last) not in seen:
-                        seen.add((first, last))
-                        place = start + first, start + last
-                        claims.take(taker, *place, place if whole else None)
-    return claims.found()
+            claims.take("fence", block.start, block.stop, block.inner if block.closed else None)
+        for language, parser in parsers.items():
+            for start, stop in _code_of(language, blocks, len(text)):
+                root = parser.parse(text[start:stop]).root_node
+                claims.fault |= _broken(root, text[start:stop].rstrip().rfind(b"\n") + 1)
+                seen: set[tuple[int, int]] = set()
+                for mark, matches in matchers[language].items():
+                    for first, last, whole in matches(root):
+                        if (first, last) not in seen:
+                            seen.add((first, last))
+                            place = start + first, start + last
+                            claims.take(mark, *place, place if whole else None)
+        return claims.found()
+
+    return find
 
 
 def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[int, int]]:
@@ -124,20 +118,18 @@ def _broken(root: Any, last_line: int) -> int:
 
 
 def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
-    """What finds the nodes of a kind."""
+    """What finds the outermost nodes of a kind."""
     if kind == "statement":
         return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
-    types = {
-        grammar.node_kind_for_id(number) for number in range(grammar.node_kind_count) if grammar.node_kind_is_named(number)
-    }
-    ours = [*(own for own, names in _KINDS.items() if types.intersection(names)), "statement"]
     if kind == "docstring" and language == "python":
         pattern = _DOCSTRING
     else:
+        types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
         names = [name for name in _KINDS.get(kind, (kind,)) if name in types]
         if not names:
-            kinds = [*ours, *(["docstring"] if language == "python" else [])]
-            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(kinds)}.")
+            ours = [*(own for own, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
+            ours += ["docstring"] if language == "python" else []
+            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(ours)}.")
         pattern = " ".join(f"({name}) @it" for name in names)
         if "decorated_definition" in types and kind in ("function", "class"):
             pattern += " ".join(f"(decorated_definition definition: ({name})) @it" for name in names)
@@ -145,11 +137,8 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     query = sitter.Query(grammar, pattern)
 
     def outermost(root: Any) -> list[tuple[int, int, bool]]:
-        outer = []
-        places = sorted(
-            map(_place, sitter.QueryCursor(query).captures(root).get("it", [])), key=lambda one: (one[0], -one[1])
-        )
-        for place in places:
+        outer: list[tuple[int, int, bool]] = []
+        for place in sorted(map(_place, sitter.QueryCursor(query).captures(root).get("it", [])), key=_outer_first):
             if not outer or place[0] >= outer[-1][1]:
                 outer.append(place)
         return outer
@@ -161,18 +150,22 @@ def _place(node: Any) -> tuple[int, int, bool]:
     return node.start_byte, node.end_byte, not node.has_error
 
 
-def _grammar(language: str) -> Any:
-    """The grammar of a language."""
+def _outer_first(place: tuple[int, int, bool]) -> tuple[int, int]:
+    return place[0], -place[1]
+
+
+def _parser(language: str) -> Any:
+    """The parser of a language."""
     try:
         sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
         there = sorted(
-            found.name.removeprefix("tree_sitter_") for found in iter_modules() if found.name.startswith("tree_sitter_")
+            one.name.removeprefix("tree_sitter_") for one in iter_modules() if one.name.startswith("tree_sitter_")
         )
         raise LayoutError(
             f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: {', '.join(there) or 'none'}; "
             f"pip install 'spanwise[segment]' brings python, pip install tree-sitter-{language.replace('_', '-')} this one."
         ) from None
     make = getattr(package, "language", None) or getattr(package, f"language_{language}")
-    return sitter.Language(make())
+    return sitter.Parser(sitter.Language(make()))

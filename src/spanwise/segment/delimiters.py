@@ -14,25 +14,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
+from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
 from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
-
-
-class _Pair(NamedTuple):
-    """One mark: its signs, and the parts that take its matches in turn."""
-
-    opening: bytes
-    closing: bytes
-    taker: Taker
 
 
 def signs_of(mark: str) -> tuple[str, str]:
@@ -68,44 +59,40 @@ def _says(text: str) -> list[str]:
 )
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what stands between two signs, such as `<think>...</think>`; see the module."""
-    of_mark = by_mark(parts, bare=False)
-    opens: dict[bytes, _Pair] = {}
-    for mark, own in of_mark.items():
-        opening, closing = signs_of(mark)
-        pair = _Pair(opening.encode(), closing.encode(), Taker(own, again="duplicate"))
-        if pair.opening in opens:
+    parts_of = by_mark(parts, bare=False)
+    opens: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
+    for mark in parts_of:
+        opening, closing = (sign.encode() for sign in signs_of(mark))
+        if opening in opens:
             raise LayoutError(
                 f"'{mark}' opens as another mark does, and one sign opens one part; give each an opening sign of its own."
             )
-        opens[pair.opening] = pair
-    signs = finder_of({sign for pair in opens.values() for sign in (pair.opening, pair.closing) if sign})
-    prefilled = None if layout.prefilled not in of_mark else opens[signs_of(layout.prefilled)[0].encode()]
-    return lambda sample: _read(sample, signs(sample), opens, prefilled)
+        opens[opening] = mark, closing
+    find_signs = finder_of({*opens, *(closing for _, closing in opens.values() if closing)})
+    before = [Sign(opening, 0, 0) for opening, (mark, _) in opens.items() if mark == layout.prefilled]
 
+    def find(sample: Sample) -> Found:
+        claims, signs = Claims(parts_of, again="duplicate"), [*before, *find_signs(sample)]
+        places, at = Places(signs), 0
+        while at < len(signs):
+            sign = signs[at]
+            if sign.written not in opens:
+                claims.fault |= Fault.ORDER
+                at += 1
+                continue
+            mark, closing = opens[sign.written]
+            end = places.after(at, closing) if closing else len(signs)
+            if end < len(signs):
+                inner, stop = (sign.end, signs[end].start), signs[end].end
+                claims.fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
+                at = end + 1
+            else:
+                after = places.after(at, *opens)
+                claims.fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
+                claims.fault |= Fault.TRUNCATED if closing else 0
+                stop = signs[after].start if after < len(signs) else len(sample.text)
+                inner, at = None if closing else (sign.end, stop), after
+            claims.take(mark, sign.start, stop, inner)
+        return claims.found()
 
-def _read(sample: Sample, signs: list[Sign], opens: dict[bytes, _Pair], prefilled: _Pair | None) -> Found:
-    claims, fault, size = Claims(), 0, len(sample.text)
-    signs = signs if prefilled is None else [Sign(prefilled.opening, 0, 0), *signs]
-    places = Places(signs)
-    at = 0
-    while at < len(signs):
-        sign = signs[at]
-        pair = opens.get(sign.written)
-        if pair is None:
-            fault |= Fault.ORDER
-            at += 1
-            continue
-        end = places.after(at, pair.closing) if pair.closing else len(signs)
-        if end < len(signs):
-            inner, stop = (sign.end, signs[end].start), signs[end].end
-            fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
-            at = end + 1
-        else:
-            after = places.after(at, *opens)
-            fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
-            at = after
-            stop = signs[at].start if at < len(signs) else size
-            inner = None if pair.closing else (sign.end, stop)
-            fault |= Fault.TRUNCATED if pair.closing else 0
-        claims.take(pair.taker, sign.start, stop, inner)
-    return Found(claims.made, int(claims.fault | fault))
+    return find

@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from spanwise.layout import Layout, Part
+from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.segment.json_paths import Node, paths, steps, tree, unescaped
@@ -42,12 +42,12 @@ _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 _TOKEN = re.compile(
     rb'"(%b)(?:(")(?:([ \t\r\n]*+:)(?:[ \t\r\n]*+(?:"(%b)"[ \t\r\n]*+|([^"{}\[\],]++))(?:,|(?=\})))?+)?+)?+'
     % (_INSIDE, _INSIDE)
-    + rb"|\{(?:[ \t\r\n]*+\{)*+|[}\[\],]",
+    + rb"|[{}\[\],]",
     re.DOTALL,
 )
 _BROKEN, _STRING, _KEY, _LITERAL = 1, 2, 3, 5
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
-_COMMA, _OBJECT, _ARRAY, _ARRAY_END = b",{[]"
+_COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
 _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
     int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE)
@@ -61,7 +61,7 @@ class _Open:
 
     def __init__(self, node: Node | None, *, array: bool) -> None:
         self.node, self.index = node, 0 if array else -1
-        self.seen: set[Node] | None = None
+        self.seen: set[Node] = set()
         self.reading = False
         self.within: Node | None = None
         self.start = self.value = 0
@@ -111,60 +111,50 @@ class _Scan:
     def _object(self, at: int) -> int:
         """Read from an opening brace to the end of its object, or of the text; where that is."""
         for match in _TOKEN.finditer(self.text, at):
-            start, groups = match.start(), match.lastindex
-            if groups is None:
+            start, last = match.start(), match.lastindex
+            if last is None:
                 sign = self.text[start]
                 if sign == _COMMA:
                     self._comma(start)
-                elif sign == _ARRAY:
-                    self._push(start, array=True)
-                elif sign == _OBJECT:
-                    self._push(start, array=False)
-                    if match.end() > start + 1:  # `{{{`: the second one starts over, and so does each after it
-                        self._push(self.text.index(b"{", start + 1), array=False)
+                elif sign in b"{[":
+                    self._push(start, array=sign == _ARRAY)
                 else:
                     self._close(start, array=sign == _ARRAY_END)
                     if not self.stack:
                         return start + 1
-            elif groups == _BROKEN:
+            elif last == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif groups > _STRING:
+            elif last > _STRING:
                 if self.stack[-1].index < 0:
-                    self._key(match, groups)
-                elif groups > _KEY and self.text[match.end() - 1] == _COMMA:  # in an array a string is no key
+                    self._key(match, last)
+                elif last > _KEY and self.text[match.end() - 1] == _COMMA:  # in an array a string is no key
                     self._comma(match.end() - 1)
         return len(self.text)
 
-    def _key(self, match: re.Match[bytes], groups: int) -> None:
-        """A key of the innermost object and its value, if that is a number, a word or a string."""
-        top = self.stack[-1]
+    def _key(self, match: re.Match[bytes], last: int) -> None:
+        """A key of the innermost object and its value, if that is a number, a word or a string; else the value is what follows."""
+        top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
             self._finish(top, match.start(), whole=False)
-        within = None if top.node is None else top.node.keys.get(match[1])
-        if within is None and top.node is not None and b"\\" in match[1]:
-            within = top.node.keys.get(unescaped(match[1]))
-        if within is not None:
-            if top.seen is None:
-                top.seen = {within}
-            elif within in top.seen:
-                self.fault |= _DUPLICATE
-                within = None
-            else:
-                top.seen.add(within)
-        if groups == _KEY:
-            top.begin(within, match.start() if self.from_key else match.end(), match.end())
+        keys = {} if top.node is None else top.node.keys
+        within = keys.get(key) or (keys.get(unescaped(key)) if b"\\" in key else None)
+        if within in top.seen:
+            self.fault |= _DUPLICATE
+            within = None
+        elif within is not None:
+            top.seen.add(within)
+        start, value = match.start() if self.from_key else match.end(_KEY), match.end(_KEY)
+        if last == _KEY:
+            top.begin(within, start, value)
         elif within is not None and within.part is not None:
-            start, stop = match.span(groups)
-            content: tuple[int, int] | bytes = start, stop
-            if groups == _LITERAL:
-                stop = start + len(self.text[start:stop].rstrip(_SPACE))
-                content = start, stop
+            first, stop = match.span(last)
+            if last == _LITERAL:
+                stop = first + len(self.text[first:stop].rstrip(_SPACE))
+                self._claim(within.part, start, stop, (first, stop))
             else:
-                stop += 1
-                if b"\\" in match[groups]:
-                    content = unescaped(match[groups])
-            self._claim(within, match.start() if self.from_key else match.end(_KEY), stop, content)
+                content = unescaped(match[last]) if b"\\" in match[last] else (first, stop)
+                self._claim(within.part, start, stop + 1, content)
 
     def _comma(self, at: int) -> None:
         top = self.stack[-1]
@@ -215,36 +205,31 @@ class _Scan:
 
     def _finish(self, top: _Open, at: int, *, whole: bool = True) -> None:
         """End the value that is being read; what was cut off says nothing."""
-        if not top.reading:
-            return
-        top.reading = False
-        within, node = top.within, top.node
+        node, part = top.node, None if top.within is None else top.within.part
         more = top.index >= 0 and node is not None and node.counted and top.index not in node.steps
-        if (within is None or within.part is None) and not more:
-            return
-        text = self.text[top.value : at]
-        value = text.strip(_SPACE)
-        if more and value:
-            self.fault |= _MORE
-        if within is not None and within.part is not None and (value or top.index < 0):
-            first = top.value + len(text) - len(text.lstrip(_SPACE))
-            self._claim(within, top.start, first + len(value), _said(value, first) if whole else None)
+        if top.reading and (part is not None or more):
+            text = self.text[top.value : at]
+            value = text.strip(_SPACE)
+            if more and value:
+                self.fault |= _MORE
+            if part is not None and (value or top.index < 0):
+                first = top.value + len(text) - len(text.lstrip(_SPACE))
+                self._claim(part, top.start, first + len(value), _said(value, first) if whole else None)
+        top.reading = False
 
-    def _claim(self, node: Node, start: int, stop: int, said: tuple[int, int] | bytes | None) -> None:
-        part = node.part
-        assert part is not None
+    def _claim(self, part: Part, start: int, stop: int, content: tuple[int, int] | bytes | None) -> None:
         if part in self.done:
             self.fault |= _DUPLICATE
             return
-        if not node.many:
+        if part.index is not None or EACH not in part.mark:
             self.done.add(part)
-        self.claims.append(Claim(part, start, stop, said))
+        self.claims.append(Claim(part, start, stop, content))
 
 
-def _said(held: bytes, first: int) -> tuple[int, int] | bytes | None:
+def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
     """What a complete value says: its JSON text, of a string what stands between the quotes."""
-    if held[:1] != b'"':
-        return (first, first + len(held)) if held else None
-    if not _WHOLE.fullmatch(held):
+    if value[:1] != b'"':
+        return (first, first + len(value)) if value else None
+    if not _WHOLE.fullmatch(value):
         return None
-    return unescaped(held[1:-1]) if b"\\" in held else (first + 1, first + len(held) - 1)
+    return unescaped(value[1:-1]) if b"\\" in value else (first + 1, first + len(value) - 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
@@ -18,22 +18,42 @@ _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?
 
 @dataclass(eq=False)
 class Node:
-    """One step of the paths that are looked for: what its value is, and the steps from it."""
+    """One place that paths lead to: the part that its value is, and the steps from it."""
 
-    part: Part | None = None
-    steps: dict[str | int, Node] = field(default_factory=dict)
-    counted: bool = False  # its elements are blocks of their own, up to a number
-    many: bool = False  # its part takes every match
-    keys: dict[bytes, Node] = field(default_factory=dict)  # those of the steps that are keys, as completions spell them
+    part: Part | None
+    steps: dict[str | int, Node]
+    counted: bool  # its elements are blocks of their own, up to a number
+    keys: dict[bytes, Node]  # those of the steps that are keys, as completions spell them
 
 
 def tree(parts: Sequence[Part], layout: Layout) -> Node:
     """The paths of some parts as one tree."""
-    root = Node()
-    for part in parts:
-        _plant(root, part, layout)
-    _settle(root, layout)
-    return root
+    return _node([(part, steps(part.mark)) for part in parts], layout)
+
+
+def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
+    """The place that some paths have led to, each with the steps that are left of it.
+
+    What is looked for in every element of an array is looked for in those that a path names by number, too.
+    """
+    here = [part for part, left in paths if not left]
+    if here and len(paths) > 1:
+        raise _overlap(next((part for part, left in paths if left), here[0]), here[-1], layout)
+    ways = [(_way(part, left[0]), part, left) for part, left in paths if left]
+    nodes = {
+        way: _node(
+            [(part, left[1:]) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))], layout
+        )
+        for way in dict.fromkeys(way for way, _, _ in ways)
+    }
+    keys = {way.encode(): node for way, node in nodes.items() if isinstance(way, str)}
+    counted = any(way != left[0] for way, _, left in ways)
+    return Node(here[0] if here else None, nodes, counted, keys)
+
+
+def _way(part: Part, step: str | int) -> str | int:
+    """A step of the path of a part: every element of an array is the one that has the number of the part's block."""
+    return part.index if step == -1 and part.index is not None else step
 
 
 def steps(path: str) -> list[str | int]:
@@ -55,51 +75,6 @@ def steps(path: str) -> list[str | int]:
             f'or ["a.b"].'
         )
     return path_steps
-
-
-def _plant(root: Node, part: Part, layout: Layout) -> None:
-    """Add a path to those that are looked for."""
-    node = root
-    for step in steps(part.mark):
-        if node.part is not None:
-            raise _overlap(part, node.part, layout)
-        if step == -1 and part.index is not None:
-            node.counted = True
-            step = part.index
-        node = node.steps.setdefault(step, Node())
-    inside = node.part or next(_leaves(node), None)
-    if inside is not None:
-        raise _overlap(inside, part, layout)
-    node.part, node.many = part, part.index is None and EACH in part.mark
-
-
-def _settle(node: Node, layout: Layout) -> None:
-    """What is looked for in every element of an array is looked for in those that a path names by number, too."""
-    for step, child in node.steps.items():
-        if isinstance(step, str):
-            node.keys[step.encode()] = child
-        elif step >= 0 and -1 in node.steps:
-            node.steps[step] = _merged(child, node.steps[-1], layout)
-    for child in node.steps.values():
-        _settle(child, layout)
-
-
-def _merged(one: Node, other: Node, layout: Layout) -> Node:
-    for outer, inner in ((one, other), (other, one)):
-        part = inner.part or next(_leaves(inner), None)
-        if outer.part is not None and part is not None:
-            raise _overlap(part, outer.part, layout)
-    node = Node(one.part or other.part, {**one.steps, **other.steps}, one.counted or other.counted, one.many or other.many)
-    for step in one.steps.keys() & other.steps.keys():
-        node.steps[step] = _merged(one.steps[step], other.steps[step], layout)
-    return node
-
-
-def _leaves(node: Node) -> Iterator[Part]:
-    for child in node.steps.values():
-        if child.part is not None:
-            yield child.part
-        yield from _leaves(child)
 
 
 def _overlap(inner: Part, outer: Part, layout: Layout) -> LayoutError:

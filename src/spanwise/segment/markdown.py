@@ -1,26 +1,89 @@
 """The segmenter `markdown`: blocks by headings.
 
 A mark is the title of a heading of any level, in small or capital letters, `Plan` for `## plan`; or `section`, any heading that no
-other mark names. Which lines are headings, see `spanwise.segment.fences`: a `#` in a fenced code block is none.
+other mark names. A `#` in a fenced code block is none.
 
 Rules. A section runs to the next heading of its own level or a higher one, or to the end, and says all of that without the line of
 its heading. A section inside it that has a block of its own takes its bytes out of the outer block; without a block for the rest
 that block then runs on to where the next one starts. A title takes its first match, one in two blocks its first two; another
 match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes them all; of a repeated block, one each, up to `most`
 (MORE).
+
+Lines are read by CommonMark's rules for text outside of lists, quotes and HTML, where a line tells what it is by itself: a fence
+(what the segmenter `code` finds) is three or more backticks or tildes at the start of a line, and ends at as many of the same sign
+or more, alone on a line; a heading is one to six `#` and white space, at most three spaces from the left, outside of fences. One
+thing is read more kindly, since lists are where models indent: a fence may be indented as far as it likes. Underlined headings are
+text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Taker, by_mark
-from spanwise.segment.fences import fences, headings
+from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
 
 _ANY = "section"
+_FENCE = re.compile(rb"^[ \t]*+(`{3,}+|~{3,}+)([^\n]*+)\n?", re.MULTILINE)
+_HEADING = re.compile(rb"^ {0,3}+(#{1,6}+)(?![^ \t\r\n])([^\n]*+)\n?", re.MULTILINE)
+
+
+class Fence(NamedTuple):
+    """A fenced code block: its bytes with the fences and without, the first word after the opening one, and whether it ends."""
+
+    start: int
+    stop: int
+    inner: tuple[int, int]
+    language: str
+    closed: bool
+
+
+class Heading(NamedTuple):
+    """A heading: the bytes of its line, its level, what it says."""
+
+    start: int
+    end: int
+    level: int
+    title: str
+
+
+def fences(text: bytes) -> list[Fence]:
+    """The fenced code blocks of a text, in order; one that never closes runs to the end."""
+    blocks: list[Fence] = []
+    opening: re.Match[bytes] | None = None
+    for match in _FENCE.finditer(text):
+        info = match[2].strip()
+        if opening is None:
+            opening = match if match[1][:1] == b"~" or b"`" not in info else None
+        elif match[1].startswith(opening[1]) and not info:
+            blocks.append(_fence(opening, match.start(), match.end(), closed=True))
+            opening = None
+    if opening is not None:
+        blocks.append(_fence(opening, len(text), len(text), closed=False))
+    return blocks
+
+
+def _fence(opening: re.Match[bytes], end: int, stop: int, *, closed: bool) -> Fence:
+    language = b"".join(opening[2].split(None, 1)[:1]).decode(errors="replace").lower()
+    return Fence(opening.start(), stop, (opening.end(), end), language, closed)
+
+
+def headings(text: bytes, code: Sequence[Fence]) -> Iterator[Heading]:
+    """The headings of a text outside of its fenced code blocks."""
+    blocks = iter([*code, Fence(len(text), len(text) + 1, (0, 0), "", True)])
+    block = next(blocks)
+    for match in _HEADING.finditer(text):
+        while block.stop <= match.start():
+            block = next(blocks)
+        if match.start() < block.start:
+            title = match[2].strip()
+            bare = title.rstrip(b"#")
+            title = bare.rstrip() if bare[-1:] in (b"", b" ", b"\t") else title
+            yield Heading(match.start(), match.end(), len(match[1]), title.decode(errors="replace"))
 
 
 def _titles(text: str) -> list[str]:
@@ -31,38 +94,36 @@ def _titles(text: str) -> list[str]:
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown; see the module."""
-    takers: dict[str, Taker] = {}
+    parts_of: dict[str, list[Part]] = {}
     for mark, own in by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
                 f"'{mark}' is no heading of Markdown; write its title without the #, such as Plan, or section for any heading."
             )
-        if mark.lower() in takers:
+        if mark.lower() in parts_of:
             raise LayoutError(
                 f"'{mark}' stands in the layout with other capital letters, too; write it the same way everywhere."
             )
-        takers[mark.lower()] = Taker(own, again="refused")
-    return lambda sample: _find(sample.text, takers)
+        parts_of[mark.lower()] = own
+
+    def find(sample: Sample) -> Found:
+        claims = Claims(parts_of, again="refused")
+        titled = list(headings(sample.text, fences(sample.text)))
+        for heading, stop in zip(titled, _stops(titled, len(sample.text)), strict=True):
+            title = heading.title.lower()
+            mark = title if title in parts_of else _ANY
+            if mark in parts_of:
+                claims.take(mark, heading.start, stop, (heading.end, stop))
+        return claims.found()
+
+    return find
 
 
-def _find(text: bytes, takers: dict[str, Taker]) -> Found:
-    claims = Claims()
-    titled = list(headings(text, fences(text)))
-    for heading, stop in zip(
-        titled, _stops([heading.level for heading in titled], [h.start for h in titled], len(text)), strict=True
-    ):
-        mark = heading.title.lower()
-        mark = mark if mark in takers else _ANY
-        if mark in takers:
-            claims.take(takers[mark], heading.start, stop, (heading.end, stop))
-    return claims.found()
-
-
-def _stops(levels: Sequence[int], starts: Sequence[int], size: int) -> list[int]:
+def _stops(titled: Sequence[Heading], size: int) -> list[int]:
     """Where each section ends."""
     stops: list[int] = []
     next_of = [size] * 8  # of each level, where the next heading starts that ends it
-    for level, start in zip(reversed(levels), reversed(starts), strict=True):
-        stops.append(next_of[level])
-        next_of[level:] = [start] * (8 - level)
+    for heading in reversed(titled):
+        stops.append(next_of[heading.level])
+        next_of[heading.level :] = [heading.start] * (8 - heading.level)
     return stops[::-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from spanwise.errors import LayoutError
@@ -20,14 +20,13 @@ _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
-class Mark(NamedTuple):
-    """One tag in the text: its name, whether it closes, its bytes [start, end), and the block it lies in."""
+class _Mark(NamedTuple):
+    """One tag in the text: its name, whether it closes, and its bytes [start, end)."""
 
     tag: str
     closes: bool
     start: int
     end: int
-    block: int = 0
 
 
 def _opened(text: str) -> list[str]:
@@ -56,9 +55,6 @@ class TagParser:
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
         self._parts = list(layout.parts if parts is None else parts)
         tags = [part.mark for part in self._parts]
-        self._tags_of = {
-            part.block: {other.mark for other in self._parts if other.block == part.block} for part in self._parts
-        }
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._prefilled = layout.prefilled if layout.prefilled in tags else None
         names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
@@ -103,79 +99,51 @@ class TagParser:
 
     def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """The sequence read in places: place 0 is the first byte, tag i lies at the places [2i + 2, 2i + 3)."""
-        marks = [] if self._prefilled is None else [Mark(self._prefilled, False, 0, 0)]
+        marks = [] if self._prefilled is None else [_Mark(self._prefilled, False, 0, 0)]
         for i, tag in enumerate(tags):
             place = 0 if i == 0 and at_start else 2 * i + 2
-            marks.append(Mark(tag.strip(b"</>").decode(), tag.startswith(b"</"), place, 2 * i + 3))
-        matched = _match(marks, [part.mark for part in self._parts])
+            marks.append(_Mark(tag.strip(b"</>").decode(), tag.startswith(b"</"), place, 2 * i + 3))
+        matched: list[int | None] = []  # for each part, its first opening after the match before
+        cursor = 0
+        for part in self._parts:
+            at = next((i for i in range(cursor, len(marks)) if marks[i].tag == part.mark and not marks[i].closes), None)
+            cursor = cursor if at is None else at + 1
+            matched.append(at)
+        places = [None if at is None else marks[at].start for at in matched]
         first: dict[int, int] = {}
-        for part, at in zip(self._parts, matched, strict=True):
-            if at is not None:
-                first.setdefault(part.block, marks[at].start)
-        if not first or (0 not in first and min(first.values()) > 0):
+        for part, place in zip(self._parts, places, strict=True):
+            if place is not None:
+                first.setdefault(part.block, place)
+        if 0 in first or min(first.values(), default=1) > 0:
             first[0] = 0
-        first = dict(sorted(first.items()))
-        if 0 in first:
-            first[0] = 0
-        blocks, starts = tuple(first), tuple(first.values())
-        placed = [_place(mark, blocks, starts) for mark in marks]
-        fault, misplaced = _faults(placed, {at for at in matched if at is not None}, self._tags_of)
-        wanted = zip(self._parts, matched, strict=True)
-        lost = {part.mark for part, at in wanted if at is None and not part.index} - misplaced
-        inside = _contents(placed).items()
-        contents = {(pair[0], self._key_of[pair]): at for pair, at in inside if pair in self._key_of}
-        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost else Fault.NONE)), contents)
-        return pieces, [None if at is None else marks[at].start for at in matched]
+        blocks, starts = zip(*sorted(first.items()), strict=True)
+        fault, misplaced, contents = self._judge(marks, set(matched), blocks, starts)
+        lost = {part.mark for part, at in zip(self._parts, matched, strict=True) if at is None and not part.index}
+        return Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents), places
 
-
-def _place(mark: Mark, blocks: tuple[int, ...], starts: tuple[int, ...]) -> Mark:
-    # A prefilled tag has no bytes; it lies in the first block even where the second one opens at byte 0 too.
-    at = 0 if mark.end == 0 else bisect_right(starts, mark.start) - 1
-    return mark._replace(block=blocks[at])
-
-
-def _match(marks: list[Mark], tags: list[str]) -> list[int | None]:
-    """For each tag in order, the index of its first opening after the previous match, or None."""
-    matched: list[int | None] = []
-    cursor = 0
-    for tag in tags:
-        at = next((i for i in range(cursor, len(marks)) if marks[i].tag == tag and not marks[i].closes), None)
-        cursor = cursor if at is None else at + 1
-        matched.append(at)
-    return matched
-
-
-def _faults(marks: list[Mark], matched: set[int], tags_of: Mapping[int, set[str]]) -> tuple[Fault, set[str]]:
-    """The faults that the marks show, and the tags that open outside the order of the layout."""
-    fault = Fault.NONE
-    opened: set[str] = set()
-    seen: set[tuple[int, str]] = set()
-    misplaced: set[str] = set()
-    for index, mark in enumerate(marks):
-        if mark.closes:
-            fault |= Fault.NONE if mark.tag in opened else Fault.ORDER
-            opened.discard(mark.tag)
-            continue
-        if (mark.block, mark.tag) in seen and mark.tag in tags_of.get(mark.block, ()):
-            fault |= Fault.DUPLICATE
-        elif index not in matched:
-            fault |= Fault.ORDER
-            misplaced.add(mark.tag)
-        seen.add((mark.block, mark.tag))
-        if opened - {mark.tag}:
-            fault |= Fault.NESTED
-        opened.add(mark.tag)
-    return fault | (Fault.TRUNCATED if opened else Fault.NONE), misplaced
-
-
-def _contents(marks: list[Mark]) -> dict[tuple[int, str], tuple[int, int]]:
-    """The inside of the last pair of each block and tag: a closing tag with the nearest opening one before it."""
-    pending: dict[tuple[int, str], int] = {}
-    contents: dict[tuple[int, str], tuple[int, int]] = {}
-    for mark in marks:
-        key = (mark.block, mark.tag)
-        if not mark.closes:
-            pending[key] = mark.end
-        elif key in pending:
-            contents[key] = (pending.pop(key), mark.start)
-    return contents
+    def _judge(
+        self, marks: Sequence[_Mark], matched: Collection[int | None], blocks: Sequence[int], starts: Sequence[int]
+    ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
+        """What is wrong with the marks, the tags that open outside the order of the layout, and the last pair of each tag."""
+        fault, opened, seen, misplaced = 0, set[str](), set[tuple[int, str]](), set[str]()
+        pending: dict[tuple[int, str], int] = {}
+        contents: dict[tuple[int, str], tuple[int, int]] = {}
+        for index, mark in enumerate(marks):
+            # A prefilled tag has no bytes; it lies in the first block even where the second one opens at byte 0 too.
+            pair = blocks[0 if mark.end == 0 else bisect_right(starts, mark.start) - 1], mark.tag
+            if mark.closes:
+                fault |= 0 if mark.tag in opened else Fault.ORDER
+                opened.discard(mark.tag)
+                if pair in pending and pair in self._key_of:
+                    contents[pair[0], self._key_of[pair]] = pending.pop(pair), mark.start
+                continue
+            if pair in seen and pair in self._key_of:
+                fault |= Fault.DUPLICATE
+            elif index not in matched:
+                fault |= Fault.ORDER
+                misplaced.add(mark.tag)
+            fault |= Fault.NESTED if opened - {mark.tag} else 0
+            seen.add(pair)
+            opened.add(mark.tag)
+            pending[pair] = mark.end
+        return fault | (Fault.TRUNCATED if opened else 0), misplaced, contents

@@ -11,14 +11,14 @@ names first. An empty match claims nothing. A block that is not repeated takes e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, Taker, by_mark
+from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
 
 _INSTEAD = {
     "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
@@ -31,41 +31,26 @@ _INSTEAD = {
 @register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what matches a regular expression; see the module."""
-    searches = [(_search(mark), Taker(own, again="taken")) for mark, own in by_mark(parts, bare=False).items()]
+    parts_of = by_mark(parts, bare=False)
+    patterns = [(mark, _compiled(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        if len(searches) == 1:
-            matches = [(start, -stop, 0, inner) for start, stop, inner in searches[0][0](sample.text)]
-        else:
-            every = [
-                (start, -stop, n, inner) for n, (run, _) in enumerate(searches) for start, stop, inner in run(sample.text)
-            ]
-            matches = sorted(every, key=itemgetter(0, 1, 2))
-        claims, end = Claims(), 0
-        for start, stop, number, inner in matches:
+        claims, end = Claims(parts_of, again="taken"), 0
+        matches = [
+            (match.start(), -match.end(), number, match)
+            for number, (_, pattern) in enumerate(patterns)
+            for match in pattern.finditer(sample.text)
+            if match.end() > match.start()
+        ]
+        for start, _, number, match in sorted(matches, key=itemgetter(0, 1, 2)):
             if start >= end:
-                end = -stop
-                claims.take(searches[number][1], start, end, inner)
+                mark, pattern = patterns[number]
+                end = match.end()
+                inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
+                claims.take(mark, start, end, inner if inner[0] >= 0 else None)
         return claims.found()
 
     return find
-
-
-def _search(mark: str) -> Callable[[bytes], list[tuple[int, int, tuple[int, int] | None]]]:
-    """A function from text to the start and stop of every match, and of what it says."""
-    pattern = _compiled(mark)
-    group = pattern.groupindex.get(b"value", min(pattern.groups, 1))
-
-    def run(text: bytes) -> list[tuple[int, int, tuple[int, int] | None]]:
-        matches = []
-        for match in pattern.finditer(text):
-            start, stop = match.span()
-            if start < stop:
-                inner = match.span(group)
-                matches.append((start, stop, inner if inner[0] >= 0 else None))
-        return matches
-
-    return run
 
 
 def _compiled(mark: str) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import Chunk, Pieces, Sample, cut
+from spanwise.segment.claims import Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
 from spanwise.segment.registry import SEGMENTERS
 from spanwise.segment.vocabulary import Vocabulary
@@ -69,20 +68,17 @@ def find_blocks(
     valid_nt = _valid(ids_nt, mask_nt)
     ids = ids_nt.detach().cpu().numpy()
     logp = _logp(layout, logp_nt, valid_nt)
-    count, (n, t) = len(layout.names), ids.shape
-    found = _Found(
-        start=np.zeros((n, count), dtype=np.int64),
-        end=np.zeros((n, count), dtype=np.int64),
-        block=np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16),
-        fault=np.zeros(n, dtype=np.int64),
-        length=np.zeros((n, count), dtype=np.int64),
-    )
-    texts: list[BlockText] = []
     cutter = _cutter(layout)
-    rows = max(1, _TOKENS_AT_A_TIME // max(t, 1))
-    for first in range(0, n, rows):
-        texts += _segment_rows(slice(first, min(first + rows, n)), ids, valid_nt, logp, layout, cutter, vocabulary, found)
-    *columns, length_nk = (torch.from_numpy(column).to(ids_nt.device) for column in found)
+    size = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
+    columns, texts = [], []
+    for first in range(0, max(len(ids), 1), size):
+        rows = slice(first, first + size)
+        own = None if logp is None else logp[rows]
+        made, text = _segment_rows(ids[rows], valid_nt[rows], own, layout, cutter, vocabulary, first)
+        columns.append(made)
+        texts += text
+    joined = [torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*columns, strict=True)]
+    *columns, length_nk = joined
     spans = Spans(layout.names, *columns)
     vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
     return spans, texts
@@ -97,75 +93,52 @@ def _cutter(layout: Layout) -> Callable[[Sample], Pieces]:
     return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
 
 
-class _Found(NamedTuple):
-    start: np.ndarray
-    end: np.ndarray
-    block: np.ndarray
-    fault: np.ndarray
-    length: np.ndarray
-
-
 def _segment_rows(
-    rows: slice,
-    ids: np.ndarray,
+    ids_nt: np.ndarray,
     valid_nt: np.ndarray,
-    logp: np.ndarray | None,
+    logp_nt: np.ndarray | None,
     layout: Layout,
     cutter: Callable[[Sample], Pieces],
     vocabulary: Vocabulary,
-    found: _Found,
-) -> list[BlockText]:
-    """Segment some completions, with one pass over their tokens and one search for all of their boundaries."""
-    valid = valid_nt[rows]
-    row_of, column_of = np.nonzero(valid)
-    own = ids[rows][valid]
-    data, ends = _join(vocabulary, own, row_of + rows.start)
-    chunk = Chunk(data, own, ends, column_of, None if logp is None else logp[rows][valid], vocabulary)
-    token_edge = np.concatenate(([0], np.cumsum(valid.sum(axis=1))))
-    byte_edge = np.concatenate(([0], ends))[token_edge]
-    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    pieces = [cutter(Sample(chunk, *tokens, *held)) for tokens, held in edges]
-    length = _write(found, rows, pieces, valid, column_of, ends, token_edge, byte_edge)
-    plan = [(name, [(key, (k, key)) for key in keys]) for k, (name, keys) in enumerate(layout.keys.items())]
-    spoken = zip(edges, pieces, (length > 0).tolist(), strict=True)
-    return [_text(data[held[0] : held[1]], one, present, plan) for (_, held), one, present in spoken]
+    first: int,
+) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
+    """Segment some completions, with one pass over their tokens and one search for all of their boundaries.
 
-
-def _write(
-    found: _Found,
-    rows: slice,
-    made: list[Pieces],
-    valid: np.ndarray,
-    column_of: np.ndarray,
-    ends: np.ndarray,
-    token_edge: np.ndarray,
-    byte_edge: np.ndarray,
-) -> np.ndarray:
-    """Write the pieces of some completions, all at once; how many tokens each of their blocks has.
-
-    The tokens and bytes of completion i lie between the edges i and i + 1.
+    Returns start, end, block of each token, fault and length, as `Spans` has them; and the texts.
     """
-    n, count = len(made), found.start.shape[1]
-    row = np.repeat(np.arange(n), [len(one.starts) for one in made])
-    block = np.array([k for one in made for k in one.blocks], dtype=np.int64)
-    byte = np.array([byte for one in made for byte in one.starts], dtype=np.int64) + byte_edge[row]
-    begin = np.minimum(_first_tokens(byte, ends), token_edge[row + 1])
-    first = np.flatnonzero(np.diff(row, prepend=-1))
-    begin[first] = token_edge[:-1]  # tokens without bytes before byte 0 among them
-    tokens, size = np.diff(begin, append=len(ends)), np.diff(byte, append=byte_edge[-1])
-    found.block[rows][valid] = np.repeat(block, tokens)
-    length = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
-    found.length[rows] = length
+    (n, t), count = valid_nt.shape, len(layout.names)
+    row_t, column_t = np.nonzero(valid_nt)
+    id_t = ids_nt[valid_nt]
+    logp_t = np.empty(0) if logp_nt is None else logp_nt[valid_nt]
+    data, end_t = _join(vocabulary, id_t, row_t + first)
+    # The tokens and bytes of completion i lie between the edges i and i + 1.
+    token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
+    byte_edge = np.concatenate(([0], end_t))[token_edge]
+    pieces, held = [], []
+    for (low, high), (start, stop) in zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True):
+        own = slice(low, high)
+        held.append(data[start:stop])
+        pieces.append(cutter(Sample(held[-1], id_t[own], end_t[own] - start, column_t[own], logp_t[own], vocabulary)))
+
+    row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
+    block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
+    byte = np.array([byte for one in pieces for byte in one.starts], dtype=np.int64) + byte_edge[row]
+    begin = np.minimum(_first_tokens(byte, end_t), token_edge[row + 1])
+    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # tokens without bytes before byte 0 among them
+    tokens, size = np.diff(begin, append=len(end_t)), np.diff(byte, append=byte_edge[-1])
+    block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
+    block_nt[valid_nt] = np.repeat(block, tokens)
+    length_nk = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
     there = np.flatnonzero(tokens)
     at = row[there], block[there]  # a block may come several times, and numpy does not say which assignment is the last
-    np.maximum.at(found.end[rows], at, column_of[begin[there] + tokens[there] - 1] + 1)
-    start = np.full((n, count), found.block.shape[1], dtype=np.int64)
-    np.minimum.at(start, at, column_of[begin[there]])
-    found.start[rows] = np.where(length > 0, start, 0)
-    fault = np.array([one.fault for one in made], dtype=np.int64)
-    fault[row[(size > 0) & (length[row, block] == 0)]] |= int(Fault.STRADDLED)
-    found.fault[rows] = np.where(np.diff(token_edge) == 0, int(Fault.EMPTY), fault)
-    return length
+    start_nk, end_nk = np.full((n, count), t, dtype=np.int64), np.zeros((n, count), dtype=np.int64)
+    np.minimum.at(start_nk, at, column_t[begin[there]])
+    np.maximum.at(end_nk, at, column_t[begin[there] + tokens[there] - 1] + 1)
+    fault_n = np.array([one.fault for one in pieces], dtype=np.int64)
+    fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
+    fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
+    texts = [_text(*each, layout.keys) for each in zip(held, pieces, (length_nk > 0).tolist(), strict=True)]
+    return (np.where(length_nk > 0, start_nk, 0), end_nk, block_nt, fault_n, length_nk), texts
 
 
 def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tuple[bytes, np.ndarray]:
@@ -177,20 +150,15 @@ def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tu
 
 
 def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """The log-probabilities, where a segmenter of the layout asks for them."""
+    """The log-probabilities, if a segmenter of the layout asks for them."""
     asking = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if asking is None:
         return None
     if logp_nt is None:
         raise RecipeError(f"The segmenter '{asking}' cuts by log-probabilities (logp_nt), which are not there.")
-    if logp_nt.shape != valid_nt.shape:
-        raise AlignmentError(
-            f"logp_nt has shape {tuple(logp_nt.shape)} and ids_nt {valid_nt.shape}; give one value per token."
-        )
+    _check_shape(logp_nt, valid_nt.shape, "logp_nt")
     logp = logp_nt.detach().float().cpu().numpy()
-    unknown = np.argwhere(np.isnan(logp) & valid_nt)
-    if unknown.size:
-        n, t = unknown[0].tolist()
+    for n, t in np.argwhere(np.isnan(logp) & valid_nt)[:1].tolist():
         raise AlignmentError(
             f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{asking}' cuts by it; give "
             f"that of every sampled token."
@@ -199,22 +167,21 @@ def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.nd
 
 
 def _valid(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
-    if ids_nt.shape != mask_nt.shape:
-        raise AlignmentError(
-            f"ids_nt has shape {tuple(ids_nt.shape)} and mask_nt {tuple(mask_nt.shape)}; give one mask value per token."
-        )
+    _check_shape(mask_nt, tuple(ids_nt.shape), "mask_nt")
     if mask_nt.is_floating_point() or mask_nt.is_complex():
         raise AlignmentError(
             f"mask_nt is {mask_nt.dtype}: a mask says yes or no. Pass a bool tensor or integers 0 and 1; if these are "
             f"advantages, the arguments are swapped."
         )
     mask = mask_nt.detach().cpu().numpy()
-    if mask.dtype != np.bool_:
-        wrong = np.argwhere((mask != 0) & (mask != 1))
-        if wrong.size:
-            n, t = wrong[0].tolist()
-            raise AlignmentError(f"mask_nt holds {mask[n, t]} at completion {n}, token {t}; only 0 and 1 are allowed.")
+    for n, t in np.argwhere((mask != 0) & (mask != 1))[:1].tolist():
+        raise AlignmentError(f"mask_nt holds {mask[n, t]} at completion {n}, token {t}; only 0 and 1 are allowed.")
     return mask.astype(np.bool_)
+
+
+def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
+    if tuple(values_nt.shape) != shape:
+        raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)} and ids_nt {shape}; give one value per token.")
 
 
 def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> Int[np.ndarray, " b"]:
@@ -224,24 +191,21 @@ def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> 
     return holder + ~starts_here
 
 
-def _text(
-    data: bytes, one: Pieces, present: list[bool], plan: list[tuple[str, list[tuple[str, tuple[int, str]]]]]
-) -> BlockText:
-    """What a completion says, block by block; `plan`: of each block its name, and its keys as they are and in `contents`."""
+def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
+    """What a completion says, block by block."""
     source = data.decode() if data.isascii() else data  # each byte a character: cutting needs no decoding
-    pieces: list[list[str | bytes]] = [[] for _ in plan]
+    pieces: list[list[str | bytes]] = [[] for _ in keys]
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
         pieces[k].append(source[start:stop])
     text: dict[str, dict[str, str | None] | None] = {}
-    for k, (name, keys) in enumerate(plan):
+    for k, (name, own) in enumerate(keys.items()):
         text[name] = None
         if present[k]:
             contents: dict[str, str | None] = {}
-            for key, place in keys:
-                at = one.contents.get(place)
+            for key in own:
+                at = one.contents.get((k, key))
                 contents[key] = None if at is None else _spelled(at if isinstance(at, bytes) else source[at[0] : at[1]])
-            whole = pieces[k]
-            contents[""] = _spelled(whole[0] if len(whole) == 1 else source[:0].join(whole))  # pyright: ignore[reportArgumentType]
+            contents[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
             text[name] = contents
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else PiecewiseText(text, data.decode(errors="replace"))

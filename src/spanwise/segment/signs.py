@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from spanwise.segment.claims import Sample
 
 
@@ -24,24 +26,23 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
     """
-    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes] | None]] = {}
+    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes]]] = {}
 
     def find(sample: Sample) -> list[Sign]:
-        added = sample.known
+        vocabulary = sample.vocabulary
+        added = vocabulary.added_pieces
         if added not in compiled:
             tokens = frozenset(signs) & added
             spelled = set(signs) - tokens - (set(tokens_only) if added else set())
             longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
-            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest))) if longest else None
+            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
         tokens, pattern = compiled[added]
-        text = sample.text
-        spelled_signs = (
-            [Sign(match.group(), *match.span()) for match in pattern.finditer(text)] if pattern is not None else []
-        )
-        if tokens:
-            whole = [Sign(text[start:end], start, end) for start, end in sample.added if text[start:end] in tokens]
-            spelled_signs = _merged(spelled_signs, whole) if spelled_signs else whole
-        return spelled_signs
+        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        if not tokens:
+            return spelled_signs
+        at = np.flatnonzero(vocabulary.is_added[sample.id_t])
+        written = zip((vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
+        return _merged(spelled_signs, [Sign(piece, end - len(piece), end) for piece, end in written if piece in tokens])
 
     return find
 

@@ -1,42 +1,69 @@
-"""Units of a completion one after the other: what the segmenters of prose and of runs of tokens share."""
+"""Segmenters that cut a completion into units, one after the other: prose by its text, and runs of tokens, whatever they say.
+
+They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`. Units follow each other
+without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. More units than `most`: the
+fault MORE, and the others belong to the last one, or to the rest.
+
+`lines`, `paragraphs`, `sentences` and `steps` take no mark. Their units say their text without the white space around it (bytes 9
+to 13 and 32), and white space alone is none: it belongs to the line or paragraph before it. `fixed`, `cuts`, `low_probability` and
+`turns` find runs of tokens, which say all of their text. A token without bytes at a cut belongs to the run before it; a run
+without bytes is none.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+
+import numpy as np
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
-from spanwise.segment.claims import Claim, Finder, Found, Sample, numbered
-from spanwise.types import Fault
+from spanwise.registry import register
+from spanwise.segment.claims import Claims, Finder, Found, Sample
+
+#: Where the units of a completion begin, in bytes and in order; each ends where the next one begins.
+_Starts = Callable[[Sample], Iterable[int]]
 
 _TEXT = re.compile(rb"[^\s]")
+_LINE = re.compile(rb"\n(?:\s*(?:\n|\Z))?")
+_PARAGRAPH = re.compile(rb"(?:\A|\n)\s*(?:\n|\Z)")
+_EMPTY_LINE = re.compile(rb"\n[^\S\n]*+\n")
+# Closing quotes and brackets are " ' ) ] * _ and their curly and CJK forms.
+_SHUT = rb"(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xe3\x80[\x8d\x8f]|\xef\xbc\x89)*+"
+_SENTENCE = re.compile(
+    rb"(?<![.!?])(?<!\xe2\x80\xa6)(?:[.!?]|\xe2\x80\xa6)++"
+    + _SHUT
+    + rb"\s++(?![a-z])|(?:\xe3\x80\x82|\xef\xbc[\x81\x9f])++"
+    + _SHUT
+    + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
+)
+_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
+_SHORT_ENDS = (*(word.encode() for word in _WORDS), *(bytes([digit]) for digit in b"0123456789"))
+_SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
+_STEP = re.compile(
+    rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
+)
 
 
-def in_a_row(parts: Sequence[Part], starts_of: Callable[[Sample], Sequence[int]], *, trimmed: bool) -> Finder:
-    """A finder of units that begin at some bytes, in order, and end where the next one begins."""
-    take = numbered(parts)
+def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
+    """A finder of units; `trimmed`: they say their text without the white space around it."""
 
     def find(sample: Sample) -> Found:
-        text = sample.text
-        claims: list[Claim] = []
+        text, claims = sample.text, Claims({"": parts}, again="taken")
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            inner = _trimmed(text, start, stop) if trimmed else (start, stop)
-            if start == stop or inner is None:
-                continue
-            part = take(len(claims))
-            if part is None:
-                return Found(claims, Fault.MORE)
-            claims.append(Claim(part, start, stop, inner))
-        return Found(claims)
+            if claims.fault:  # the layout counts no more of them
+                break
+            first = _TEXT.search(text, start, stop) if trimmed else None
+            if first is not None:
+                claims.take("", start, stop, (first.start(), start + len(text[start:stop].rstrip())))
+            elif start < stop and not trimmed:
+                claims.take("", start, stop, (start, stop))
+        return claims.found()
 
     return find
-
-
-def _trimmed(text: bytes, start: int, stop: int) -> tuple[int, int] | None:
-    first = _TEXT.search(text, start, stop)
-    return None if first is None else (first.start(), start + len(text[start:stop].rstrip()))
 
 
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
@@ -48,3 +75,144 @@ def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
                 f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{own}'; write "
                 f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
             )
+
+
+def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Finder]:
+    """The segmenter of some units that takes no mark."""
+
+    def units(parts: Sequence[Part], *, layout: Layout) -> Finder:
+        check_no_mark(parts, layout)
+        return _in_a_row(parts, starts_of, trimmed=trimmed)
+
+    return units
+
+
+def _after(ends: re.Pattern[bytes]) -> _Starts:
+    """Where units begin that end after a pattern."""
+    return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
+
+
+def _step_starts(sample: Sample) -> list[int]:
+    """Where numbered steps begin.
+
+    At most three spaces may stand before one: what is indented further is a list inside a step. The numbers themselves are not
+    read. `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with
+    spaces, a number and no further letter; of `#` there are up to six and then spaces.
+    """
+    return [match.start() for match in _STEP.finditer(sample.text)]
+
+
+def _sentence_starts(sample: Sample) -> list[int]:
+    """Where sentences begin.
+
+    One ends after `.`, `!`, `?`, U+2026 or a run of these, before white space and no small letter a to z. Closing quotes and
+    brackets belong to it, and then the white space. A full stop after the word Dr, Mr, Mrs, Ms, Prof, St, vs, cf, Fig, Eq, Sec,
+    No, e.g, i.e or approx ends none, with whatever signs follow it, nor does one after a number of up to three digits that begins
+    its line; a decimal point has no white space after it. The CJK signs end one without white space, and a line of white space
+    alone always does.
+    """
+    text, starts = sample.text, [0]
+    for match in _SENTENCE.finditer(text):
+        at = match.start()
+        short = text[at] == 46 and text.endswith(_SHORT_ENDS, 0, at)  # worth a closer look
+        if not short or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
+            starts.append(match.end())
+    return starts
+
+
+def _ends_none(text: bytes, at: int) -> bool:
+    """Whether the full stop at a byte comes after a short word or a number that begins its line."""
+    if _SHORT.search(text, max(0, at - 8), at + 1):
+        return True
+    near = text[max(0, at - 4) : at]
+    first = at - len(near) + len(near.rstrip(b"0123456789"))
+    if not 1 <= at - first <= 3:
+        return False
+    while first and text[first - 1] in b" \t\r\v\f":
+        first -= 1
+    return first == 0 or text[first - 1] == 10
+
+
+def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
+    """Where runs begin, by the numbers of their first tokens."""
+
+    def starts_of(sample: Sample) -> list[int]:
+        firsts = cuts_of(sample)
+        return [0, *sample.end_t[firsts[(firsts > 0) & (firsts < len(sample.end_t))] - 1].tolist()]
+
+    return starts_of
+
+
+def _turns(sample: Sample) -> np.ndarray:
+    """Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted."""
+    return np.flatnonzero(np.diff(sample.column_t) > 1) + 1
+
+
+register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
+register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
+register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
+register("steps", kind="segmenter")(_unmarked(_step_starts))
+register("turns", kind="segmenter")(_unmarked(_after_tokens(_turns), trimmed=False))
+
+
+@register("fixed", kind="segmenter")
+def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Cut after every so many trainable tokens: `fixed:32`."""
+    size = _count(_one_mark(parts), parts, example="fixed:32")
+    return _in_a_row(parts, _after_tokens(lambda sample: np.arange(size, len(sample.end_t), size)), trimmed=False)
+
+
+@register("cuts", kind="segmenter", reads_logp=True)
+def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`.
+
+    Reference:
+        "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
+    """
+    number, at, threshold = _one_mark(parts).partition("@")
+    every = _count(number, parts, example="cuts:5@0.9")
+    low = _log(threshold if at else "0.9", parts, example="cuts:5@0.9")
+    return _in_a_row(
+        parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)[every - 1 :: every] + 1), trimmed=False
+    )
+
+
+@register("low_probability", kind="segmenter", reads_logp=True)
+def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Cut before every token less probable than this: `low_probability:0.2`, the segments that the method `sae` bootstraps from.
+
+    Reference:
+        "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
+    """
+    low = _log(_one_mark(parts), parts, example="low_probability:0.2")
+    return _in_a_row(parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)), trimmed=False)
+
+
+def _one_mark(parts: Sequence[Part]) -> str:
+    """The mark of all parts: a completion is cut in one way."""
+    other = next((part.mark for part in parts if part.mark != parts[0].mark), None)
+    if other is not None:
+        raise LayoutError(
+            f"'{parts[0].mark}' and '{other}' cut the same tokens in two ways; write one of them, in a block called 'name[*]'."
+        )
+    return parts[0].mark
+
+
+def _count(written: str, parts: Sequence[Part], *, example: str) -> int:
+    if not (written.isascii() and written.isdecimal() and int(written) > 0):
+        raise _refused(written, parts, "a whole number of tokens from 1 on", example)
+    return int(written)
+
+
+def _log(written: str, parts: Sequence[Part], *, example: str) -> float:
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise _refused(written, parts, "a probability above 0 and up to 1", example)
+    return math.log(value)
+
+
+def _refused(written: str, parts: Sequence[Part], wanted: str, example: str) -> LayoutError:
+    return LayoutError(f"The segmenter '{parts[0].segmenter}' takes {wanted}, such as {example}; there is '{written}'.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
@@ -48,19 +49,21 @@ class Vocabulary:
 
     pieces: tuple[bytes, ...]
     added: frozenset[int] = frozenset()
-    _table: np.ndarray = field(init=False, repr=False)
-    _lengths: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.pieces:
             raise DataError("A vocabulary needs at least one token; this one is empty.")
-        table = np.empty(len(self.pieces), dtype=object)
-        table[:] = self.pieces
-        object.__setattr__(self, "_table", table)
-        object.__setattr__(self, "_lengths", np.array([len(piece) for piece in self.pieces], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        return np.array(self.pieces, dtype=object)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     @cached_property
     def is_added(self) -> Bool[np.ndarray, " v"]:
@@ -151,12 +154,10 @@ class Vocabulary:
         vocab: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
         pieces = [b""] * max(max(vocab.values(), default=-1) + 1, size or 0)
         for text, index in vocab.items():
-            if index not in added:
-                pieces[index] = to_bytes(text)
-            elif added[index]["special"]:
-                pieces[index] = text.encode()
+            if index in added:
+                pieces[index] = (text if added[index]["special"] else replaces(text)).encode()
             else:
-                pieces[index] = replaces(text).encode()
+                pieces[index] = to_bytes(text)
         vocabulary = cls(tuple(pieces), frozenset(added))
         _check(vocabulary, backend)
         return vocabulary
@@ -165,9 +166,7 @@ class Vocabulary:
 def _check(vocabulary: Vocabulary, backend: Any) -> None:
     try:
         ids = backend.encode(PROBE, add_special_tokens=False).ids
-    except (
-        Exception
-    ):  # a word-level vocabulary without an unknown token cannot encode the probe; there is nothing to compare
+    except Exception:  # words without an unknown token cannot encode the probe; there is nothing to compare
         return
     ours = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
     theirs = backend.decode(ids, skip_special_tokens=False)
@@ -182,42 +181,39 @@ def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes],
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
             f"tokenizer.decoder = tokenizers.decoders.Fuse(). {_REMEDY}"
         )
-    steps: list[Callable[[str], str]] = []
+    replacements: list[tuple[str, str]] = []
     finish: Callable[[str], bytes] = str.encode
     fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        kind = step["type"]
+        kind, early = step["type"], not fused and finish is str.encode
         if kind == "Fuse":
             fused = True
         elif kind == "Strip" and fused:
             pass  # it strips the whole text, at most the leading space that is ours to keep
-        elif kind == "Replace" and not fused and "String" in step["pattern"] and finish is str.encode:
-            steps.append(_replacer(step["pattern"]["String"], step["content"]))
-        elif kind == "Metaspace" and not fused and finish is str.encode:
-            steps.append(_replacer(step["replacement"], " "))
-        elif kind in _FINISH and not fused and finish is str.encode:
+        elif kind == "Replace" and early and "String" in step["pattern"]:
+            replacements.append((step["pattern"]["String"], step["content"]))
+        elif kind == "Metaspace" and early:
+            replacements.append((step["replacement"], " "))
+        elif kind in _FINISH and early:
             finish = _FINISH[kind]
         else:
             raise DataError(f"The tokenizer's decoder has the step {json.dumps(step, ensure_ascii=False)}. {_REMEDY}")
 
     def replaces(text: str) -> str:
-        return reduce(lambda value, step: step(value), steps, text)
+        return reduce(lambda value, change: value.replace(*change), replacements, text)
 
     return lambda text: finish(replaces(text)), replaces
 
 
-def _replacer(old: str, new: str) -> Callable[[str], str]:
-    return lambda text: text.replace(old, new)
-
-
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 stands for itself, every other byte for a character from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_of_character()
+_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 def _byte_level(text: str) -> bytes:
@@ -228,12 +224,8 @@ def _byte_level(text: str) -> bytes:
 
 
 def _byte_fallback(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        try:
-            return bytes([int(text[3:5], 16)])
-        except ValueError:
-            return text.encode()
-    return text.encode()
+    byte = _BYTE.fullmatch(text)
+    return text.encode() if byte is None else bytes.fromhex(byte[1])
 
 
 _FINISH: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}

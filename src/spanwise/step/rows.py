@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class ReadBatch:
         completions: how many there are.
         turns: where the rows lie in the completions; None: each row is one.
         gathered: the rows of all processes; None: there is no other process.
-        first: the first of the own rows among them.
+        here: the own rows among them.
     """
 
     batch: Batch
@@ -51,12 +51,7 @@ class ReadBatch:
     completions: int
     turns: Turns | None = None
     gathered: ReadBatch | None = None
-    first: int = 0
-
-    @property
-    def here(self) -> slice:
-        """The own rows among those of all processes."""
-        return slice(self.first, self.first + len(self.reading))
+    here: slice = field(default_factory=lambda: slice(None))
 
     @property
     def everyone(self) -> ReadBatch:
@@ -104,7 +99,8 @@ def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
         states = [state for part in anchors for state in part] if known else None
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat([part[2][1] for part in parts]), states))
     whole = ReadBatch(batch, reading, len(parts) * own.completions)
-    return replace(own, gathered=whole, first=sum(sizes[: ranks.rank]))
+    first = sum(sizes[: ranks.rank])
+    return replace(own, gathered=whole, here=slice(first, first + len(own.reading)))
 
 
 def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:

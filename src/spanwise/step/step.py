@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,11 @@ class Step:
         self.scheme, self.vocabulary, self.ranks = scheme, vocabulary, ranks
         self.zero_batches = 0
         self._watch = Watch(scheme)
+        self._noted: dict[str, float] = {}
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """What modes log of a batch after it was credited: looked through for alarms with the metrics of the next one."""
+        self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
         """Read completions, turn by turn where the scheme or the rollouts ask for it.
@@ -134,7 +139,8 @@ class Step:
     ) -> list[str]:
         sentences, unscored = self._watch.of_reading(own.reading)
         if learn:
-            sentences += self._watch.of_batch(known, step=number)
+            sentences += self._watch.of_batch({**self._noted, **known}, step=number)
+            self._noted.clear()
         sentences = sentences if number is None else [f"Step {number}: {sentence}" for sentence in sentences]
         if not learn or credits.has_signal:
             return sentences
@@ -168,30 +174,32 @@ class Step:
             prompts, completions, columns: of the rows.
             learn: as in `finish`.
         """
-        batch, spans, adv_nt = result.own.batch, result.spans, result.advantages_nt
+        batch, adv_nt = result.own.batch, result.advantages_nt
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         spare = adv_nt.shape[1] - batch.ids_nt.shape[1]  # of a trainer that widened what was read
         logp_nt = batch.logp_nt if "logp_nt" in self.scheme.needs else None
+        batch = replace(
+            batch,
+            ids_nt=pad(batch.ids_nt, (0, spare)),
+            mask_nt=pad(batch.mask_nt, (0, spare)),
+            columns={name: list(values) for name, values in (columns or {}).items()},
+            value_nt=None if batch.value_nt is None else _wider(batch.value_nt, spare),
+            logp_nt=None if logp_nt is None else _wider(logp_nt, spare),
+        )
         return Rollouts(
             mode="train" if learn else "eval",
             step=number,
             method=self.scheme.method,
-            group_n=batch.group_n,
-            prompts=list(prompts),
-            completions=list(completions),
-            columns={name: list(values) for name, values in (columns or {}).items()},
-            ids_nt=pad(batch.ids_nt, (0, spare)),
-            mask_nt=pad(batch.mask_nt, (0, spare)),
-            text=result.own.reading.text or [],
-            spans=spans,
-            scores=result.own.reading.scores,
+            batch=batch,
+            reading=result.own.reading,
+            spans=result.spans,
             credit=result.credit,
             advantages_nt=adv_nt,
-            value_nt=None if batch.value_nt is None else _wider(batch.value_nt, spare),
-            logp_nt=None if logp_nt is None else _wider(logp_nt, spare),
+            prompts=list(prompts),
+            completions=list(completions),
             value_names=self.scheme.value_names,
-            self_reward_n=batch.self_reward_n,
+            more={name: value_n for mode in self.scheme.modes for name, value_n in mode.columns(result.own.batch).items()},
         )
 
 

@@ -102,11 +102,7 @@ def _check_told(told: Sequence[Any], turns: Turns) -> None:
 
 
 def restrict_turns(spans: Spans, mask_nt: Bool[Tensor, "n t"], turns: Turns) -> Spans:
-    """The spans of turns without those of completions that the trainer left out of the loss, see `spanwise.credit.restrict`.
-
-    Raises:
-        AlignmentError: a completion has other tokens in the loss than in its turns.
-    """
+    """The spans of turns without those of completions that the trainer left out of the loss, see `spanwise.credit.restrict`."""
     mask_su = turns.take(mask_nt[:, : turns.width])
     if int(mask_su.sum()) != int(mask_nt.sum()):
         raise AlignmentError(

@@ -1,18 +1,25 @@
 """What to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
 
 from spanwise.layout import Layout
-from spanwise.recipe import SCRIPT, Recipe, own_layout
-from spanwise.tasks.digits import DIGITS_LAYOUT, Difficulty, held_out_problems, is_refusal
+from spanwise.recipe import EMBEDDED, SCRIPT, Recipe
+from spanwise.tasks.digits import DIGITS_LAYOUT, is_refusal
 from spanwise.tasks.digits_long import LONG_LAYOUT
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
-from spanwise.tasks.fields import Fields, held_out_field_problems
+from spanwise.tasks.embedded import Start, embedded
+from spanwise.tasks.fields import Fields
 from spanwise.tasks.hub import LAYOUTS, load_task
-from spanwise.tasks.task import CHAIN_LAYOUTS, Task, digits_task, fields_task
+from spanwise.tasks.task import Task, digits_task
 from spanwise.tasks.tiny import build_fields_tokenizer, build_model, build_tokenizer
 from spanwise.tasks.warm_cache import default_cache_folder
-from spanwise.tasks.warm_start import Phase, Start, WarmStartSettings, warm_start
+from spanwise.tasks.warm_start import Phase, WarmStartSettings, warm_start
 
-_LAYOUTS = {**CHAIN_LAYOUTS, **LAYOUTS}
+
+def task_start(recipe: Recipe) -> Start | Fields:
+    """The warm start of a recipe's embedded task, or its fields."""
+    starts: dict[str, Start | Fields] = {
+        "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
+    }  # fmt: skip
+    return starts[recipe.task]
 
 
 def task_layout(recipe: Recipe) -> Layout:
@@ -23,14 +30,13 @@ def task_layout(recipe: Recipe) -> Layout:
         >>> task_layout(load(None)).names
         ('solution', 'confidence')
     """
-    named = own_layout(recipe) if recipe.task == SCRIPT else None
-    if named is not None:
-        return named
-    return Fields("independent", recipe.fields).layout if recipe.task == "fields" else _LAYOUTS[recipe.task]
+    if recipe.task == SCRIPT and recipe.own_layout is not None:
+        return recipe.own_layout
+    return embedded(task_start(recipe)).layout if recipe.task in EMBEDDED else LAYOUTS[recipe.task]
 
 
 __all__ = [
-    "DIGITS_LAYOUT", "LONG_LAYOUT", "TWICE_LAYOUT", "Difficulty", "Fields", "Phase", "Start", "Task", "WarmStartSettings",
-    "build_fields_tokenizer", "build_model", "build_tokenizer", "default_cache_folder", "digits_task", "fields_task",
-    "held_out_field_problems", "held_out_problems", "is_refusal", "load_task", "task_layout", "warm_start",
+    "DIGITS_LAYOUT", "LONG_LAYOUT", "TWICE_LAYOUT", "Fields", "Phase", "Start", "Task", "WarmStartSettings",
+    "build_fields_tokenizer", "build_model", "build_tokenizer", "default_cache_folder", "digits_task", "is_refusal", "load_task",
+    "task_layout", "warm_start",
 ]  # fmt: skip

@@ -7,51 +7,23 @@ every prompt has the same number of tokens. Steps are taken from left to right, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from spanwise.errors import DataError
 from spanwise.layout import Layout
+from spanwise.tasks.problems import FILLER, EmbeddedProblems, Source
 from spanwise.types import BlockText
 
-#: How good the warm start of the digit chain is.
-Difficulty = Literal["easy", "hard"]
 OPERATORS = "+-*~"
 OPERATOR_SHARE = (0.35, 0.25, 0.25, 0.15)
 SMUDGE_IS_PLUS = 0.7
 STEPS = 6
-FILLER = "_"
-HELD_OUT = 512
-_HELD_OUT_SEED = 20_260
 _RISKY = "*~"
 
 #: The two blocks of a completion.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
-
-
-AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
-
-
-class EmbeddedProblems:
-    """N problems of an embedded task: a dataclass whose fields are arrays of N rows each."""
-
-    def __len__(self) -> int:
-        """The number of problems."""
-        return len(next(iter(vars(self).values())))
-
-    def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
-        """The problems of some rows, in that order."""
-        return type(self)(*(column[rows] for column in vars(self).values()))
-
-    @property
-    def prompts(self) -> list[str]:
-        """The prompt texts."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -80,7 +52,7 @@ class Problems(EmbeddedProblems):
     def answers(self) -> list[str]:
         """The true answers, one digit each; they know the hidden coin."""
         never_ns = np.zeros(self.operator_ns.shape, dtype=bool)
-        return [str(digit) for digit in run_chain(self, slip_ns=never_ns, slipped_ns=self.operand_ns)[:, -1].tolist()]
+        return [str(digit) for digit in run_chain(self, never_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
@@ -100,64 +72,18 @@ NOISE: dict[str, TraceNoise] = {
 }
 
 
-def draw_problems(size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False) -> Problems:
-    """Draw random problems: k uniform in 1..6, operators by `OPERATOR_SHARE`, everything else uniform."""
-    return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
+def taken(digit: int, step: str) -> int:
+    """The digit after a step, modulo 10.
 
-
-def draw_until(
-    size: int, draw: Callable[[int], AnyProblems], *, exclude: Set[str] = frozenset(), unique: bool = False
-) -> AnyProblems:
-    """Call `draw(missing)` until `size` problems are allowed; for the arguments and what is refused see `draw_problems`."""
-    if size < 1:
-        raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-    seen, kept = set(exclude), list[AnyProblems]()
-    missing = size
-    while missing:
-        drawn = draw(missing)
-        rows = list[int]()
-        for row, prompt in enumerate(drawn.prompts):
-            if prompt in seen:
-                continue
-            rows.append(row)
-            if unique:
-                seen.add(prompt)
-        kept.append(drawn.take(np.array(rows, dtype=np.int64)))
-        missing -= len(rows)
-    columns = zip(*(vars(part).values() for part in kept), strict=True)
-    return type(kept[0])(*(np.concatenate(column) for column in columns))
-
-
-def held_out_problems(size: int = HELD_OUT) -> Problems:
-    """The first `size` of the 512 evaluation problems, all different; no warm start and no training set contains their prompts.
-
-    Raises:
-        DataError: `size` is not in 1..512.
-
-    Example:
-        >>> problems = held_out_problems()
-        >>> len(set(problems.prompts)), held_out_problems(2).prompts == problems.prompts[:2]
-        (512, True)
+    >>> taken(7, "*4"), taken(2, "-5")
+    (8, 7)
     """
-    problems = draw_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True)
-    return first_of(problems, size)
-
-
-def first_of(held_out: AnyProblems, size: int) -> AnyProblems:
-    """The first `size` of the evaluation problems; a DataError if there are not so many."""
-    if not 1 <= size <= HELD_OUT:
-        raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
-    return held_out.take(np.arange(size))
-
-
-@cache
-def held_out_prompts() -> frozenset[str]:
-    """The texts of all evaluation prompts, to be excluded from everything that is trained on."""
-    return frozenset(held_out_problems().prompts)
+    operand = int(step[1])
+    return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
 
 def run_chain(
-    problems: Problems, *, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
+    problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
     """The digit after every step; a slip replaces it and the chain goes on from the wrong digit."""
     digit_n, columns = problems.start_n, list[np.ndarray]()
@@ -173,6 +99,13 @@ def run_chain(
     return np.stack(columns, axis=1)
 
 
+def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
+    """The digit after every step, where a step of operator o gives a random digit with probability `slip[o]`."""
+    shape = problems.operator_ns.shape
+    slip_ns = rng.random(shape) < np.array(slip)[problems.operator_ns]
+    return run_chain(problems, slip_ns, rng.integers(0, 10, shape))
+
+
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
     """p_true: the product over steps of the probability that a model that copies the noisy traces gets the step right."""
     agree = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
@@ -184,8 +117,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: reasoning with slips, answer, the risky steps copied, a confidence."""
     size = len(problems)
-    slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
-    digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))
+    digit_ns = slipping_chain(problems, noise.slip, rng)
     refuse_n = rng.random(size) < noise.refusal
     confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, size)
     if noise.refusal_confidence:
@@ -207,16 +139,6 @@ def is_refusal(text: BlockText) -> bool:
     return not (len(answer) == 1 and answer in "0123456789")
 
 
-def _draw_any(size: int, rng: np.random.Generator) -> Problems:
-    return Problems(
-        start_n=rng.integers(0, 10, size),
-        length_n=rng.integers(1, STEPS + 1, size),
-        operator_ns=rng.choice(len(OPERATORS), (size, STEPS), p=OPERATOR_SHARE),
-        operand_ns=rng.integers(1, 10, (size, STEPS)),
-        plus_n=rng.random(size) < SMUDGE_IS_PLUS,
-    )
-
-
 def _write(items: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
     reasoning, answer = ("", "?") if refuse else ("".join(map(str, digits)), str(digits[-1]))
     risky = "".join(item for item in items if item[0] in _RISKY)
@@ -224,3 +146,27 @@ def _write(items: list[str], digits: list[int], *, refuse: bool, confidence: flo
         f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
         f"<analysis>{risky}</analysis><confidence>{confidence:.1f}</confidence>"
     )
+
+
+def draw_chains(
+    size: int,
+    rng: np.random.Generator,
+    *,
+    kind: type[Problems] = Problems,
+    lengths: tuple[int, int] = (1, STEPS),
+    operator_share: tuple[float, ...] = OPERATOR_SHARE,
+    plus: float = SMUDGE_IS_PLUS,
+    each_step: bool = False,
+) -> Problems:
+    """Problems whose lengths, digits and operands are uniform; the hidden coin is thrown once per prompt or for each step."""
+    shape = size, lengths[1]
+    return kind(
+        start_n=rng.integers(0, 10, size),
+        length_n=rng.integers(lengths[0], lengths[1] + 1, size),
+        operator_ns=rng.choice(len(OPERATORS), shape, p=operator_share),
+        operand_ns=rng.integers(1, 10, shape),
+        plus_n=rng.random(shape if each_step else size) < plus,
+    )
+
+
+DIGITS = Source(draw_chains, 20_260)

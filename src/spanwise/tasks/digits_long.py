@@ -18,15 +18,14 @@ critic can see; a slip is one only to a critic that can calculate.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 
 import numpy as np
 
 from spanwise.layout import Layout
-from spanwise.tasks.agent import taken
-from spanwise.tasks.digits import FILLER, HELD_OUT, OPERATORS, Problems, draw_until, first_of
+from spanwise.tasks.digits import OPERATORS, Problems, draw_chains, taken
+from spanwise.tasks.problems import FILLER, Source
 
 FEWEST, MOST = 4, 8
 OPERATOR_SHARE = (0.44, 0.30, 0.06, 0.20)
@@ -36,7 +35,6 @@ PLUS = 0.95
 LONGEST = MOST * 14 + 6
 #: Room for a prompt and the longest completion.
 LONG_POSITIONS = 160
-_HELD_OUT_SEED = 20_262
 
 #: The one block of a completion.
 LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
@@ -71,24 +69,6 @@ LONG_NOISE: dict[str, LongNoise] = {
 }
 
 
-def draw_long_problems(
-    size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
-) -> LongProblems:
-    """Draw random problems: 4 to 8 steps, operators by `OPERATOR_SHARE`, everything else uniform."""
-    return draw_until(size, lambda missing: _draw_any(missing, rng), exclude=exclude, unique=unique)
-
-
-def held_out_long_problems(size: int = HELD_OUT) -> LongProblems:
-    """The first `size` of the 512 evaluation problems, all different; no warm start and no training set contains their prompts."""
-    return first_of(draw_long_problems(HELD_OUT, rng=np.random.default_rng(_HELD_OUT_SEED), unique=True), size)
-
-
-@cache
-def held_out_long_prompts() -> frozenset[str]:
-    """The texts of all evaluation prompts, to be excluded from everything that is trained on."""
-    return frozenset(held_out_long_problems().prompts)
-
-
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: a line for every step, and the last line's digit as the answer."""
     rows = zip(problems.start_n.tolist(), problems.items, strict=True)
@@ -113,16 +93,6 @@ def _exercises(value: int, steps: list[str]) -> str:
     return written
 
 
-def _draw_any(size: int, rng: np.random.Generator) -> LongProblems:
-    return LongProblems(
-        start_n=rng.integers(0, 10, size),
-        length_n=rng.integers(FEWEST, MOST + 1, size),
-        operator_ns=rng.choice(len(OPERATORS), (size, MOST), p=OPERATOR_SHARE),
-        operand_ns=rng.integers(1, 10, (size, MOST)),
-        plus_n=rng.random((size, MOST)) < PLUS,
-    )
-
-
 def _trace(start: int, steps: list[str], noise: LongNoise, rng: np.random.Generator) -> str:
     value, lines = start, list[str]()
     for place, shown in enumerate(steps):
@@ -133,3 +103,11 @@ def _trace(start: int, steps: list[str], noise: LongNoise, rng: np.random.Genera
         read = "" if shown == step else step.replace("-", "?-")
         lines.append(f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_")
     return f"<reasoning>{''.join(lines)}</reasoning><answer>{value}</answer>"
+
+
+LONG = Source(
+    partial(
+        draw_chains, kind=LongProblems, lengths=(FEWEST, MOST), operator_share=OPERATOR_SHARE, plus=PLUS, each_step=True
+    ),
+    20_262,
+)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spanwise.layout import Layout
-from spanwise.tasks.digits import STEPS, Problems, run_chain
+from spanwise.tasks.digits import Problems, slipping_chain
 
 #: The two attempts. The first has no tag for reasoning: it has no room for any.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
@@ -41,8 +41,7 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer."""
     size = len(problems)
-    slip_ns = rng.random((size, STEPS)) < np.array(noise.slip)[problems.operator_ns]
-    digit_ns = run_chain(problems, slip_ns=slip_ns, slipped_ns=rng.integers(0, 10, (size, STEPS)))
+    digit_ns = slipping_chain(problems, noise.slip, rng)
     repeat_n = rng.random(size) < noise.repeat
     seen_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
     first_n = np.where(seen_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))

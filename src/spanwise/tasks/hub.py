@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.tasks.prompts import PromptStyle, asked, message, shown, untold
+from spanwise.segment import SEGMENTERS
 from spanwise.tasks.rows import DatasetColumns, check_cells, find_columns, read_rows, reason, set_aside
 from spanwise.tasks.task import Task
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-else:
-    Dataset = Any  # the name must exist for runtime type checkers
-
 PromptFormat = Literal["confidence", "two_attempts"]
+#: Where an instruction can go: no chat template, one without a system message, or one with it.
+PromptStyle = Literal["plain", "user", "system"]
 #: So many prompts are looked through for the tags of the layout.
 _LOOKED_AT = 64
 #: What TRL calls its own things when it calls a reward function, or takes for pictures.
 _TAKEN = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 
-LAYOUTS: dict[PromptFormat, Layout] = {
+LAYOUTS: Mapping[str, Layout] = {
     "confidence": Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}),
     "two_attempts": Layout({"first": ["reasoning", "answer"], "second": ["reasoning", "answer"]}),
 }
@@ -151,7 +149,7 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
     return tokenizer, "system"
 
 
-def _prompts(part: Dataset, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Dataset:
+def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """The rows with `prompt` and `answer` beside what they have."""
     made = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
@@ -191,3 +189,42 @@ def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, who
 def _listing(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no file"
+
+
+def message(role: str, content: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": role, "content": content}]
+
+
+def asked(question: str, instruction: str, style: PromptStyle) -> Any:
+    r"""A question with an instruction before it; with an empty one the question alone."""
+    if style == "plain":
+        return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
+    if style == "system" and instruction:
+        return message("system", instruction) + message("user", question)
+    return message("user", f"{instruction}\n\n{question}" if instruction else question)
+
+
+def shown(prompt: Any, tokenizer: Any) -> str:
+    """A prompt as the model sees it: a text as it is, a conversation in the tokenizer's chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return tokenizer.apply_chat_template(prompt, tokenize=False)
+    except Exception as error:  # a template refuses a conversation with an exception of its own
+        raise DataError(f"The model's chat template does not take the prompt {prompt!r:.80}: {error}.") from error
+
+
+def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
+    """What a layout looks for and none of the texts holds, opening tags and keys, without what the prompt has opened already."""
+    words: dict[str, None] = {}
+    for part in layout.parts:
+        asks = SEGMENTERS.find(part.segmenter).asks
+        if asks is not None and part.mark != layout.prefilled:
+            words.update(dict.fromkeys(asks(part.mark)))
+    return [word for word in words if not any(_holds(text, word) for text in texts)]
+
+
+def _holds(text: str, word: str) -> bool:
+    """Whether a text has a tag somewhere, or a word that is no part of another one."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text

@@ -6,19 +6,14 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts.cells import chats, typed
-from spanwise.rollouts.delimited import SUFFIXES, read_delimited
+from spanwise.rollouts.files import SUFFIXES, read_delimited
 from spanwise.rollouts.messages import prompt_fault
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-else:
-    Dataset = Any  # the name must exist for runtime type checkers
 
 #: Rows that are set aside for evaluation, or a fifth of them if that is less.
 HELD_OUT = 512
@@ -36,26 +31,25 @@ class DatasetColumns:
     conversations: bool = False  # nobody has named the column: its conversations must not end with the answer itself
 
 
-def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Dataset:
+def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
     """One split of a dataset by hub name, folder or file."""
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     place = Path(dataset)
+    suffix, kinds = place.suffix.lower(), (*_READERS, *SUFFIXES)
     if place.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it counts readers of local files too, at a server of its own
-    name, _, part = (dataset, "", "") if place.exists() else dataset.partition(":")
-    if place.is_file() and place.suffix.lower() in SUFFIXES:
-        cells = read_delimited(place).to_pydict()
-        return Dataset.from_dict({name: chats(cell if name in texts else typed(cell)) for name, cell in cells.items()})
-    reader = _READERS.get(place.suffix.lower())
-    tabular = reader or place.suffix.lower() in SUFFIXES
-    if (place.is_file() and not reader) or (tabular and not place.is_file()):
+    if place.is_file() != (suffix in kinds):
         gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
         what = "is not a kind of file that can be read" if place.is_file() else gone
         raise DataError(
-            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join((*_READERS, *SUFFIXES))} file, a folder or a hub "
-            "name."
+            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join(kinds)} file, a folder or a hub name."
         )
+    if suffix in SUFFIXES:
+        cells = read_delimited(place).to_pydict()
+        return Dataset.from_dict({name: chats(cell if name in texts else typed(cell)) for name, cell in cells.items()})
+    name, _, part = (dataset, "", "") if place.exists() else dataset.partition(":")
+    reader = _READERS.get(suffix)
     try:
         if reader:
             return load_dataset(reader, data_files={split: str(place)}, split=split)
@@ -78,10 +72,9 @@ def find_columns(
 ) -> DatasetColumns:
     """Which columns hold what, as asked for; without a question column whole prompts in `prompt`, else in `messages`."""
     conversations = False
-    if prompt is None and not instruction and "prompt" in names and question not in names:
-        prompt = "prompt"
-    elif prompt is None and not instruction and "messages" in names and question not in names:
-        prompt, conversations = "messages", True
+    if prompt is None and not instruction and question not in names:
+        prompt = next((name for name in ("prompt", "messages") if name in names), None)
+        conversations = prompt == "messages"
     if prompt is not None and instruction:
         raise RecipeError(
             f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
@@ -97,12 +90,14 @@ def find_columns(
     return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, conversations)
 
 
-def check_cells(rows: Dataset, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
+def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
     """Refuse rows that are no questions or prompts, or that have no answer; say which row, and what to do."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    kind = "prompt_column" if columns.whole else "question_column"
-    for name, option in ((columns.prompt, kind), (columns.answer, "answer_column")):
+    for name, option in (
+        (columns.prompt, "prompt_column" if columns.whole else "question_column"),
+        (columns.answer, "answer_column"),
+    ):
         if name is None:
             continue
         if name not in rows.column_names:
@@ -114,23 +109,21 @@ def check_cells(rows: Dataset, dataset: str, columns: DatasetColumns, *, templat
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
                 f"Name the right one with --set {option}=NAME{other.get(option, '')}."
             )
-        empty = next((row for row, value in enumerate(rows[name]) if value is None or not str(value).strip()), None)
-        if empty is not None:
-            raise DataError(
-                f"Row {empty} of the dataset '{dataset}' has nothing in column '{name}'; fill it in or remove the row."
-            )
         for row, cell in enumerate(rows[name]):
-            fault = _fault(cell, option, template=template)
-            if not fault and columns.conversations and option == "prompt_column" and cell[-1]["role"] == "assistant":
-                fault = "that ends with what the assistant says, and a prompt ends before it. Leave that message out."
+            empty = cell is None or not str(cell).strip()
+            fault = "fill it in or remove the row." if empty else _fault(cell, option, columns, template=template)
             if fault:
-                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell!r:.80} in column '{name}'; {fault}")
+                shown = "nothing" if empty else f"{cell!r:.80}"
+                raise DataError(f"Row {row} of the dataset '{dataset}' has {shown} in column '{name}'; {fault}")
 
 
-def _fault(cell: Any, option: str, *, template: bool) -> str | None:
+def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
     """Why a cell is no question, no prompt or no answer."""
     if option == "prompt_column":
-        return prompt_fault(cell, template=template)
+        fault = prompt_fault(cell, template=template)
+        if not fault and columns.conversations and cell[-1]["role"] == "assistant":
+            return "that ends with what the assistant says, and a prompt ends before it. Leave that message out."
+        return fault
     if not isinstance(cell, (list, dict)):
         return None
     if option == "question_column":
@@ -138,7 +131,7 @@ def _fault(cell: Any, option: str, *, template: bool) -> str | None:
     return "an answer is one text or number. With answer_column=null the column is left to your own reward functions."
 
 
-def set_aside(rows: Dataset, dataset: str, eval_limit: int) -> tuple[Dataset, Dataset]:
+def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
     """Training rows in their order, and the first `eval_limit` of the rows set aside."""
     size = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:

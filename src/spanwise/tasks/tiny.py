@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spanwise.tasks.digits import DIGITS_LAYOUT, FILLER, OPERATORS
 from spanwise.tasks.fields import field_words
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-else:
-    PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
-
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 # At the usual 0.02 the blocks' outputs swamp the digits and arithmetic is learned much later.
 _EMBEDDING_STD = 0.5
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> Any:
     """The tokenizer of the digit chain: one token per tag, per operator with its operand, and per other character.
 
     It adds no special tokens by itself, pads on the left, and decodes what it encoded to the same text.
@@ -37,7 +32,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return _tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
 
 
-def build_fields_tokenizer() -> PreTrainedTokenizerFast:
+def build_fields_tokenizer() -> Any:
     """The tokenizer of the fields: one token per key with its punctuation, per digit and per brace; for the rest as above.
 
     Example:
@@ -50,7 +45,7 @@ def build_fields_tokenizer() -> PreTrainedTokenizerFast:
     return _tokenizer([*"0123456789", FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
-def _tokenizer(words: list[str], pattern: str) -> PreTrainedTokenizerFast:
+def _tokenizer(words: list[str], pattern: str) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -68,9 +63,7 @@ def _tokenizer(words: list[str], pattern: str) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4
-) -> PreTrainedModel:
+def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
     """A Llama with random weights; the global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.

@@ -11,17 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spanwise.disk import refusal
 from spanwise.errors import DataError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-else:
-    PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
 
 _RECORD = "warm_start.json"
 _logger = logging.getLogger(__name__)
@@ -59,7 +54,7 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, record: dict[str, Any]) -> None:
+def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
     """Write beside the target and rename, so that a reader sees the whole folder or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +78,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
         ) from error
 
 
-def load(folder: Path) -> PreTrainedModel:
+def load(folder: Path) -> Any:
     """The model of a cached folder."""
     from transformers import AutoModelForCausalLM
 

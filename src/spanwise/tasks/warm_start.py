@@ -6,30 +6,21 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from spanwise.errors import DataError
-from spanwise.tasks.digits import Difficulty
+from spanwise.tasks.embedded import Course, Start, Stretch, embedded
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.muon import matrix_optimizer
-from spanwise.tasks.stretches import COURSES, Course, Stretch, fields_course
 from spanwise.tasks.tiny import PAD, build_model
 from spanwise.tasks.warm_cache import default_cache_folder, is_intact, load, save
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-else:
-    PreTrainedModel = PreTrainedTokenizerFast = Any  # the names must exist for runtime type checkers
-
 Progress = Callable[[int, int, float], None]
-#: The warm starts of the digit chain.
-Start = Difficulty | Literal["twice", "long"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +100,8 @@ def warm_start(
 
     Args:
         start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
-            two attempts, each of which solves about 18 %, see `digits_twice`; "agent" is asked step by step, see `agent`: about
-            68 % of its turns are right and 14 % of its episodes solved; "long" writes some
-            seventy tokens, see `digits_long`, and solves about half. `Fields` write a JSON object, see `fields`; every kind and
+            two attempts, each of which solves about 18 %, see `digits_twice`; "long" writes some seventy tokens, see `digits_long`,
+            and solves about half. `Fields` write a JSON object, see `fields`; every kind and
             number of fields has a start of its own.
         seed: of the weights and the traces.
         cache_folder: where to keep it; None: see `default_cache_folder`.
@@ -125,7 +115,7 @@ def warm_start(
         DataError: the folder cannot be written, or torch is too old to train.
     """
     settings = settings or WarmStartSettings()
-    course = start if isinstance(start, Course) else fields_course(start) if isinstance(start, Fields) else COURSES[start]
+    course = start if isinstance(start, Course) else embedded(start).course
     root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
     stretches = course.stretches
     folders = [root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
@@ -145,22 +135,22 @@ def warm_start(
     return folders[-1]
 
 
-def _train(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stretch: Stretch, seed: int, settings: WarmStartSettings
-) -> Iterator[float]:
+def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: WarmStartSettings) -> Iterator[float]:
     """Train in place, one step per item; yields the mean loss over the completion tokens."""
     phase = _phases(settings)[stretch.name]
+
+    def share(step: int) -> float:
+        rise, fall = (step + 1) / settings.warm_up, (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2
+        return min(1.0, rise) * (settings.floor + (1 - settings.floor) * fall)
+
     optimizers = _optimizers(model, phase)
-    rng = np.random.default_rng([seed, 0, stretch.place])
-    peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
+    rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
     model.train()
-    with _one_thread():
-        for step in range(phase.steps):
-            rise, fall = (step + 1) / settings.warm_up, (1 + math.cos(math.pi * step / phase.steps)) / 2
-            share = min(1.0, rise) * (settings.floor + (1 - settings.floor) * fall)
-            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-            for group, peak in zip(groups, peaks, strict=True):
-                group["lr"] = peak * share
+    # At this size a second thread helps little on an idle machine and makes a busy one several times slower.
+    torch.set_num_threads(1)
+    try:
+        for _ in range(phase.steps):
             ids_nt, prompt_length = stretch.batch(tokenizer, settings.batch, rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
             loss = torch.nn.functional.cross_entropy(
@@ -170,22 +160,25 @@ def _train(
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-            for optimizer in optimizers:
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
                 optimizer.step()
                 optimizer.zero_grad()
+                schedule.step()
             yield loss.item()
+    finally:
+        torch.set_num_threads(threads)
     model.eval()
 
 
-def _optimizers(model: PreTrainedModel, phase: Phase) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
     if not hasattr(torch.optim, "Muon"):
         raise DataError(
             f"The warm start is trained with torch.optim.Muon, which torch {torch.__version__} does not have; "
             f"install torch 2.9 or newer, or copy a finished warm start into the cache folder '{default_cache_folder()}'."
         )
-    embedding = model.get_input_embeddings().weight
-    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
-    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight is embedding]
+    matrices, others = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
+    for weight in model.parameters():
+        (matrices if weight.ndim == 2 and weight is not model.get_input_embeddings().weight else others).append(weight)
     return [
         matrix_optimizer(matrices, lr=phase.matrix_learning_rate),
         torch.optim.AdamW(others, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
@@ -212,14 +205,3 @@ def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings
 def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSettings) -> str:
     key = hashlib.sha256(json.dumps(_identity(course, index, seed, settings), sort_keys=True).encode()).hexdigest()
     return f"{course.folder.format(course.stretches[index].name)}-{seed}-{key[:12]}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """At this size a second thread helps little on an idle machine and makes a busy one several times slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

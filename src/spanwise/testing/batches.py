@@ -21,34 +21,22 @@ from spanwise.errors import RecipeError
 
 NAN = float("nan")
 _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # exact in float32, with ties
-_shares = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
 #: What the entries of an input look like, by the name before the index letters. Extend it for a call with `inputs=`.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
-    "reward": _numbers,
-    "score": _numbers,
+    **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
+    **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
+    **dict.fromkeys(("correct", "outcome"), st.sampled_from([0.0, 1.0])),
+    **dict.fromkeys(("anchor", "state"), st.sampled_from("abc")),
     "calibration": st.sampled_from([0.0, -0.25, -0.0625, -0.5625, -1.0]),
-    "correct": st.sampled_from([0.0, 1.0]),
-    "outcome": st.sampled_from([0.0, 1.0]),
-    "confidence": _shares,
-    "report": _shares,
-    "by_outcome": _numbers,
-    "metric": _numbers,
-    "importance": _shares,
-    "value": _numbers,
-    "adv": _numbers,
-    "advantage": _numbers,
-    "bootstrap": _numbers,
     "logp": st.sampled_from([-0.125, -0.5, -1.0, -2.0, -4.0]),
     "ids": st.integers(0, 5),
     "length": st.integers(1, 9),
     "stratum": st.integers(0, 1),
-    "anchor": st.sampled_from("abc"),
-    "state": st.sampled_from("abc"),
 }
-REWARDS = ("reward", "score", "calibration", "correct")
+_REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
@@ -68,13 +56,21 @@ class Input:
 
     @property
     def is_reward(self) -> bool:
-        """Whether it is a reward of whole completions or blocks."""
-        return self.stem in REWARDS
+        """Whether it is a reward."""
+        return self.stem in _REWARDS
 
     @property
     def by_token(self) -> bool:
         """Whether it has one entry per token."""
         return "t" in self.axes
+
+
+def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
+    """These rows of columns that are tensors or lists, in this order."""
+    return {
+        name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
+        for name, value in columns.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -84,26 +80,25 @@ class DrawnBatch:
     Attributes:
         spec: the inputs.
         group_n: which rows belong together; also where the estimator is not told.
-        rows: inputs per row, whole.
-        tokens: inputs per token -> per row -> per trainable token.
+        rows: inputs by name: a tensor or a list with an entry per row; of tokens a list of each row's trainable ones.
         place_nt: which trainable token of its row stands at each place; -1 where none does (masked).
+        fill: what masked places hold, but in rewards (integers: its whole part, -100 for NaN).
     """
 
     spec: tuple[Input, ...]
     group_n: Int[Tensor, " n"]
     rows: Mapping[str, Any]
-    tokens: Mapping[str, tuple[tuple[Any, ...], ...]]
     place_nt: Int[Tensor, "n t"]
+    fill: float = 0.0
 
-    def take(self, index: Sequence[int] | Tensor) -> DrawnBatch:
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.group_n)
+
+    def take(self, index: Sequence[int]) -> DrawnBatch:
         """These rows, in this order."""
-        picked = torch.as_tensor(index, dtype=torch.long)
-        rows = {
-            name: value[picked] if isinstance(value, Tensor) else [value[int(i)] for i in picked]
-            for name, value in self.rows.items()
-        }
-        tokens = {name: tuple(ragged[int(i)] for i in picked) for name, ragged in self.tokens.items()}
-        return replace(self, group_n=self.group_n[picked], rows=rows, tokens=tokens, place_nt=self.place_nt[picked])
+        picked = list(index)
+        return replace(self, group_n=self.group_n[picked], rows=take(self.rows, picked), place_nt=self.place_nt[picked])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
         """The same batch with other values for some inputs per row."""
@@ -111,32 +106,26 @@ class DrawnBatch:
 
     def relabelled(self) -> DrawnBatch:
         """The same batch under other ids: `LABELS` for groups, trajectories and states, and for steps such in their order."""
-        changes = {}
-        for entry in self.spec:
-            value = self.rows.get(entry.name)
-            if not isinstance(value, Tensor) or entry.stem not in (*_IDS, "step"):
-                continue
-            labels = torch.tensor(sorted(LABELS) if entry.stem == "step" else LABELS)
-            changes[entry.name] = labels[value.unique(return_inverse=True)[1]]
-        return self.put(changes)
+        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
+        numbered = [e for e in self.spec if e.stem in labels and isinstance(self.rows.get(e.name), Tensor)]
+        return self.put(
+            {e.name: torch.tensor(labels[e.stem])[self.rows[e.name].unique(return_inverse=True)[1]] for e in numbered}
+        )
 
-    def inputs(self, *, fill: float = 0.0) -> dict[str, Any]:
-        """The arguments by name. Masked places hold `fill` (integers: its whole part, -100 for NaN), in rewards always 0."""
+    def inputs(self) -> dict[str, Any]:
+        """The arguments by name."""
         made = dict(self.rows)
-        whole = -100 if fill != fill else int(fill)
-        for entry in self.spec:
-            if not entry.by_token:
-                continue
+        whole = -100 if self.fill != self.fill else int(self.fill)
+        for entry in (entry for entry in self.spec if entry.by_token):
             if entry.stem == "mask":
                 made[entry.name] = (self.place_nt >= 0).to(entry.dtype)
                 continue
-            other = fill if entry.dtype == torch.float64 else whole
+            other = self.fill if entry.dtype == torch.float64 else whole
             masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else other
-            padded = torch.full(self.place_nt.shape, masked, dtype=entry.dtype)
-            for row, values in enumerate(self.tokens[entry.name]):
+            made[entry.name] = torch.full(self.place_nt.shape, masked, dtype=entry.dtype)
+            for row, values in enumerate(self.rows[entry.name]):
                 here = self.place_nt[row] >= 0
-                padded[row, here] = torch.tensor(values, dtype=entry.dtype)[self.place_nt[row, here]]
-            made[entry.name] = padded
+                made[entry.name][row, here] = torch.tensor(values, dtype=entry.dtype)[self.place_nt[row, here]]
         return {entry.name: made[entry.name] for entry in self.spec}
 
 
@@ -202,35 +191,26 @@ def batches_of(
         group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory
     elif "group" not in stems:
         group = list(range(n))
-    rows_of_ids = None if ids is None else draw(st.lists(ids, min_size=n, max_size=n))
-    lengths = (
-        draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if rows_of_ids is None else list(map(len, rows_of_ids))
-    )
-    k = draw(st.integers(1, 3))
-    rows: dict[str, Any] = {}
-    tokens: dict[str, tuple[tuple[Any, ...], ...]] = {}
+    one_row = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
+    rows_of_ids = draw(st.lists(one_row, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
+    lengths = [len(row) if has_tokens else 0 for row in rows_of_ids]
+    k = draw(st.integers(1, 3))
+    structure = {"group": group, "trajectory": trajectory, **({"length": lengths} if has_tokens else {})}
+    rows: dict[str, Any] = {}
     for entry in spec:
-        if entry.stem == "mask":
-            continue
-        if entry.stem == "length" and has_tokens:
-            rows[entry.name] = torch.tensor(lengths, dtype=entry.dtype)
-        elif entry.stem == "block" and entry.by_token:
-            tokens[entry.name] = tuple(
-                tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=size, max_size=size)))) for size in lengths
-            )
-        elif entry.stem == "ids" and rows_of_ids is not None:
-            tokens[entry.name] = tuple(rows_of_ids)
-        elif entry.by_token:
-            tokens[entry.name] = tuple(_row_of_tokens(draw, entry, size) for size in lengths)
-        else:
-            rows[entry.name] = _rows(draw, entry, n, k, {"group": group, "trajectory": trajectory}, absent)
-    width = max(lengths) if has_tokens else 0
-    place = torch.tensor([[t if t < size else -1 for t in range(width)] for size in lengths], dtype=torch.long)
-    return DrawnBatch(spec, torch.tensor(group), rows, tokens, place.reshape(n, width))
+        if not entry.by_token:
+            rows[entry.name] = _rows(draw, entry, n, k, structure, absent)
+        elif entry.stem == "ids" and ids is not None:
+            rows[entry.name] = rows_of_ids
+        elif entry.stem != "mask":
+            rows[entry.name] = [_row_of_tokens(draw, entry, size, k) for size in lengths]
+    return DrawnBatch(spec, torch.tensor(group), rows, _places([list(range(size)) for size in lengths]))
 
 
-def _row_of_tokens(draw: Draw, entry: Input, size: int) -> tuple[Any, ...]:
+def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ...]:
+    if entry.stem == "block":
+        return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=size, max_size=size))))
     assert entry.entries is not None
     if entry.is_reward and size and draw(st.booleans()):  # mostly paid at the end, as verifiers do
         return (*(0.0 for _ in range(size - 1)), draw(entry.entries))
@@ -256,31 +236,28 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
     return tensor
 
 
+def _places(rows: list[list[int]], *, width: int = 0) -> Int[Tensor, "n t"]:
+    """Which token stands where, of rows that are padded on the right."""
+    width = max([width, *map(len, rows)])
+    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
+
+
 @st.composite
-def rearranged(draw: Draw, batch: DrawnBatch) -> Int[Tensor, "n t"]:
+def _rearranged(draw: Draw, batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same trainable tokens with masked ones before, between and after them."""
-    rows = []
-    for places in batch.place_nt.tolist():
-        row = [t for t in places if t >= 0]
+    rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
+    for row in rows:
         for _ in range(draw(st.integers(0, 3))):
             row.insert(draw(st.integers(0, len(row))), -1)
-        rows.append(row)
-    width = max(map(len, rows), default=0)
-    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
+    return _places(rows)
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same tokens with all padding on the left."""
-    width = batch.place_nt.shape[1] + 1
-    rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
-    return torch.tensor([[-1] * (width - len(row)) + row for row in rows], dtype=torch.long).reshape(len(rows), width)
+    backwards = [[t for t in reversed(places) if t >= 0] for places in batch.place_nt.tolist()]
+    return _places(backwards, width=batch.place_nt.shape[1] + 1).flip(1)
 
 
 def moved_tokens(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, Tensor]]:
     """Batches with other places for their tokens."""
-    return batches.flatmap(lambda batch: st.tuples(st.just(batch), rearranged(batch)))
-
-
-def reordered(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, list[int]]]:
-    """Batches with another order of their rows."""
-    return batches.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch.group_n)))))
+    return batches.flatmap(lambda batch: st.tuples(st.just(batch), _rearranged(batch)))

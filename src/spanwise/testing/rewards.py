@@ -8,9 +8,10 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
-from typing import Any, NoReturn
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -20,8 +21,8 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score.reward import Reward
 from spanwise.score.score import score_one
-from spanwise.testing.batches import Draw
-from spanwise.testing.search import ConformanceError, check_properties
+from spanwise.testing.batches import Draw, take
+from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
 
 #: What is checked of a reward, and what each check means.
@@ -50,15 +51,21 @@ class DrawnCompletions:
         scored: the objectives scored before: name -> values, None for no reward.
     """
 
-    text: tuple[BlockText, ...]
-    columns: Mapping[str, tuple[Any, ...]]
-    scored: Mapping[str, tuple[float | None, ...]]
+    text: Sequence[BlockText]
+    columns: Mapping[str, list[Any]]
+    scored: Mapping[str, list[float | None]]
+
+    def __len__(self) -> int:
+        """How many completions there are."""
+        return len(self.text)
+
+    def inputs(self) -> dict[str, Any]:
+        """The arguments by name; whoever changes them changes a copy."""
+        return copy.deepcopy({"text": self.text, "columns": self.columns, "scored": self.scored})
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
         """These completions, in this order."""
-        columns = {name: tuple(values[i] for i in index) for name, values in self.columns.items()}
-        scored = {name: tuple(values[i] for i in index) for name, values in self.scored.items()}
-        return DrawnCompletions(tuple(self.text[i] for i in index), columns, scored)
+        return DrawnCompletions([self.text[row] for row in index], take(self.columns, index), take(self.scored, index))
 
 
 def check_reward(
@@ -107,19 +114,12 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    inside = (*contents, *HOSTILE)
-    drawn = layout, inside, dict(columns or {}), dict(scored or {})
-    plain = _completions(*drawn)
-    order = plain.flatmap(lambda c: st.tuples(st.just(c), st.permutations(range(len(c.text)))))
-    strategies = {"permutation": order, "threads": st.just(_every(*drawn))}
-    check_properties(
-        _Suite(objective, layout, processes),
-        lambda name: strategies.get(name, plain),
-        tuple(REWARD_PROPERTIES),
-        asked=properties,
-        exceptions=exceptions,
-        examples=examples,
+    drawn = layout, (*contents, *HOSTILE), dict(columns or {}), dict(scored or {})
+    suite = _Reward(
+        f"Reward '{objective.name}'", partial(score_completions, objective), REWARD_PROPERTIES, objective, processes
     )
+    every = {"threads": st.just(_every(*drawn))}
+    suite.check(_completions(*drawn), every, asked=properties, exceptions=exceptions, examples=examples)
 
 
 def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
@@ -140,106 +140,75 @@ def _completions(
             {name: _block(tags, [draw(inside) for _ in tags]) if there[name] else None for name, tags in layout.keys.items()}
         )
     drawn = [
-        {name: tuple(draw(st.sampled_from(list(values))) for _ in range(n)) for name, values in source.items()}
+        {name: [draw(st.sampled_from(list(values))) for _ in range(n)] for name, values in source.items()}
         for source in (columns, scored)
     ]
-    return DrawnCompletions(tuple(text), *drawn)
+    return DrawnCompletions(text, *drawn)
 
 
 def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]) -> DrawnCompletions:
     """Every content with every row of the columns, to compare places where the reward runs."""
     rows = max([len(values) for values in (*columns.values(), *scored.values())], default=1)
     pairs = list(product(contents, range(rows)))
-    text = tuple({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs)
-    drawn = [{name: tuple(v[i % len(v)] for _, i in pairs) for name, v in source.items()} for source in (columns, scored)]
+    text = [{name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs]
+    drawn = [{name: [v[i % len(v)] for _, i in pairs] for name, v in source.items()} for source in (columns, scored)]
     return DrawnCompletions(text, *drawn)
 
 
-def score_completions(objective: Objective, completions: DrawnCompletions) -> tuple[list[float], list[int]]:
-    """Values and statuses as plain lists, which travel between processes."""
-    scored = {name: Reward.of(values) for name, values in completions.scored.items()}
-    columns = {name: list(values) for name, values in completions.columns.items()}
-    reward = score_one(objective, list(completions.text), columns=columns, scored=scored)
-    return reward.value_n.tolist(), reward.status_n.tolist()
+def score_completions(
+    objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
+) -> list[tuple[float, str]]:
+    """Values and statuses as plain pairs, which travel between processes."""
+    before = {name: Reward.of(values) for name, values in scored.items()}
+    reward = score_one(objective, text, columns=columns, scored=before)
+    names = [Status(code).name for code in reward.status_n.tolist()]
+    return list(zip(reward.value_n.tolist(), names, strict=True))
 
 
 @dataclass(frozen=True)
-class _Suite:
+class _Reward(Suite):
+    """A reward as an objective, and whether it is called in another process."""
+
     objective: Objective
-    layout: Layout
     processes: bool
+    crashes = "breaks 'result': it raises"
 
-    def call(self, completions: DrawnCompletions) -> list[tuple[float, str]]:
-        try:
-            return _pairs(*score_completions(self.objective, completions))
-        except Exception as error:
-            self.fail("result", completions, f"It raises {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    def result_of(self, inputs: dict[str, Any]) -> list[tuple[float, str]]:
+        """The value and the status of each completion."""
+        return self.function(**inputs)
 
-    def fail(self, name: str, completions: DrawnCompletions, detail: str) -> NoReturn:
-        given = "; ".join(str(value) for value in (list(completions.text), completions.columns, completions.scored) if value)
-        raise ConformanceError(
-            f"Reward '{self.objective.name}' breaks '{name}': {REWARD_PROPERTIES[name]}. {detail} Smallest example: {given}."
-        )
+    def result(self, batch: DrawnCompletions) -> None:
+        self.run(batch)
 
-    def same(self, name: str, completions: DrawnCompletions, got: list[Any], expected: list[Any]) -> None:
-        if repr(got) != repr(expected):  # NaN equals NaN here
-            self.fail(name, completions, f"Got {got}, expected {expected}.")
+    def absent(self, batch: DrawnCompletions) -> None:
+        there = [any(block[name] is not None for name in self.objective.pays) for block in batch.text]
+        for n, (present, pair) in enumerate(zip(there, self.run(batch), strict=True)):
+            if not present and pair[1] != Status.ABSENT.name:
+                self.fail("absent", batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
+        self.alone("absent", batch, [n for n, present in enumerate(there) if present])
 
-    def result(self, completions: DrawnCompletions) -> None:
-        self.call(completions)
+    def threads(self, batch: DrawnCompletions) -> None:
+        expected = self.function(**batch.inputs())
 
-    def pure(self, completions: DrawnCompletions) -> None:
-        before = copy.deepcopy(completions)
-        first = self.call(completions)
-        if completions != before:
-            self.fail("pure", before, f"It changed its inputs to {completions}.")
-        self.same("pure", before, self.call(completions), first)
-
-    def absent(self, completions: DrawnCompletions) -> None:
-        there = [any(block[name] is not None for name in self.objective.pays) for block in completions.text]
-        result = self.call(completions)
-        for n, present in enumerate(there):
-            if not present and result[n][1] != Status.ABSENT.name:
-                self.fail("absent", completions, f"Completion {n} has none of the paid blocks and gets {result[n]}.")
-        kept = [n for n, present in enumerate(there) if present]
-        if kept:
-            self.same("absent", completions, [result[n] for n in kept], self.call(completions.take(kept)))
-
-    def permutation(self, example: tuple[DrawnCompletions, list[int]]) -> None:
-        completions, order = example
-        result = self.call(completions)
-        self.same("permutation", completions, self.call(completions.take(order)), [result[n] for n in order])
-
-    def split(self, completions: DrawnCompletions) -> None:
-        alone = [self.call(completions.take([n]))[0] for n in range(len(completions.text))]
-        self.same("split", completions, self.call(completions), alone)
-
-    def threads(self, completions: DrawnCompletions) -> None:
-        expected = score_completions(self.objective, completions)
-
-        async def in_a_loop() -> tuple[list[float], list[int]]:
-            return score_completions(self.objective, completions)
+        async def in_a_loop() -> list[tuple[float, str]]:
+            return self.function(**batch.inputs())
 
         with ThreadPoolExecutor(1) as pool:
-            places = {"a worker thread": pool.submit(score_completions, self.objective, completions).result()}
+            places = {"a worker thread": pool.submit(self.function, **batch.inputs()).result()}
         places["an event loop"] = asyncio.run(in_a_loop())
         if self.processes:
-            places["another process"] = self._elsewhere(completions)
+            places["another process"] = self._elsewhere(batch)
         for place, result in places.items():
-            for n, (one, other) in enumerate(zip(_pairs(*result), _pairs(*expected), strict=True)):
-                self.same("threads", completions.take([n]), [place, one], [place, other])
+            for n in range(len(batch)):
+                self.same("threads", batch.take([n]), {f"in {place}": result[n]}, {f"in {place}": expected[n]})
 
-    def _elsewhere(self, completions: DrawnCompletions) -> tuple[list[float], list[int]]:
+    def _elsewhere(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:
             pickle.dumps(self.objective)
         except Exception as error:
             raise RecipeError(
-                f"Reward '{self.objective.name}' cannot be sent to another process ({error}); define it at the top of a module, "
+                f"{self.who} cannot be sent to another process ({error}); define it at the top of a module, "
                 f"or pass processes=False."
             ) from error
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(score_completions, self.objective, completions).result()
-
-
-def _pairs(values: Sequence[float], status: Sequence[int]) -> list[tuple[float, str]]:
-    return [(value, Status(code).name) for value, code in zip(values, status, strict=True)]
+            return pool.submit(self.function, **batch.inputs()).result()

@@ -1,17 +1,23 @@
-"""How the suite looks for counter-examples, and how it words what it found."""
+"""`Suite`: the search for counter-examples, the sentence for one, and the properties that every kind of function must have."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.errors import HypothesisDeprecationWarning, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.errors import RecipeError, SpanwiseError, unknown
+from spanwise.testing.batches import NAN, DrawnBatch, left_padded, moved_tokens, take
 
 # How fast an estimator is, and how large its inputs are, is not what is checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
@@ -26,11 +32,143 @@ class ConformanceError(SpanwiseError, AssertionError):
     """
 
 
-def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
-    """Run `check` on examples; of the failing ones the smallest that hypothesis can find raises.
+@dataclass(frozen=True)
+class Suite(ABC):
+    """Something under test. A property is the method of its name, which takes one example and fails if it does not hold."""
 
-    The examples are the same in every run.
-    """
+    who: str
+    function: Callable[..., Any]
+    sentences: Mapping[str, str]
+    #: What a result has per token -> what stands at a masked one; and what it has per row that other places leave alone.
+    by_token: ClassVar[Mapping[str, float]] = {}
+    by_row: ClassVar[tuple[str, ...]] = ()
+    crashes: ClassVar[str] = "raises"
+
+    @abstractmethod
+    def result_of(self, inputs: dict[str, Any]) -> Any:
+        """Call what is under test."""
+
+    def columns(self, result: Any) -> dict[str, Any]:
+        """What a result holds, by name: tensors and lists with an entry per row."""
+        return result if isinstance(result, dict) else {"": result}
+
+    def pieces(self, batch: Any) -> list[list[int]]:
+        """The rows that are computed apart from the others."""
+        return [[row] for row in range(len(batch))]
+
+    def shown(self, example: Any) -> str:
+        """The text of an example."""
+        return show(example.inputs())
+
+    def check(
+        self,
+        plain: SearchStrategy[Any],
+        special: Mapping[str, SearchStrategy[Any]],
+        *,
+        asked: Sequence[str] | None,
+        exceptions: Mapping[str, str] | None,
+        examples: int,
+    ) -> None:
+        """Search `plain` examples, or `special` ones of a property, for what breaks those asked for, or all but the exceptions."""
+        order = plain.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch)))))
+        moved = moved_tokens(plain)
+        strategies = {"permutation": order, "masking": moved, "poison": moved, **special}
+        for name in (*(asked or ()), *(exceptions or ())):
+            if name not in self.sentences:
+                raise RecipeError(unknown("property", name, self.sentences))
+        for name in asked or self.sentences:
+            if name not in (exceptions or ()):
+                search(getattr(self, name.replace(" ", "_")), strategies.get(name, plain), examples=examples)
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        """What comes out; a crash is a finding too."""
+        try:
+            return self.result_of(inputs)
+        except ConformanceError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ConformanceError(
+                f"{self.who} {self.crashes} {type(error).__name__}: {text[:300]} Inputs: {show(inputs)}."
+            ) from error
+
+    def run(self, batch: Any) -> Any:
+        """What comes out for an example."""
+        return self.call(batch.inputs())
+
+    def fail(self, name: str, example: Any, detail: str) -> NoReturn:
+        """Raise the sentence."""
+        raise ConformanceError(
+            f"{self.who} breaks '{name}': {self.sentences[name]}. Smallest example: {self.shown(example)}. {detail}"
+        )
+
+    def same(self, name: str, example: Any, result: Any, expected: Any, *, tolerance: float = 1e-9) -> None:
+        """Fail if two results differ, in the columns that are expected."""
+        columns = self.columns(result)
+        for column, value in self.columns(expected).items():
+            if differ(columns[column], value, tolerance=tolerance):
+                what = f"{column} " if column else ""
+                self.fail(name, example, f"Got {what}{show(columns[column])}, expected {show(value)}.")
+
+    def pure(self, batch: Any) -> None:
+        """Call it twice."""
+        inputs = batch.inputs()
+        before = copy.deepcopy(inputs)
+        first = copy.deepcopy(self.call(inputs))
+        for name, value in before.items():
+            if show(inputs[name]) != show(value):
+                self.fail("pure", batch, f"It changed '{name}' to {show(inputs[name])}.")
+        self.same("pure", batch, self.call(inputs), first, tolerance=0.0)
+
+    def permutation(self, example: tuple[Any, list[int]]) -> None:
+        """Call it with the rows in another order."""
+        batch, order = example
+        moved = batch.take(order)
+        self.same("permutation", moved, self.run(moved), take(self.columns(self.run(batch)), order))
+
+    def split(self, batch: Any) -> None:
+        """Call it with each piece alone."""
+        for rows in self.pieces(batch):
+            self.alone("split", batch, rows)
+
+    def alone(self, name: str, batch: Any, rows: list[int]) -> None:
+        """Fail if rows do not get in the batch what they get without the others."""
+        if rows:
+            self.same(name, batch, take(self.columns(self.run(batch)), rows), self.run(batch.take(rows)))
+
+    def masking(self, example: tuple[DrawnBatch, Tensor]) -> None:
+        """Put masked tokens between the others."""
+        self._moved("masking", *example)
+
+    def padding(self, batch: DrawnBatch) -> None:
+        """Pad on the left."""
+        self._moved("padding", batch, left_padded(batch))
+
+    def poison(self, example: tuple[DrawnBatch, Tensor]) -> None:
+        """Put something else at masked tokens."""
+        batch = replace(example[0], place_nt=example[1])
+        for fill in (NAN, 1e9):
+            poisoned = replace(batch, fill=fill)
+            self.same("poison", poisoned, self.run(poisoned), self.run(batch))
+
+    def _moved(self, name: str, batch: DrawnBatch, place_nt: Tensor) -> None:
+        """The same trainable tokens at other places get the same there."""
+        moved, plain = replace(batch, place_nt=place_nt), self.columns(self.run(batch))
+        expected = {column: plain[column] for column in self.by_row}
+        for column, masked in self.by_token.items():
+            expected[column] = torch.full(place_nt.shape, masked, dtype=plain[column].dtype)
+            for row, place_t in enumerate(place_nt):
+                here = place_t >= 0
+                expected[column][row, here] = plain[column][row, batch.place_nt[row] >= 0][place_t[here]]
+        result = self.columns(self.run(moved))
+        self.same(name, moved, result, expected)
+        for column, masked in self.by_token.items():
+            if bool((result[column][place_nt < 0] != masked).any()):
+                self.fail(name, moved, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
+
+
+def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
+    """Run `check` on examples, the same in every run; of the failing ones the smallest that hypothesis can find raises."""
 
     def run(example: Any) -> None:
         check(example)
@@ -58,24 +196,6 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
         raise RecipeError("No example could be built from the given inputs; loosen their strategies.") from error
 
 
-def check_properties(
-    suite: Any,
-    strategy: Callable[[str], SearchStrategy[Any]],
-    known: Sequence[str],
-    *,
-    asked: Sequence[str] | None,
-    exceptions: Mapping[str, str] | None,
-    examples: int,
-) -> None:
-    """Search for what breaks the properties asked for, or all known ones, without the exceptions; each is a method of the suite."""
-    for name in (*(asked or ()), *(exceptions or ())):
-        if name not in known:
-            raise RecipeError(unknown("property", name, known))
-    for name in asked or known:
-        if name not in (exceptions or ()):
-            search(getattr(suite, name.replace(" ", "_")), strategy(name), examples=examples)
-
-
 def show(value: Any) -> str:
     """A short, exact text of an input or a result."""
     if isinstance(value, Tensor):
@@ -85,14 +205,9 @@ def show(value: Any) -> str:
     return repr(value)
 
 
-def differs(actual: Tensor, expected: Tensor, *, tolerance: float) -> Tensor:
-    """Where two results differ by more than `tolerance`, relative to the largest number expected; NaN differs from all."""
-    scale = max(1.0, float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0)
-    return ~((actual - expected).abs() <= tolerance * scale)
-
-
-def unchanged(value: Any, before: Any) -> bool:
-    """Whether two inputs are the same, NaN where NaN was."""
-    if not isinstance(before, Tensor):
-        return value == before
-    return bool(((value == before) | ((value != value) & (before != before))).all())
+def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
+    """Whether two results differ, tensors by more than `tolerance` of the largest number expected; NaN differs from all."""
+    if not isinstance(expected, Tensor):
+        return repr(actual) != repr(expected)
+    largest = float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0
+    return actual.shape != expected.shape or not bool(((actual - expected).abs() <= tolerance * max(1.0, largest)).all())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from torch import Tensor
 
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.testing.batches import NAN, DrawnBatch, Input, batches_of, left_padded, moved_tokens, read_inputs, reordered
-from spanwise.testing.search import ConformanceError, check_properties, show, unchanged
+from spanwise.testing.batches import DrawnBatch, batches_of, read_inputs
+from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import BlockText, Fault, Spans
 
 #: What is checked of a segmenter, and what each check means.
@@ -134,51 +132,44 @@ def check_segmenter(
         >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
     words = vocabulary or small_vocabulary(tags, signs=signs)
-    spec = read_inputs(segmenter, entries=inputs)
-    suite = _Suite(segmenter, words, spec)
-    plain = batches_of(spec, most=3, ids=token_rows(words, tags, signs=signs))
-    moved, order = moved_tokens(plain), reordered(plain)
-    strategies = {"masking": moved, "poison": moved, "permutation": order}
-    check_properties(
-        suite,
-        lambda name: strategies.get(name, plain),
-        tuple(SEGMENTER_PROPERTIES),
-        asked=properties,
-        exceptions=exceptions,
-        examples=examples,
-    )
+    plain = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(words, tags, signs=signs))
+    name = getattr(getattr(segmenter, "func", segmenter), "__name__", "segmenter")
+    suite = _Segmenter(f"Segmenter '{name}'", segmenter, SEGMENTER_PROPERTIES, words)
+    suite.check(plain, {}, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(frozen=True)
-class _Suite:
-    segmenter: Callable[..., Any]
+class _Segmenter(Suite):
+    """A segmenter, and the bytes of its tokens."""
+
     vocabulary: Vocabulary
-    spec: tuple[Input, ...]
+    by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
+    by_row = ("fault_n", "text")
 
-    def call(self, inputs: dict[str, Any]) -> tuple[Spans, Sequence[BlockText] | None]:
-        try:
-            result = self.segmenter(**inputs)
-        except Exception as error:
-            text = " ".join(str(error).split())
-            raise ConformanceError(f"{self.name()} raises {type(error).__name__}: {text[:300]} {show(inputs)}.") from error
-        spans, blocks = result if isinstance(result, tuple) else (result, None)
+    def result_of(self, inputs: dict[str, Any]) -> tuple[Spans, Sequence[BlockText] | None]:
+        """Its spans, and its texts if it says them."""
+        result = self.function(**inputs)
+        spans, text = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
-            raise ConformanceError(f"{self.name()} returns {type(spans).__name__}; return Spans, or Spans and texts.")
-        return spans, blocks
+            raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
+        return spans, text
 
-    def name(self) -> str:
-        function = getattr(self.segmenter, "func", self.segmenter)
-        return f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
+    def columns(self, result: Any) -> dict[str, Any]:
+        """The tensors of its spans, and its texts."""
+        if isinstance(result, dict):
+            return result
+        spans, text = result
+        block_nt, start_nk, end_nk = spans.block_nt.long(), spans.start_nk, spans.end_nk
+        text = [None] * len(block_nt) if text is None else list(text)
+        return {"block_nt": block_nt, "start_nk": start_nk, "end_nk": end_nk, "fault_n": spans.fault_n, "text": text}
 
-    def fail(self, name: str, batch: DrawnBatch, detail: str, fill: float = 0.0) -> None:
-        pieces = [[self.vocabulary.pieces[i] for i in row] for row in batch.tokens["ids_nt"]]
-        raise ConformanceError(
-            f"{self.name()} breaks '{name}': {SEGMENTER_PROPERTIES[name]}. {detail} Smallest example, as pieces: {pieces}; "
-            f"{show(batch.inputs(fill=fill))}."
-        )
+    def shown(self, example: DrawnBatch) -> str:
+        """The pieces of its tokens, and all that it is given."""
+        pieces = [[self.vocabulary.pieces[i] for i in row] for row in example.rows["ids_nt"]]
+        return f"as pieces: {pieces}; {show(example.inputs())}"
 
     def partition(self, batch: DrawnBatch) -> None:
-        spans, _ = self.call(batch.inputs())
+        spans, _ = self.run(batch)
         block_nt, masked_nt = spans.block_nt, batch.place_nt < 0
         if block_nt.shape != masked_nt.shape:
             self.fail("partition", batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
@@ -187,90 +178,37 @@ class _Suite:
         owned = block_nt[~masked_nt]
         if bool(((owned < 0) | (owned >= len(spans.names))).any()):
             self.fail("partition", batch, f"A trainable token has none of the {len(spans.names)} blocks: {show(block_nt)}.")
-        for row, (starts, ends) in enumerate(zip(spans.start_nk.tolist(), spans.end_nk.tolist(), strict=True)):
-            for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-                mine = (block_nt[row] == k).nonzero().flatten().tolist()
-                if (start != end) if not mine else (start, end) != (mine[0], mine[-1] + 1):
-                    self.fail("partition", batch, f"Block {k} of completion {row} says [{start}, {end}) and holds {mine}.")
+        expected = Spans.of_blocks(spans.names, block_nt)
+        there_nk = expected.present_nk
+        right_nk = (spans.start_nk == expected.start_nk) & (spans.end_nk == expected.end_nk)
+        if not bool((right_nk | (~there_nk & (spans.start_nk == spans.end_nk))).all()):
+            intervals = f"from {show(spans.start_nk)} to {show(spans.end_nk)}"
+            self.fail(
+                "partition", batch, f"The intervals of the blocks go {intervals}, and their tokens say {show(block_nt)}."
+            )
 
     def contiguous(self, batch: DrawnBatch) -> None:
-        spans, _ = self.call(batch.inputs())
-        for row in range(len(batch.group_n)):
+        spans, _ = self.run(batch)
+        for row in range(len(batch)):
             if _overlap(spans, row):
                 used = list(zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True))
                 self.fail("contiguous", batch, f"Blocks of completion {row} overlap: {used}.")
 
     def text(self, batch: DrawnBatch) -> None:
-        spans, blocks = self.call(batch.inputs())
+        spans, blocks = self.run(batch)
         if blocks is None:
             return
-        for row, ids in enumerate(batch.tokens["ids_nt"]):
+        for row, ids in enumerate(batch.rows["ids_nt"]):
             data = b"".join(self.vocabulary.pieces[i] for i in ids).decode(errors="replace")
-            order = sorted(range(len(spans.names)), key=lambda k, row=row: int(spans.start_nk[row, k]))
-            said_blocks = [blocks[row][spans.names[k]] for k in order]
-            there = [bool(spans.present_nk[row, k]) for k in order]
-            if [block is not None for block in said_blocks] != there:
-                self.fail("text", batch, f"Completion {row} has text {said_blocks} for blocks that are there: {there}.")
-            joined = "".join(str(block[""]) for block in said_blocks if block is not None)
+            order = spans.start_nk[row].argsort(stable=True).tolist()
+            texts_of_row = [blocks[row][spans.names[k]] for k in order]
+            there = spans.present_nk[row, order].tolist()
+            if [block is not None for block in texts_of_row] != there:
+                self.fail("text", batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {there}.")
+            joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
             straddled = int(spans.fault_n[row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans, row)):
                 self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
-
-    def pure(self, batch: DrawnBatch) -> None:
-        inputs = batch.inputs()
-        before = {name: value.clone() for name, value in inputs.items()}
-        first, again = self.call(inputs), self.call(inputs)
-        if not all(unchanged(inputs[name], before[name]) for name in before):
-            self.fail("pure", batch, "An input was changed.")
-        self._same("pure", batch, first, again)
-
-    def permutation(self, example: tuple[DrawnBatch, list[int]]) -> None:
-        batch, order = example
-        spans, blocks = self.call(batch.inputs())
-        moved = batch.take(order)
-        expected = _rows(spans, torch.tensor(order)), None if blocks is None else [blocks[i] for i in order]
-        self._same("permutation", moved, self.call(moved.inputs()), expected)
-
-    def split(self, batch: DrawnBatch) -> None:
-        spans, blocks = self.call(batch.inputs())
-        for row in range(len(batch.group_n)):
-            alone = batch.take([row])
-            expected = _rows(spans, torch.tensor([row])), None if blocks is None else [blocks[row]]
-            self._same("split", alone, self.call(alone.inputs()), expected)
-
-    def masking(self, example: tuple[DrawnBatch, Tensor]) -> None:
-        self._moved("masking", *example, fill=0.0)
-
-    def poison(self, example: tuple[DrawnBatch, Tensor]) -> None:
-        for fill in (NAN, 1e9):
-            self._moved("poison", *example, fill=fill)
-
-    def padding(self, batch: DrawnBatch) -> None:
-        self._moved("padding", batch, left_padded(batch), fill=0.0)
-
-    def _moved(self, name: str, batch: DrawnBatch, place_nt: Tensor, *, fill: float) -> None:
-        """The same trainable tokens at other places must have the same blocks there."""
-        spans, blocks = self.call(batch.inputs())
-        moved = replace(batch, place_nt=place_nt)
-        there, there_blocks = self.call(moved.inputs(fill=fill))
-        block_nt = torch.full(place_nt.shape, -1)
-        for row in range(len(place_nt)):
-            here = place_nt[row] >= 0
-            block_nt[row, here] = spans.block_nt[row, batch.place_nt[row] >= 0].long()[place_nt[row, here]]
-        if there.block_nt.shape != block_nt.shape or bool((there.block_nt.long() != block_nt).any()):
-            self.fail(name, moved, f"Got blocks {show(there.block_nt)}, expected {show(block_nt)}.", fill)
-        if there_blocks != blocks:
-            self.fail(name, moved, f"Got texts {there_blocks}, expected {blocks}.", fill)
-        if not torch.equal(there.fault_n, spans.fault_n):
-            self.fail(name, moved, f"Got faults {show(there.fault_n)}, expected {show(spans.fault_n)}.", fill)
-
-    def _same(self, name: str, batch: DrawnBatch, got: tuple[Spans, Any], expected: tuple[Spans, Any]) -> None:
-        for field in ("block_nt", "start_nk", "end_nk", "fault_n"):
-            one, other = getattr(got[0], field), getattr(expected[0], field)
-            if not torch.equal(one, other):
-                self.fail(name, batch, f"Got {field} {show(one)}, expected {show(other)}.")
-        if got[1] != expected[1]:
-            self.fail(name, batch, f"Got texts {got[1]}, expected {expected[1]}.")
 
 
 def _overlap(spans: Spans, row: int) -> bool:
@@ -285,7 +223,3 @@ def _same_text(joined: str, data: str, *, ordered: bool) -> bool:
     if "\ufffd" in joined:
         joined, data = (text.encode("ascii", "ignore").decode() for text in (joined, data))
     return joined == data if ordered else sorted(joined) == sorted(data)
-
-
-def _rows(spans: Spans, index: Tensor) -> Spans:
-    return Spans(spans.names, spans.start_nk[index], spans.end_nk[index], spans.block_nt[index], spans.fault_n[index])

@@ -11,8 +11,8 @@ import torch
 
 import trl_small
 from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
+from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts, figures
-from spanwise.commands.credit.groups import split_groups
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
 from spanwise.types import Status

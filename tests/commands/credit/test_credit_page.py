@@ -39,11 +39,11 @@ def run(folder, *, texts=False, said=trl_small.SAID, **options):
             completion(
                 ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in one.blocks],
                 start={name: span[0] for name, span in spans.items()}, end={name: span[1] for name, span in spans.items()},
-                reward={"correct": one.right}, logp=[-0.25] * len(ids),
+                reward={"correct": one.right}, logprobs=[-0.25] * len(ids),
             )
         )  # fmt: skip
     pieces = [piece.encode() for piece in trl_small.PIECES] if texts else None
-    case = Case(rows, per_token=("logp",), pieces=pieces)
+    case = Case(rows, per_token=("logprobs",), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=folder / "model")
     options = {"methods": ["grpo", "rlcr", "bae"], "overrides": {"layout": LAYOUT}, **options}
     return credit(folder / "in.parquet", output=folder / "out", **options)

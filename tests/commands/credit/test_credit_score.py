@@ -49,8 +49,8 @@ def recipe(folder, *, method="grpo", **laser):
 
 
 def test_the_reader_takes_the_column(tmp_path):
-    assert_close(read_rollouts(file(tmp_path, [0.9, None, 0.3, -0.1])).self_reward_n, [0.9, NAN, 0.3, -0.1], equal_nan=True)
-    assert read_rollouts(file(tmp_path, None)).self_reward_n is None
+    assert_close(read_rollouts(file(tmp_path, [0.9, None, 0.3, -0.1])).score_n, [0.9, NAN, 0.3, -0.1], equal_nan=True)
+    assert read_rollouts(file(tmp_path, None)).score_n is None
 
 
 def test_a_recipe_with_laser_mixes_the_score_and_other_methods_do_not(tmp_path):
@@ -107,7 +107,7 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     ]  # fmt: skip
     assert report_folder(tmp_path / "out").read_text() == html
     again = read_rollouts(tmp_path / "out" / "credit.parquet")
-    assert_close(again.self_reward_n, [1.4, 0.2, -0.3, NAN], equal_nan=True)
+    assert_close(again.score_n, [1.4, 0.2, -0.3, NAN], equal_nan=True)
 
 
 def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):

@@ -180,7 +180,7 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     for found in result.applied:  # compared again, and as the table of completions says it
         torch.testing.assert_close(found.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
         torch.testing.assert_close(found.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
-    assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.scores.reward_nm.isnan())
+    assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())
     well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
     assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
 

@@ -13,7 +13,7 @@ import pytest
 
 from border.case import command
 from packages_small import package
-from spanwise.commands.doctor.examine import _faults, _good, probed
+from spanwise.commands.doctor.examine import probed, sentences
 from spanwise.engines.windows import WINDOWS, is_tested
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,17 +95,17 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
     ],
 )
 def test_sentences_on_a_verl_that_does_not_do_it(changes, says):
-    assert says in _faults("verl", {**VERL, **changes})[0]
+    assert says in sentences("verl", {**VERL, **changes})[0][0]
 
 
 def test_sentences_on_a_verl_that_does():
-    assert _faults("verl", VERL) == []
+    assert sentences("verl", VERL)[0] == []
     assert (
-        _good("verl", VERL)[1]
+        sentences("verl", VERL)[1][1]
         == "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: sync; V0 has it too."
     )
-    assert "uses V0" in _good("verl", {**VERL, "use_v1": False})[1]
-    assert "cannot be imported: no queue" in _good("verl", {**VERL, "modes": [], "v1": "no queue"})[1]
+    assert "uses V0" in sentences("verl", {**VERL, "use_v1": False})[1][1]
+    assert "cannot be imported: no queue" in sentences("verl", {**VERL, "modes": [], "v1": "no queue"})[1][1]
 
 
 def test_it_runs_without_the_packages_of_the_command_line(tmp_path):

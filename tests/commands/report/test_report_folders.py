@@ -10,7 +10,7 @@ import yaml
 
 from helpers import NAN
 from report_pages import RECIPE, Page, start
-from spanwise.commands.fidelity.fidelity import write_fidelity
+from spanwise.commands.fidelity.fidelity import write_fidelity, written_baselines
 from spanwise.commands.report.report import over_seeds, pooled, report_folder
 from spanwise.commands.shared.samples import Samples
 from spanwise.errors import DataError
@@ -100,7 +100,8 @@ def test_report_of_a_fidelity_folder(tmp_path):
     rolled = Rerolls(confidence_xs, outcome_xs, prefix_xs, torch.rand(32, 8, generator=generator, dtype=torch.float64))
     fidelity = measure_fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
     points = fixed_point_rows(group_sizes=[4], probabilities=[0.1, 0.2], batches=8)
-    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, fidelity=fidelity, rolled=rolled, points=points)
+    measured = written_baselines(fidelity, rolled)
+    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, points=points, **measured)
     page = Page(report_folder(tmp_path / "f").read_text())
     assert page.headline("blended, G = 4") == shown(fidelity.value("blended", 4, "correlation"))
     assert "64 completions of 16 prompts; 256 re-rolls of 32 distinct prefixes." in page.text

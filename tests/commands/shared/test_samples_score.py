@@ -12,7 +12,7 @@ from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeas
 from spanwise.commands.shared.task import run_above
 from spanwise.errors import DataError, RecipeError
 from spanwise.explain import CALIBRATION, alarms
-from spanwise.recipe import load, modes_of
+from spanwise.recipe import load
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
 
@@ -20,7 +20,7 @@ TAGS = {"answer": "answer", "confidence": "confidence"}
 def samples(score_n, *, stated=(0.9, 0.9, 0.1, 0.9), right=(1.0, 0.0, 1.0, 0.0), answers="abac", prompts=(0, 0, 1, 1)):
     return Samples(
         torch.tensor(prompts), {"solution": list(answers)}, {"solution": double(right)}, double(stated),
-        torch.ones(len(right)).bool(), self_reward_n=None if score_n is None else double(score_n),
+        torch.ones(len(right)).bool(), score_n=None if score_n is None else double(score_n),
     )  # fmt: skip
 
 
@@ -59,10 +59,10 @@ def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
     one = samples([1.4, -0.2, 0.6, NAN])
     one.write(tmp_path)
     assert pq.read_table(tmp_path / FILE)["self_reward"].to_pylist() == [1.4, -0.2, 0.6, None]  # not clipped
-    assert_close(read_samples(tmp_path).self_reward_n, one.self_reward_n, equal_nan=True)
+    assert_close(read_samples(tmp_path).score_n, one.score_n, equal_nan=True)
     pq.write_table(pq.read_table(tmp_path / FILE).drop(["self_reward"]), tmp_path / FILE)
-    assert read_samples(tmp_path).self_reward_n is None
-    assert read_samples(tmp_path).by_self_reward() is None
+    assert read_samples(tmp_path).score_n is None
+    assert read_samples(tmp_path).by_score() is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def write(folder, measured):
 
 
 def laser_of(folder, recipe):
-    return next((mode.as_trained([folder, *run_above(folder)]) for mode in modes_of(recipe)), None)
+    return next((mode.as_trained([folder, *run_above(folder)]) for mode in recipe.modes.values()), None)
 
 
 @pytest.mark.parametrize("place", ["", "model", "checkpoints/checkpoint-3"])

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.commands.shared.segments import Segments
+from spanwise.commands.shared.view import opening_tokens, segment_words
 from spanwise.credit import sae
+from spanwise.credit.methods._sae import SaeSegments
 
 
 def read_by_sae(logp, trained, threshold, boundary):
@@ -34,16 +35,16 @@ def test_segments_open_where_sae_reads_a_value(tokens, threshold, boundary):
     logp, trained = [float(np.log(p)) for p, _ in tokens], [flag for _, flag in tokens]
     expected = read_by_sae(logp, trained, threshold, boundary) if tokens else []
     noisy = np.where(trained, logp, np.nan)  # what is not trained is never read
-    assert Segments(threshold, boundary).opens(noisy, np.array(trained, dtype=bool)) == expected
+    assert opening_tokens(SaeSegments(threshold, boundary), noisy, np.array(trained, dtype=bool)) == expected
 
 
 def test_the_options_of_a_method_are_taken_and_the_rest_is_its_own():
-    assert Segments.of("sae", {"boundary": "end", "lam": 0.9}) == Segments(0.2, "end")
-    assert Segments.of("sae", {"threshold": 0.4}) == Segments(0.4, "start")
+    assert SaeSegments.of("sae", {"boundary": "end", "lam": 0.9}) == SaeSegments(0.2, "end")
+    assert SaeSegments.of("sae", {"threshold": 0.4}) == SaeSegments(0.4, "start")
     for method in ("gae", "bae", None, "no such method"):
-        assert Segments.of(method, {"threshold": 0.4}) is None
+        assert SaeSegments.of(method, {"threshold": 0.4}) is None
 
 
 @pytest.mark.parametrize(("boundary", "does"), [("start", "opens a segment"), ("end", "has closed a segment")])
 def test_the_words_say_which_side_the_unlikely_token_lies_on(boundary, does):
-    assert Segments(0.2, boundary).words == f"A tick stands where a token of a probability below 0.2 {does}."
+    assert segment_words(SaeSegments(0.2, boundary)) == f"A tick stands where a token of a probability below 0.2 {does}."

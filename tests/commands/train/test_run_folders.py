@@ -272,7 +272,7 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp
     assert lines() == whole
     for wrong, said in (
         ({"max_steps": 3}, r"the recipe's own field for it is steps"),
-        ({"num_iterations": 0}, r"passed over 0 times \(num_iterations\)"),
+        ({"num_iterations": 0}, r"num_iterations is 0; it must lie between 1 and"),
         ({"gradient_accumulation_steps": 3}, r"is no whole number of optimizer steps of 3"),
     ):
         with pytest.raises(RecipeError, match=said):

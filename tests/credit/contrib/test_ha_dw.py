@@ -29,19 +29,19 @@ def test_ha_dw_mean_reward_of_mixed_groups_is_biased(p, expected):
 
 
 def test_history_weight_moves_its_anchor():
-    weigh = HistoryWeight(eta=0.02)
-    weigh(torch.tensor([1.0, 0, 1, 0, 1]), torch.zeros(5, dtype=torch.long))  # .5 -> .502 for a rate of .6
+    weigh = HistoryWeight()
+    weigh(torch.tensor([1.0, 0, 1, 0, 1]), torch.zeros(5, dtype=torch.long), eta=0.02)  # .5 -> .502 for a rate of .6
     assert weigh.anchor == pytest.approx(0.502, abs=1e-12)
     weigh(torch.tensor([NAN, NAN]), torch.tensor([0, 0]))
     assert weigh.anchor == pytest.approx(0.502, abs=1e-12)
 
 
 def test_history_weight_slows_down_as_its_anchor_settles():
-    weigh = HistoryWeight(eta=0.5, window=3, start=0.0)
+    weigh = HistoryWeight()
     ones, group_n = torch.ones(2), torch.zeros(2, dtype=torch.long)
     anchors = [0.0]
     for batch in range(4):
-        weigh(ones, group_n)
+        weigh(ones, group_n, eta=0.5, window=3, anchor=0.0)
         known = torch.tensor(anchors[-3:], dtype=torch.float64)
         eta = 0.5 * float(known.std()) if batch >= 2 else 0.5
         anchors.append((1 - eta) * anchors[-1] + eta)
@@ -50,11 +50,11 @@ def test_history_weight_slows_down_as_its_anchor_settles():
 
 
 def test_history_weight_with_a_moving_average():
-    weigh = HistoryWeight(history=2)
+    weigh = HistoryWeight()
     group_n = torch.zeros(2, dtype=torch.long)
     seen = []
     for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0]):
-        weigh(torch.tensor(rewards), group_n)
+        weigh(torch.tensor(rewards), group_n, history=2)
         seen.append(weigh.anchor)
     assert seen == [0.5, 0.75, 0.75]
 
@@ -64,15 +64,15 @@ def test_history_weight_continues_after_a_resume(history):
     torch.manual_seed(0)
     completion_batches = [(torch.rand(6) < 0.4).float() for _ in range(8)]
     group_n = torch.tensor([0, 0, 0, 1, 1, 1])
-    whole = HistoryWeight(window=3, history=history)
-    expected = [whole(reward_n, group_n) for reward_n in completion_batches]
-    first = HistoryWeight(window=3, history=history)
+    whole, how = HistoryWeight(), {"window": 3, "history": history}
+    expected = [whole(reward_n, group_n, **how) for reward_n in completion_batches]
+    first = HistoryWeight()
     for reward_n in completion_batches[:4]:
-        first(reward_n, group_n)
-    second = HistoryWeight(window=3, history=history)
+        first(reward_n, group_n, **how)
+    second = HistoryWeight()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for reward_n, adv_n in zip(completion_batches[4:], expected[4:], strict=True):
-        torch.testing.assert_close(second(reward_n, group_n), adv_n, atol=0, rtol=0)
+        torch.testing.assert_close(second(reward_n, group_n, **how), adv_n, atol=0, rtol=0)
     assert whole.state_dict() == second.state_dict()
     with pytest.raises(RecipeError, match="holds 'anchors' and 'rates'; got anchor"):
         second.load_state_dict({"anchor": [0.5]})

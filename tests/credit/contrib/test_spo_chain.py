@@ -3,7 +3,7 @@
 import torch
 
 from helpers import NAN, double
-from spanwise.credit.contrib._spo_chain import spo_chain
+from spanwise.credit.contrib._vineppo import spo_chain
 
 
 def test_a_completion_without_cut_points_gets_nothing():

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from credit_batches import SAE_REWARD, SAE_VALUE, all_of
 from helpers import NAN, assert_close, double
 from oracles import slow_vineppo
-from spanwise.credit.contrib._spo_chain import spo_chain
-from spanwise.credit.contrib._vineppo import vineppo
+from spanwise.credit.contrib._vineppo import spo_chain, vineppo
 from spanwise.credit.methods._gae import gae
 from spanwise.errors import AlignmentError, RecipeError
 

@@ -28,7 +28,7 @@ from spanwise.credit import (
     san,
     smoothed_calibration,
 )
-from spanwise.credit.strata import standardised, unit_scale
+from spanwise.credit.strata import standardised
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 
 
@@ -56,12 +56,14 @@ def test_relations(batch):
     # One block and weight 1 are GRPO; the mechanism with a group baseline and a scale gives both block methods.
     assert_close(dcpo(reward_n[:, None], group_n)[:, 0], scaled, 0)
     assert_close(
-        gdpo(reward_n[:, None], group_n), scaled * unit_scale(torch.where(reward_n.isnan(), NAN, scaled), eps=1e-6), 1e-9
+        gdpo(reward_n[:, None], group_n),
+        standardised(torch.where(reward_n.isnan(), NAN, scaled), shift=False, eps=1e-6)[0],
+        1e-9,
     )
     # Whitening by completions instead of tokens is what equal lengths do.
     by_length = reinforce_plus_plus_baseline(reward_n, group_n, length_n=torch.ones_like(length_n), eps=0.0)
     alone = moments(reward_n, group_n).count_n() < 2
-    assert_close(by_length, standardised(torch.where(alone | reward_n.isnan(), NAN, plain)), 1e-9)
+    assert_close(by_length, standardised(torch.where(alone | reward_n.isnan(), NAN, plain))[0], 1e-9)
 
 
 @given(batch=completion_batches(), ddof=st.integers(0, 1), alpha=st.sampled_from([0.0, 0.3, 1.0]), flag=st.booleans())
@@ -174,4 +176,4 @@ def test_sentences(unchecked_shapes):
     with pytest.raises(RecipeError, match="Did you mean 'absolute'"):
         smoothed_calibration(reward_n, reward_n, group_n, form="absolut")
     with pytest.raises(RecipeError, match="window is 1"):
-        HistoryWeight(window=1)
+        HistoryWeight()(reward_n, group_n, window=1)

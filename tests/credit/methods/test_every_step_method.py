@@ -9,8 +9,7 @@ from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECT
 from helpers import assert_close
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.trajectories.anchors import anchor_groups
-from spanwise.credit.trajectories.step_returns import step_returns, timeline
+from spanwise.credit.trajectories.steps import anchor_groups, step_returns, timeline
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -106,7 +105,7 @@ def test_sentences(unchecked_shapes):
         timeline(TRAJECTORY, STEP[:5])
     with pytest.raises(AlignmentError, match="5 rewards for 6 trajectory ids"):
         step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)
-    with pytest.raises(AlignmentError, match="6 rewards, 5 prompt ids and 6 trajectory ids"):
+    with pytest.raises(AlignmentError, match="5 prompt ids for 6 trajectory ids"):
         gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)
     with pytest.raises(AlignmentError, match="5 anchor states for 6 prompt ids"):
         gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, STATE[:5])

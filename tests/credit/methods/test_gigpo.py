@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from credit_batches import STEP, TASK, TRAJECTORY, WORKED, known_states, step_batches
 from helpers import NAN, assert_close
 from oracles import slow_gigpo
-from spanwise.credit.methods._dr_grpo import dr_grpo
 from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.trajectories.anchors import anchor_groups
-from spanwise.credit.trajectories.step_returns import step_returns, timeline, trajectory_outcomes
+from spanwise.credit.methods._group_relative import dr_grpo, grpo
+from spanwise.credit.trajectories.steps import anchor_groups, step_returns, timeline, trajectory_outcomes
 
 
 def test_gigpo_mean():
@@ -109,10 +107,10 @@ def test_gigpo_step_part_is_dr_grpo_of_returns_in_states(batch):
 @settings(max_examples=40, deadline=None)
 def test_gigpo_without_steps_is_grpo_of_trajectories(batch):
     outcome = trajectory_outcomes(*batch[:4], reward="sum")
-    expected = grpo(outcome.reward_j, outcome.group_j)[outcome.index_s]
+    expected = grpo(outcome.reward_j, outcome.group_j)[outcome.line.index_s]
     actual = gigpo(*batch, step_weight=0.0, scale="std", over="trajectories")
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-    by_rows = grpo(outcome.reward_j[outcome.index_s], batch[1])
+    by_rows = grpo(outcome.reward_j[outcome.line.index_s], batch[1])
     torch.testing.assert_close(gigpo(*batch, step_weight=0.0, scale="std"), by_rows, atol=1e-12, rtol=0)
 
 

@@ -30,7 +30,7 @@ def test_reinforce_plus_plus_of_outcomes_weighs_completions_by_their_tokens(batc
     length_n = length_n + 1
     reward_nt, mask_nt = outcome_tokens(reward_n, length_n)
     if gamma == 1.0:
-        expected_n = standardised(reward_n, weight_n=length_n.double(), eps=1e-8, eps_at="variance")
+        expected_n = standardised(reward_n, weight_n=length_n.double(), eps=1e-8, eps_at="variance")[0]
         assert_close(reinforce_plus_plus(reward_nt, mask_nt), torch.where(mask_nt, expected_n[:, None], 0.0), 1e-9)
     returns_nt = reinforce_plus_plus(reward_nt, mask_nt, gamma=gamma, whiten=False)
     away_nt = length_n[:, None] - 1 - torch.arange(mask_nt.shape[1])[None]

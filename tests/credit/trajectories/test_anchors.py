@@ -10,7 +10,7 @@ from credit_batches import STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WO
 from helpers import assert_close
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.trajectories.anchors import anchor_groups
+from spanwise.credit.trajectories.steps import anchor_groups
 
 
 def test_unknown_states_join_nothing():

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from spanwise import AlignmentError, Batch, Credit, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
-from spanwise.credit import advantage, assign, assign_turns, centred, dr_grpo, gigpo, split_turns, spread
+from spanwise.credit import (
+    advantage,
+    assign,
+    assign_turns,
+    centred,
+    dr_grpo,
+    gigpo,
+    split_turns,
+    spread,
+)
 from spanwise.pipeline import Reading, credit_batch, metrics
 
 NAN = float("nan")

@@ -1,4 +1,4 @@
-"""Step-wise training: a trajectory's credit reaches every trainable token of each of its steps, through each row's own mask."""
+"""Turns as rows: a rollout's credit reaches every trainable token of each of its turns, through each row's own mask."""
 
 import pytest
 import torch
@@ -6,26 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN
-from spanwise.credit.methods._dr_grpo import dr_grpo
-from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.methods._grpo import grpo
+from spanwise import Objective
+from spanwise.credit import assign_turns, dr_grpo, grpo, outcome_methods, prompt_mini_batches, step_rewards, to_tokens
 from spanwise.credit.registry import METHODS
-from spanwise.credit.spread import to_tokens
-from spanwise.credit.trajectories.step_returns import trajectory_outcomes
-from spanwise.credit.trajectories.stepwise import (
-    broadcast_to_steps,
-    check_stepwise,
-    outcome_methods,
-    prompt_mini_batches,
-    step_rewards,
-    stepwise,
-)
+from spanwise.credit.trajectories.steps import trajectory_outcomes
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.registry import register
+from spanwise.types import Scores, Status
 
-SKYRL = {"grpo": True, "rloo": True, "maxrl": True, "gae": False, "reinforce++": False}
-TEMPORAL = ["gae", "sae", "reinforce++"]
 SIDES = ["left", "right"]
+
+
+def stepwise(name, reward_s, group_s, trajectory_s, step_s, mask_st, dtype=torch.float32, **options):
+    """The credit of whole rollouts on the tokens of their turns."""
+    status = torch.where(reward_s.isnan(), int(Status.UNSCORED), int(Status.OK)).to(torch.int8)[:, None]
+    blank = torch.full((len(reward_s), 1, 2), NAN, dtype=torch.float64)
+    credit = assign_turns(
+        Scores(("correct",), reward_s.double()[:, None], status, blank), group_s, mask_st.sum(dim=1)[:, None],
+        trajectory_s=trajectory_s, step_s=step_s, objectives=[Objective("correct", pays="all")], block_names=["all"],
+        method=name, **options,
+    )  # fmt: skip
+    return to_tokens(credit.block_nk[:, 0], mask_st, dtype=dtype)
 
 
 def realistic(seed, side, observations=True):
@@ -90,8 +90,6 @@ def test_every_trainable_token_of_every_step_gets_its_trajectorys_credit(side, s
     adv_j = METHODS[name].estimator(outcome.reward_j, outcome.group_j)
     adv_st = stepwise(name, **batch)
     check_every_step_is_paid(adv_st, adv_j, batch["trajectory_s"], batch["mask_st"])
-    broadcast_st = broadcast_to_steps(adv_j, batch["trajectory_s"], batch["mask_st"])
-    assert torch.equal(broadcast_st, adv_st)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -102,66 +100,11 @@ def test_the_copied_mask_of_the_last_step_is_caught(side, seed):
     faulty_st = copied_by_column(adv_j, batch["trajectory_s"], batch["step_s"], batch["mask_st"])
     with pytest.raises(AssertionError):
         check_every_step_is_paid(faulty_st, adv_j, batch["trajectory_s"], batch["mask_st"])
-    right_st = broadcast_to_steps(adv_j, batch["trajectory_s"], batch["mask_st"])
-    check_every_step_is_paid(right_st, adv_j, batch["trajectory_s"], batch["mask_st"])
-
-
-def test_the_fault_starves_right_aligned_turns_that_end_with_observations():
-    # two steps, right-aligned: step 0 wrote the first two of four tokens, step 1 the last two
-    mask_st = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]).bool()
-    trajectory_s, step_s = torch.tensor([0, 0]), torch.tensor([0, 1])
-    faulty_st = copied_by_column(torch.tensor([3.0]), trajectory_s, step_s, mask_st)
-    assert faulty_st[0][mask_st[0]].tolist() == [0.0, 0.0]
-    assert broadcast_to_steps(torch.tensor([3.0]), trajectory_s, mask_st).tolist() == [[3, 3, 0, 0], [0, 0, 3, 3]]
-
-
-@pytest.mark.parametrize("name", SKYRL)
-def test_skyrls_five_estimators_are_accepted_or_refused(name):
-    if SKYRL[name]:
-        assert check_stepwise(name).name == name
-        adv_st = stepwise(name, **realistic(0, "right"))
-        assert adv_st.isfinite().all()
-        assert adv_st.abs().sum() > 0
-        return
-    with pytest.raises(RecipeError) as caught:
-        stepwise(name, **realistic(0, "right"))
-    sentence = str(caught.value)
-    assert sentence.startswith(f"Method '{name}' gives every token of one completion its own credit")
-    assert {"dr_grpo", "grpo", "maxrl", "rloo"} <= set(outcome_methods())
-    for other in (*outcome_methods(), "gigpo", "gagpo"):
-        assert other in sentence
-
-
-def _token_stand_in(reward_nt, mask_nt):
-    """A token method."""
-    return reward_nt
-
-
-@pytest.mark.parametrize("name", TEMPORAL)
-def test_temporal_methods_are_refused(name):
-    with pytest.raises(RecipeError, match=r"does not go with step-wise trajectories\. Use an outcome method"):
-        check_stepwise(name)
-
-
-def test_a_temporal_method_of_ones_own_is_refused_by_its_kind_not_by_its_name(monkeypatch):
-    register("my_own", kind="token", paper="none")(_token_stand_in)
-    monkeypatch.setitem(METHODS, "my_own", METHODS.pop("my_own"))
-    with pytest.raises(RecipeError, match=r"'my_own' gives every token.*dr_grpo, grpo.*gagpo, gigpo"):
-        check_stepwise("my_own")
 
 
 def test_methods_that_are_no_outcome_methods():
     assert {"grpo", "dr_grpo"} <= set(outcome_methods())
     assert {"bae", "rlcr", "gigpo"}.isdisjoint(outcome_methods())
-    assert check_stepwise("gigpo").kind == "step"
-    with pytest.raises(RecipeError, match="'bae' gives every block of one completion its own credit"):
-        check_stepwise("bae")
-    with pytest.raises(RecipeError, match="'rlcr' needs reward_nm, not one reward per trajectory"):
-        check_stepwise("rlcr")
-    with pytest.raises(RecipeError, match=r"There is no method 'grop'\. Did you mean 'grpo'"):
-        check_stepwise("grop")
-    with pytest.raises(RecipeError, match=r"call gigpo\(...\) and pass the result to to_tokens"):
-        stepwise("gigpo", **realistic(0, "right"))
 
 
 def test_every_accepted_outcome_method_takes_a_reward_and_a_group():
@@ -179,15 +122,8 @@ def test_last_and_sum():
     last = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s)
     assert last.reward_j.tolist() == [2.0, 5.0]
     assert last.group_j.tolist() == [3, 3]
-    assert last.index_s.tolist() == [1, 1, 0, 0]
+    assert last.line.index_s.tolist() == [1, 1, 0, 0]
     assert trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward="sum").reward_j.tolist() == [6.0, 6.0]
-
-
-def test_an_absent_step_leaves_the_last_reward_alone_and_makes_the_sum_absent():
-    steps = torch.tensor([NAN, 5.0, 1.0]), torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
-    mask_st = torch.ones(3, 2).bool()
-    assert stepwise("dr_grpo", *steps, mask_st)[:, 0].tolist() == [2.0, 2.0, -2.0]
-    assert stepwise("dr_grpo", *steps, mask_st, reward="sum")[:, 0].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_trajectory_counts_once_however_many_steps_it_has():
@@ -221,16 +157,6 @@ def test_one_step_each_is_the_method_itself(side):
     torch.testing.assert_close(adv_st, grpo(reward_s, group_s)[:, None] * mask_st, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_outcome_credit_is_gigpo_without_its_step_part(seed):
-    batch = realistic(seed, "right")
-    states = list(range(len(batch["reward_s"])))
-    keys = ("reward_s", "group_s", "trajectory_s", "step_s")
-    adv_s = gigpo(*(batch[key] for key in keys), states, over="trajectories", scale="std")
-    expected = to_tokens(adv_s, batch["mask_st"])
-    torch.testing.assert_close(stepwise("grpo", **batch, reward="sum"), expected)
-
-
 @given(data=st.data(), seed=st.integers(0, 50), side=st.sampled_from(SIDES))
 @settings(max_examples=40, deadline=None)
 def test_permuting_rows_permutes_advantages(data, seed, side):
@@ -251,16 +177,6 @@ def test_the_side_of_the_padding_does_not_matter(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_mask_of_any_kind(seed):
-    batch = realistic(seed, "right")
-    expected = stepwise("grpo", **batch)
-    for dtype in (torch.long, torch.float32):  # SkyRL's two kinds of response mask
-        assert torch.equal(stepwise("grpo", **{**batch, "mask_st": batch["mask_st"].to(dtype)}), expected)
-    reward_st = torch.ones(batch["mask_st"].shape)
-    assert torch.equal(step_rewards(reward_st, batch["mask_st"]), step_rewards(reward_st, batch["mask_st"].long()))
-
-
-@pytest.mark.parametrize("seed", range(3))
 def test_conservation_step_by_step(seed):
     # what a step is paid is its trajectory's credit times its own tokens, so the whole batch adds up as well
     batch = realistic(seed, "right")
@@ -268,12 +184,7 @@ def test_conservation_step_by_step(seed):
     outcome = trajectory_outcomes(*(batch[key] for key in keys))
     adv_j = dr_grpo(outcome.reward_j, outcome.group_j)
     paid_s = stepwise("dr_grpo", **batch, dtype=torch.float64).sum(dim=1)
-    torch.testing.assert_close(paid_s, adv_j[outcome.index_s] * batch["mask_st"].sum(dim=1))
-
-
-def test_a_step_without_trainable_tokens():
-    mask_st = torch.tensor([[False, False], [True, False]])
-    assert broadcast_to_steps(torch.tensor([2.0]), torch.tensor([5, 5]), mask_st).tolist() == [[0, 0], [2, 0]]
+    torch.testing.assert_close(paid_s, adv_j[outcome.line.index_s] * batch["mask_st"].sum(dim=1))
 
 
 # --- token rewards
@@ -326,12 +237,6 @@ def test_mini_batches_are_a_partition(group, size):
 
 def test_sentences(unchecked_shapes):
     mask_st = torch.ones(3, 2).bool()
-    with pytest.raises(AlignmentError, match="3 advantages for 2 trajectories"):
-        broadcast_to_steps(torch.zeros(3), torch.tensor([0, 2, 2]), mask_st)
-    with pytest.raises(AlignmentError, match="2 trajectory ids for 3 rows of the mask"):
-        broadcast_to_steps(torch.zeros(2), torch.tensor([0, 2]), mask_st)
-    with pytest.raises(AlignmentError, match="3 trajectory ids for 2 rows of the mask"):
-        stepwise("grpo", torch.zeros(3), *(torch.zeros(3).long(),) * 2, torch.arange(3), mask_st[:2])
     with pytest.raises(AlignmentError, match=r"Token rewards are \(3, 4\), the mask is \(3, 2\)"):
         step_rewards(torch.zeros(3, 4), mask_st)
     with pytest.raises(RecipeError, match="prompts_per_batch=0 must be at least 1"):

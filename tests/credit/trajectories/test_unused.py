@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from spanwise import Layout, Objective, Scheme, credit_batch, read
-from spanwise.credit import Trajectory, Turn, keep_for_rollouts
+from spanwise.credit import Trajectory, Turn
+from spanwise.credit.trajectories.rollouts import keep_for_rollouts
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import turn_batch
 from spanwise.types import Scores, Status

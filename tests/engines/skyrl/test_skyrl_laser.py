@@ -99,7 +99,7 @@ def test_the_advantages_are_those_of_the_pipeline(signs):
     reading = read(batch, made.scheme, made.vocabulary)
     found = {}
     for name, given in {"plain": None, "mixed": score_n}.items():
-        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, self_reward_n=given)
+        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=given)
         found[name] = advantages(credit_batch(reading, with_scores, made.scheme), reading.spans, made.scheme)
     assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
     for n, row in enumerate(ids):

@@ -141,9 +141,9 @@ def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     resumable(tmp_path, max_steps=1, save_only_model=True).train()
     with pytest.raises(DataError, match=r"checkpoint-1: it holds a model only, as save_only_model asked for"):
         resumable(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(DataError, match=r"There is no whole checkpoint to resume from \(none in .*empty'\)"):
+    with pytest.raises(DataError, match=r"There is no checkpoint under '.*empty'; train with"):
         resumable(tmp_path / "empty").train(resume_from_checkpoint=True)
-    with pytest.raises(DataError, match=r"nowhere: there is no such folder"):
+    with pytest.raises(DataError, match=r"'nowhere' is not a readable checkpoint: there is no such folder"):
         resumable(tmp_path).train(resume_from_checkpoint="nowhere")
 
 
@@ -166,7 +166,7 @@ def test_another_number_of_processes_is_said(run, tmp_path):
 @pytest.fixture
 def steady():
     """A method that remembers: GRPO weighted by how often earlier batches were right."""
-    estimator = HistoryWeight(eta=0.3)
+    estimator = HistoryWeight()
     register("steady", kind="completion", paper="none", preset=Preset(whole=True, calibrated=False))(estimator)
     yield estimator
     METHODS.pop("steady")

@@ -325,7 +325,7 @@ def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
     run.train()
     checkpoint = tmp_path / "whole" / "checkpoint-1"
     (checkpoint / "critic" / "optimizer.pt").unlink()
-    with pytest.raises(DataError, match=r"checkpoint-1: critic/optimizer\.pt is missing"):
+    with pytest.raises(DataError, match=r"checkpoint-1' is not a readable checkpoint: critic/optimizer\.pt is missing"):
         resumable(tmp_path / "a").train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(checkpoint / "critic")
     write_manifest(checkpoint, processes=1)  # as a run without a critic leaves it

@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerCallback
 
 from spanwise.engines.trl import SpanGRPOConfig
-from spanwise.engines.trl.dppo import dppo_term
+from spanwise.engines.trl.fold import dppo_term
 from spanwise.errors import RecipeError
 from trl_small import (
     SAID,

@@ -24,7 +24,7 @@ def trained(tmp_path, **extra):
 
 
 def groups(rollouts):
-    rights = rollouts.scores.reward_nm[:, 0].tolist()
+    rights = rollouts.reading.scores.reward_nm[:, 0].tolist()
     for first in range(0, len(rights), small.GROUP):
         for i in range(first, first + small.GROUP):
             yield i, rights[i], rights[first : first + small.GROUP], range(first, first + small.GROUP)
@@ -53,7 +53,7 @@ def test_gdpo_in_the_trainer_is_its_own_function(tmp_path):
     rollouts = trained(tmp_path, layout=Layout({"all": ["answer", "confidence"]}), objectives=objectives, method="gdpo")
     weight_m = torch.tensor([1.0, 0.5])
     group_n = torch.arange(8) // small.GROUP
-    expected = gdpo(rollouts.scores.reward_nm, group_n, weight_m=weight_m)
+    expected = gdpo(rollouts.reading.scores.reward_nm, group_n, weight_m=weight_m)
     assert rollouts.credit.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
     assert bool((expected != 0).any())
 

@@ -201,7 +201,7 @@ def test_truncated_completions_with_tools(tmp_path):
 def test_padding_to_a_multiple_changes_nothing(tmp_path):
     run = trainer(tmp_path, pad_to_multiple_of=8, loss_type="grpo")
     assert largest_difference(step(run), paper_gradient(policy())) < EXACT
-    assert run.last_rollouts.ids_nt.shape == run.last_rollouts.advantages_nt.shape == (8, 16)
+    assert run.last_rollouts.batch.ids_nt.shape == run.last_rollouts.advantages_nt.shape == (8, 16)
 
 
 def test_lora_weights_get_the_same_gradient(tmp_path):

@@ -22,7 +22,7 @@ from spanwise.engines.trl.keeping import steps_per_batch
 from spanwise.engines.trl.logged import log_credit
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
-from spanwise.recipe import load, own_layout
+from spanwise.recipe import load
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Credit
 from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, credit, scheme, trainer, weights
@@ -69,7 +69,7 @@ def test_the_folder_holds_what_spanwise_train_leaves(ran):
 
 def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
     recipe = load(ran / "recipe.yaml")
-    assert own_layout(recipe) == LAYOUT
+    assert recipe.own_layout == LAYOUT
     assert (recipe.task, recipe.steps, recipe.prompts, recipe.group_size) == ("own", 3, 2, 4)
     assert list(yaml.safe_load((ran / "recipe.yaml").read_text())["layout"]) == ["solution", "confidence"]
 

@@ -131,7 +131,7 @@ def test_what_is_mixed_is_the_reserved_token_s_and_not_another_s(tmp_path):
     kept = run.last_rollouts
     reference = reference_of(SAID)
     score_n = torch.tensor([BETA * (float(logp.detach()) - reference) for logp in end_logps(policy(), SAID)]).double()
-    torch.testing.assert_close(kept.self_reward_n, score_n, atol=1e-5, rtol=0, check_dtype=False)
+    torch.testing.assert_close(kept.batch.score_n, score_n, atol=1e-5, rtol=0, check_dtype=False)
     right_n = torch.tensor([one.right for one in SAID]).double()
     group_n = torch.arange(8) // GROUP
     adv_n = right_n - right_n.reshape(2, GROUP).mean(dim=1).repeat_interleave(GROUP)
@@ -152,7 +152,7 @@ def test_the_kl_s_reference_policy_is_not_taken_for_the_one_that_sampled(tmp_pat
     run = run_with(tmp_path / "run", laser(mix=MIX), extra={"model": model}, **options)
     run.train()
     want = [BETA * (float(logp.detach()) - reference_of(SAID)) for logp in end_logps(policy(), SAID)]
-    torch.testing.assert_close(run.last_rollouts.self_reward_n, torch.tensor(want), atol=1e-5, rtol=0)
+    torch.testing.assert_close(run.last_rollouts.batch.score_n, torch.tensor(want), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
@@ -182,7 +182,7 @@ def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own
     run.train()
     assert len(passes) == 4  # the micro-batches of the training and nothing else
     want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(policy(), CUT)]
-    torch.testing.assert_close(run.last_rollouts.self_reward_n, torch.tensor(want), atol=1e-5, rtol=0, equal_nan=True)
+    torch.testing.assert_close(run.last_rollouts.batch.score_n, torch.tensor(want), atol=1e-5, rtol=0, equal_nan=True)
 
 
 def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
@@ -227,7 +227,7 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     assert 0 < int(both_n.sum()) < int(seen["ended"].sum()) or "passed" not in seen
     torch.testing.assert_close(seen["heard"][both_n], seen["passed"][both_n].to(seen["heard"]), atol=1e-6, rtol=0)
     assert torch.equal(seen["wanted"], seen["ended"] & seen["heard"].isnan())
-    kept = run.last_rollouts.self_reward_n
+    kept = run.last_rollouts.batch.score_n
     assert torch.equal(kept.isnan(), ~seen["ended"])
 
 
@@ -333,6 +333,6 @@ def test_an_evaluation_reads_no_score_and_changes_nothing(tmp_path):
         tmp_path, laser(mix=MIX), extra={"eval_dataset": trainer(tmp_path).train_dataset}, per_device_eval_batch_size=8
     )
     found = run.evaluate()
-    assert run.last_rollouts.self_reward_n is None
+    assert run.last_rollouts.batch.score_n is None
     assert run.parts["laser"].measured is None
     assert math.isfinite(found["eval_loss"])

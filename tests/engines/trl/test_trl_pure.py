@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
-from spanwise.engines.trl.checks import check_config, check_environment_rewards, check_prefilled, check_version
+from spanwise.engines.trl.checks import check_environment_rewards, check_prefilled, check_use, check_version
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor
-from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from trl_small import THIRD_PARTY
+from trl_small import THIRD_PARTY, trainer
 
 pytestmark = THIRD_PARTY
 
@@ -89,11 +88,12 @@ def test_the_loss_stays_usable_after_the_canary():
     assert logps.grad.tolist() == [[-2.0, 1.0]]
 
 
-def test_what_is_not_a_number_stays_out_of_a_mean():
-    buffer = MetricBuffer()
-    buffer.add("train", {"credit/b/mean_abs": math.nan, "credit/malformed": 1.0})
-    buffer.add("train", {"credit/malformed": 0.0})
-    logged = buffer.flush("train")
+def test_what_is_not_a_number_stays_out_of_a_mean(tmp_path):
+    run = trainer(tmp_path)
+    run.model.train()
+    run._note({"credit/b/mean_abs": math.nan, "credit/malformed": 1.0})
+    run._note({"credit/malformed": 0.0})
+    run.log(logged := {})
     assert logged["credit/b/mean_abs"] is None
     assert logged["credit/malformed"] == 0.5
 
@@ -107,9 +107,9 @@ def test_versions():
 
 def test_liger_with_an_old_trl(tmp_path):
     args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, use_liger_kernel=True)
-    check_config(args, trl_version="1.14.0")
+    check_use(args, trl_version="1.14.0")
     with pytest.raises(RecipeError, match=r"use_liger_kernel=True with trl 1\.13"):
-        check_config(args, trl_version="1.13.0")
+        check_use(args, trl_version="1.13.0")
 
 
 def test_a_reward_of_the_environment_is_refused_by_name():

@@ -21,12 +21,12 @@ def test_a_token_is_trained_with_what_the_refinement_makes_of_grpo(tmp_path, nam
         run.train()
         seen[refine] = run.last_rollouts
     plain, refined = seen[None], seen[name]
-    mask_nt, group_n = refined.mask_nt.bool(), torch.arange(len(SAID)) // GROUP
+    mask_nt, group_n = refined.batch.mask_nt.bool(), torch.arange(len(SAID)) // GROUP
     right_n = torch.tensor([one.right for one in SAID]).double()
     adv_nt = plain.advantages_nt.double()
     if name == "ktae":
-        want_nt = slow_ktae(adv_nt, refined.ids_nt, mask_nt, right_n, group_n, "paper", 1.0, 1.0, 1.0)
+        want_nt = slow_ktae(adv_nt, refined.batch.ids_nt, mask_nt, right_n, group_n, "paper", 1.0, 1.0, 1.0)
     else:
-        want_nt = slow_oar(adv_nt, -refined.logp_nt.double(), mask_nt, 0.25, 1.0, 0.1, False)
+        want_nt = slow_oar(adv_nt, -refined.batch.logp_nt.double(), mask_nt, 0.25, 1.0, 0.1, False)
     assert_close(refined.advantages_nt.double(), torch.where(mask_nt, want_nt, 0.0), 1e-5)
     assert float((refined.advantages_nt - plain.advantages_nt).abs().max()) > 0.01

@@ -187,17 +187,17 @@ def test_rollouts_are_kept(tmp_path):
     kept = run.last_rollouts
     assert (kept.mode, kept.step, kept.method) == ("train", 0, "bae")
     assert kept.prompts == ["2+2="] * 4 + ["1+2="] * 4
-    assert kept.group_n.tolist() == [0] * 4 + [1] * 4
-    assert kept.columns == {"answer": ["4"] * 4 + ["3"] * 4}
+    assert kept.batch.group_n.tolist() == [0] * 4 + [1] * 4
+    assert kept.batch.columns == {"answer": ["4"] * 4 + ["3"] * 4}
     assert kept.completions[1] == "b<answer>4</answer><confidence>0.6</confidence>"
-    assert kept.text[0]["confidence"]["confidence"] == "0.9"
-    assert kept.text[5]["confidence"] is None
+    assert kept.reading.text[0]["confidence"]["confidence"] == "0.9"
+    assert kept.reading.text[5]["confidence"] is None
     for n, one in enumerate(SAID_WITH_TOOLS):
         assert kept.spans.block_nt[n, : len(one.blocks)].tolist() == one.blocks
-        assert kept.mask_nt[n].sum() == sum(block >= 0 for block in one.blocks)
-    assert kept.scores.names == ("correct", "brier")
-    assert kept.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
-    assert math.isnan(kept.scores.reward_nm[5, 1])
+        assert kept.batch.mask_nt[n].sum() == sum(block >= 0 for block in one.blocks)
+    assert kept.reading.scores.names == ("correct", "brier")
+    assert kept.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
+    assert math.isnan(kept.reading.scores.reward_nm[5, 1])
     for n, (solution, confidence, stop) in enumerate(credit(SAID_WITH_TOOLS)):
         assert kept.credit.block_nk[n].tolist() == pytest.approx([solution, confidence])
         assert float(kept.credit.stop_n[n]) == pytest.approx(stop)
@@ -225,7 +225,7 @@ def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
     # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
     assert run.last_rollouts.mode == "eval"
     assert run.last_rollouts.prompts == ["2+2=", "2+2=", "1+2=", "1+2="] * 2
-    assert run.last_rollouts.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert run.last_rollouts.batch.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.last_rollouts.credit.block_nk[:, 0].tolist() == [0, 0, 0.5, -0.5, 0, 0, 0.5, -0.5]
     assert log["eval_credit/solution/zero_frac"] == pytest.approx(0.5)
     assert not any(name.startswith("credit/") for name in log)
@@ -362,7 +362,7 @@ def test_a_prefilled_tag_is_read(tmp_path):
     layout = Layout(dict(LAYOUT.blocks), prefilled="answer")
     run = trainer(tmp_path, said=said, extra={"train_dataset": rows, "layout": layout})
     run.train()
-    assert run.last_rollouts.scores.reward_nm[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
+    assert run.last_rollouts.reading.scores.reward_nm[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
 
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
@@ -401,7 +401,7 @@ def test_options_of_the_credit_reach_it(tmp_path, method):
     # Left out of its own mean of four, a completion's deviation grows by 4/3.
     want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
     assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
-    assert tokenizer().decode(run.last_rollouts.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
+    assert tokenizer().decode(run.last_rollouts.batch.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
 
 
 def test_the_logged_reward_is_the_weighted_sum(tmp_path):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import trl_small as small
+from chain_agent import Episode
 from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks import build_model, build_tokenizer
-from spanwise.tasks.agent import Episode
 from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, token_credit, trainer
 from two_ranks import launched
 
@@ -118,7 +118,7 @@ def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
     extra = {**SCHEMES["turns"], "objectives": objectives, "rollout_func": scripted(TALKS, told="nothing")}
     run = small.trainer(tmp_path, extra=extra, max_completion_length=32)
     run.train()
-    found = run.last_rollouts.scores.reward_nm.flatten().tolist()
+    found = run.last_rollouts.reading.scores.reward_nm.flatten().tolist()
     gold = ["4"] * 4 + ["3"] * 4
     assert found == [float(turn.digit == want) for one, want in zip(TALKS, gold, strict=True) for turn in one.turns]
 
@@ -126,8 +126,8 @@ def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
 def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
     from datasets import Dataset
 
-    from spanwise.engines.trl.turns import conversations
-    from spanwise.tasks.agent import AGENT_LAYOUT
+    from chain_agent import AGENT_LAYOUT
+    from play_turns import conversations
 
     chains = Dataset.from_dict({"prompt": ["7+3*4-2=", "1+2*3+4-5="]})
     tokenizer = build_tokenizer()
@@ -144,7 +144,7 @@ def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
     with pytest.warns(UserWarning, match="contain no tags at all|Every advantage of the batch"):  # a random policy
         run.train()
     kept = run.last_rollouts
-    assert len(kept.columns["solved"]) == len(kept.prompts) >= 8
+    assert len(kept.batch.columns["solved"]) == len(kept.prompts) >= 8
     assert set(kept.prompts) == set(chains["prompt"])
     moved = any(not torch.equal(before[name], value) for name, value in small.weights(run.model).items())
     assert moved == kept.credit.has_signal

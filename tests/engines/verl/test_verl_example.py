@@ -23,4 +23,4 @@ def test_verl_takes_every_argument_and_added_ones_win(tmp_path):
     settings = prepare(config)
     assert settings.scheme.layout.names == ("solution", "confidence")
     assert (settings.mode, settings.mini_batch) == ("seq-mean-token-mean", 128 * 8)
-    assert (str(settings.keeper.record.folder.path), settings.keeper.record.keep) == ("runs/verl", 10)
+    assert (str(settings.record.folder.path), settings.record.keep) == ("runs/verl", 10)

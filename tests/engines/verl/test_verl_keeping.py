@@ -67,7 +67,7 @@ class TestV1:
         config = kept(tmp_path, every=2)
         (trainer, manager), folder = made(config), tmp_path / "run"
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]], [[WRONG], [RIGHT]]])
-        with trainer.spanwise.keeper.running(trainer, done=0):
+        with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
                 padded = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
                 assert len(padded) == 8
@@ -97,7 +97,7 @@ class TestV1:
         mask = [1] * len(own) + [0] * len(tool) + [1]
         batch = filled(manager, [[["So", RIGHT], ([own + tool + own[:1]], [mask]), [WRONG]]])
         trainer.global_steps = 1
-        with trainer.spanwise.keeper.running(trainer, done=0):
+        with trainer.spanwise.training(trainer, done=0):
             trainer._compute_advantage(batch, {})
         rows = rows_in(folder, 1)
         assert [row["rollout"] for row in rows] == [0, 0, 1, 2]
@@ -115,7 +115,7 @@ class TestV1:
         right, wrong = (manager.tokenizer(text)["input_ids"] for text in (RIGHT, WRONG))
         talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
         trainer.global_steps = 1
-        with trainer.spanwise.keeper.running(trainer, done=0):
+        with trainer.spanwise.training(trainer, done=0):
             trainer._compute_advantage(filled(manager, [[([talk[0]], [talk[1]]), [WRONG]]]), {})
         rows = rows_in(tmp_path / "run", 1)
         assert [row["rollout"] for row in rows] == [0, 0, 1]
@@ -130,14 +130,14 @@ class TestV1:
         config = kept(tmp_path)
         trainer, manager = made(config)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
-        rows, keeper = rows_of(batch, {}), trainer.spanwise.keeper
+        rows, run = rows_of(batch, {}), trainer.spanwise
         data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
         mask_nt = data["response_mask"].to_padded_tensor(0)
         mask_nt[1] = 0
         trainer.global_steps = 1
-        with keeper.running(trainer, done=0), trainer.spanwise.carrying(rows) as shown:
+        with run.training(trainer, done=0), run.carrying(rows) as shown:
             carried_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
-            keeper.keep(trainer, rows, trainer.spanwise.found, shown, lambda: sampled_of(batch))
+            run.keep(trainer, rows, shown, lambda: sampled_of(batch))
         found = rows_in(tmp_path / "run", 1)
         assert [sum(row["advantages/rloo"]) for row in found] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
         assert [row["credit/rloo/all"] for row in found] == pytest.approx([1.0, -0.5, -0.5])
@@ -147,7 +147,7 @@ class TestV1:
         config = kept(tmp_path)
         trainer, manager = made(config)
         batch, trainer.parameter_sync_step = filled(manager, [[[RIGHT], [WRONG]]]), 2
-        with trainer.spanwise.keeper.running(trainer, done=0):
+        with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
                 for trainer.local_trigger_step in (0, 1):
                     trainer._compute_advantage(batch, {})
@@ -158,7 +158,7 @@ class TestV1:
         config = kept(tmp_path)
         first, manager = made(config)
         first.global_steps = 1
-        with first.spanwise.keeper.running(first, done=0):
+        with first.spanwise.training(first, done=0):
             first._compute_advantage(filled(manager, [[[RIGHT], [WRONG]]]), {})
         before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
         second, _ = made(config)
@@ -166,7 +166,7 @@ class TestV1:
             second.fit(None)  # verl's own would fail at None
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
         second.global_steps = 1  # as after a checkpoint of step 1
-        with second.spanwise.keeper.running(second, done=1):
+        with second.spanwise.training(second, done=1):
             second.global_steps = 2
             second._compute_advantage(filled(manager, [[[RIGHT], [WRONG]]]), {})
         assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2]
@@ -177,7 +177,7 @@ class TestV1:
         batch, trainer.global_steps = filled(manager, [[[RIGHT], [WRONG]]]), 1
 
         def interrupted():
-            with trainer.spanwise.keeper.running(trainer, done=0):
+            with trainer.spanwise.training(trainer, done=0):
                 trainer._compute_advantage(batch, {})
                 raise KeyboardInterrupt
 
@@ -190,9 +190,9 @@ class TestV1:
         config = kept(tmp_path, recipe=RECIPE)
         trainer, manager = made(config)
         trainer.global_steps = 1
-        trainer.spanwise.keeper._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
+        trainer.spanwise._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
         batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
-        with trainer.spanwise.keeper.running(trainer, done=0), pytest.raises(AlignmentError, match="found other blocks"):
+        with trainer.spanwise.training(trainer, done=0), pytest.raises(AlignmentError, match="found other blocks"):
             trainer._compute_advantage(batch, {})
 
 
@@ -227,7 +227,7 @@ def test_what_nobody_would_do_is_refused(tmp_path):
         with pytest.raises(RecipeError, match=sentence):
             prepare(config_of(tmp_path, *more))
     assert not (tmp_path / "run").exists()
-    assert prepare(config_of(tmp_path)).keeper is None
+    assert prepare(config_of(tmp_path)).record is None
 
 
 def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):

@@ -10,7 +10,7 @@ from spanwise.errors import RecipeError
 
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "actor.use_kl_loss=True",
-    "critic.enable=True": "reads no values; leave critic.enable out",
+    "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
     "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
     "algorithm.gamma=0.9": "under options: in the recipe",
@@ -66,12 +66,12 @@ CRITIC = {
     "nobody reads it": (
         GAE.format("rloo", "a", ""),
         True,
-        r"'rloo' reads no values; leave critic.enable out, or",
+        r"critic.enable asks for a critic, but method 'rloo' reads no values",
     ),
     "a section for nobody": (
         GAE.format("rloo", "a", "critic: {gae_lambda_value: 0.9}\n"),
         None,
-        r"'rloo' reads no values; leave it",
+        r"'rloo' reads no values\. Leave it",
     ),
     "two values": (TWO, True, r"value of its own here \(correct, brier\).*values: shared"),
     "warm-up": (GAE.format("gae", "a", "critic: {policy_training_start_step: 20}\n"), True, r"trainer\.critic_warmup=21"),

@@ -5,30 +5,42 @@ from typing import ClassVar
 
 import torch
 
-from spanwise.errors import RecipeError, check_number
-from spanwise.mode import Mode
+from spanwise.errors import RecipeError
+from spanwise.metric import Alarm, Metric
+from spanwise.mode import Chart, Mode, Page, setting
 
 
 @dataclass(frozen=True)
 class Brevity(Mode):
     """A = A + bonus (mean tokens of the group - own tokens) in every block; loss + pull mean of -log pi(last token)."""
 
-    name: ClassVar[str] = "brevity"
+    about: ClassVar[str] = "pays short completions, fields of `Brevity`: bonus, pull"
     parts: ClassVar[dict[str, str]] = {"trl": "modes.toy.trl:BrevityInTrl"}
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            "brevity/sure", lasting=Alarm("above", 0.9, "of the ends are foregone conclusions.", "Usually bonus is large.")
+        ),
+    )
+    page: ClassVar[Page] = Page(
+        "Brevity", "How sure it is of its ends.", "Does it end soon?", (Chart("Ends", {"sure": "sure"}, "share", "Of all ends."),),
+        headline=("sure", "sure of its ends", "too sure"),
+    )  # fmt: skip
 
-    bonus: float = 0.01
-    pull: float = 0.0
-
-    def __post_init__(self):
-        check_number("brevity.bonus", self.bonus, least=0.0)
-        check_number("brevity.pull", self.pull, least=0.0)
+    bonus: float = setting(0.01, least=0.0)
+    pull: float = setting(0.0, least=0.0)
 
     def check_scheme(self, scheme):
         if scheme.entry.kind == "token":
             raise RecipeError("brevity pays blocks, and this method pays tokens; leave it out.")
 
     def credit(self, credit, reading, batch, scheme):
-        length_n = reading.length_nk.sum(dim=1).double()
-        mean_n = torch.stack([length_n[batch.group_n == group].mean() for group in batch.group_n])
-        more_nk = self.bonus * (mean_n - length_n)[:, None] * reading.present_nk
+        more_nk = self.bonus * self.shorter(batch)[:, None] * reading.present_nk
         return replace(credit, block_nk=credit.block_nk + more_nk)
+
+    def columns(self, batch):
+        return {"shorter": self.shorter(batch)}
+
+    def shorter(self, batch):
+        """How many tokens each completion is shorter than the mean of its group."""
+        length_n = batch.mask_nt.sum(dim=1).double()
+        return torch.stack([length_n[batch.group_n == group].mean() for group in batch.group_n]) - length_n

@@ -15,7 +15,9 @@ class BrevityInTrl(TrlPart):
         return result
 
     def loss(self, inputs):
-        return -self.mode.pull * self.last_b.mean(), {"brevity/last": float(self.last_b.detach().mean())}
+        last_b = self.last_b.detach()
+        shown = {"brevity/last": float(last_b.mean()), "brevity/sure": float((last_b > -100).float().mean())}
+        return -self.mode.pull * self.last_b.mean(), shown
 
     @property
     def files(self):

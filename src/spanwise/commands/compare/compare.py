@@ -9,27 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.files import without_nan
-from spanwise.commands.shared.fitted import Fitted
+from spanwise.commands.shared.fitted import Fitted, plain_table, say
 from spanwise.commands.shared.folder import check_no_run
-from spanwise.commands.shared.runs import Run, planned
+from spanwise.commands.shared.runs import ArmRun, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.explain import LASER
+from spanwise.explain import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.rollouts.folder import sole_writer, write_summary
 
@@ -62,62 +61,49 @@ def compare(
             try:
                 _train_waiting(waiting, len(runs), processes, console)
             except (KeyboardInterrupt, SystemExit):
-                console.print("Stopped. The same command goes on with what is missing.", highlight=False)
+                say(console, "Stopped. The same command goes on with what is missing.")
                 raise
         figures = figures_by_arm(runs)
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
         _write(folder, runs, comparison, reference)
-        for table in comparison_tables(comparison):
-            console.print(table)
-        console.print(comparison.summary(), highlight=False)
+        say(console, *comparison_tables(comparison), comparison.summary())
         from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
-        console.print(f"Report: {report_folder(folder)}", highlight=False, soft_wrap=True)
+        say(console, f"Report: {report_folder(folder)}")
     return comparison
 
 
-def figures_by_arm(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, float | None]]]:
+def figures_by_arm(runs: Sequence[ArmRun]) -> dict[str, dict[int, dict[str, float | None]]]:
     """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16."""
     samples = {str(run.folder): read_samples(run.folder) for run in runs}
     check_protocol(samples)
-    found: dict[str, dict[int, dict[str, float | None]]] = {}
+    figures: dict[str, dict[int, dict[str, float | None]]] = {}
     for run in runs:
-        one = samples[str(run.folder)]
-        size = one.most_votes(one.first)
-        votes = one.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
-        ways = ("majority", "weighted", f"{LASER}weighted")
-        voted = {f"{name}@{size}": votes[name].intervals[0].value for name in ways if name in votes}
-        found.setdefault(run.arm, {})[run.seed] = {**one.figures(), **voted}
-    return found
+        figures.setdefault(run.arm, {})[run.seed] = samples[str(run.folder)].figures_and_votes()
+    return figures
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """The table of figures with what is wrong in it, then that of paired differences."""
     seeds = max(cell.interval.count for cell in comparison.cells.values())
-    title = f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval"
-    figures = Table(
-        "", *(name.replace("_", " ") for name in comparison.figures), box=box.SIMPLE_HEAD, title=Text(title, style="italic")
-    )
-    for column in figures.columns[1:]:
-        column.no_wrap = True
-    for arm in comparison.methods:
-        figures.add_row(arm, *comparison.row(arm, seeds))
-    yield Fitted(figures)
-    for sentence in comparison.warnings():
-        yield Text(f"! {sentence}", style="bold red")
+    title = Text(f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
+    headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
+    rows = ([arm, *comparison.row(arm, seeds)] for arm in comparison.methods)
+    yield Fitted(plain_table("", *headings, rows=rows, title=title))
+    yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
     yield Text("\nPaired differences by seed (Holm by figure), and how many seeds would tell", style="italic")
+    lines: list[list[str | Text]] = []
+    for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):
+        lines.append([Text(figure.replace("_", " "), style="bold")])
+        for d in differences:
+            i = d.interval
+            needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
+            size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
+            lines.append([f"  {d.a} - {d.b}", size, d.verdict, needed])
     columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
-    table = Table(Column("", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
-    for d, before in zip(comparison.differences, (None, *comparison.differences), strict=False):
-        if before is None or before.figure != d.figure:
-            table.add_row(Text(d.figure.replace("_", " "), style="bold"))
-        i = d.interval
-        needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
-        size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
-        table.add_row(f"  {d.a} - {d.b}", size, d.verdict, needed)
-    yield Fitted(table)
+    yield Fitted(plain_table(Column("", overflow="fold"), *columns, rows=lines))
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
@@ -125,62 +111,55 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
     values = [figures for seeds in found.values() for figures in seeds.values()]
     there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
     unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
-    scored = (f"{LASER}{name}" for name in ("auroc", "ece", "brier", "coverage"))
+    scored = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
     return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
 
 
-def _train_waiting(waiting: Sequence[Run], count: int, processes: int | None, console: Console) -> None:
+def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
     """Train what is missing of so many runs; a DataError that names the first that failed, once all have ended."""
     from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
 
     make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes would
     beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
-    console.print(f"{count - len(waiting)} of {count} runs are there; {beside} side by side.", highlight=False)
-    failed = _train_all(waiting, beside, console)
-    if failed:
-        raise DataError(
-            f"{len(failed)} of {len(waiting)} runs failed, the first was {failed[0][0].folder.name}: {failed[0][1]} "
-            "The same command goes on with what is missing."
-        )
+    say(console, f"{count - len(waiting)} of {count} runs are there; {beside} side by side.")
+    started, failed, done = time.perf_counter(), {}, 0
 
-
-def _train_all(runs: Sequence[Run], processes: int, console: Console) -> list[tuple[Run, str]]:
-    """Train each run in a process of its own; return those that failed, with the last thing they said."""
-    started, failed, done = time.perf_counter(), [], 0
-
-    def ended(run: Run, status: int) -> None:
+    def ended(run: ArmRun, status: int) -> None:
         nonlocal done
         done += 1
-        left = (time.perf_counter() - started) / done * (len(runs) - done)
+        left = (time.perf_counter() - started) / done * (len(waiting) - done)
         if status == 0:
             final = json.loads((run.folder / "summary.json").read_text())["final"]
             shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
         else:
-            failed.append((run, _why(run, status)))
-            shown = f"failed: {failed[-1][1]}"
-        console.print(
-            f"{done}/{len(runs)}  {run.folder.name}  {shown}  left {left / 60:.0f} min", soft_wrap=True, highlight=False
+            failed[run.folder.name] = _why(run, status)
+            shown = f"failed: {failed[run.folder.name]}"
+        say(console, f"{done}/{len(waiting)}  {run.folder.name}  {shown}  left {left / 60:.0f} min")
+
+    side_by_side(waiting, beside, start=lambda run: _start(run, console), ended=ended)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise DataError(
+            f"{len(failed)} of {len(waiting)} runs failed, the first was {name}: {why} "
+            "The same command goes on with what is missing."
         )
 
-    side_by_side(runs, processes, start=lambda run: _start(run, console), ended=ended)
-    return failed
 
-
-def train_command(run: Run, *, resume: bool) -> list[str]:
+def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """The command that trains one run."""
     how = ["--resume", "last"] if resume else ["--overwrite"]  # what is there was begun under this recipe: run.finished()
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
 
 
-def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
+def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
     write_text(run.file, yaml.safe_dump(run.asked(), sort_keys=False))
     checkpoint, faults = newest_checkpoint(run.folder / "checkpoints")
     if faults:
         said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
         goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        console.print(f"{run.folder.name} {goes_on}; not readable are {said}.", soft_wrap=True, highlight=False)
+        say(console, f"{run.folder.name} {goes_on}; not readable are {said}.")
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120"}
     with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
         return subprocess.Popen(
@@ -189,11 +168,11 @@ def _start(run: Run, console: Console) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _log(run: Run) -> Path:
+def _log(run: ArmRun) -> Path:
     return run.folder.with_name(f"{run.folder.name}.log")
 
 
-def _why(run: Run, status: int) -> str:
+def _why(run: ArmRun, status: int) -> str:
     """Why a run failed: the signal that ended it, or its last line."""
     lines = _log(run).read_text(errors="replace").strip().splitlines()
     said = lines[-1] if lines else f"exit status {status}"
@@ -202,17 +181,17 @@ def _why(run: Run, status: int) -> str:
     return f"{said} (all of it: {_log(run)})"
 
 
-def _write(output: Path, runs: Sequence[Run], comparison: ArmComparison, reference: str | None) -> None:
+def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, reference: str | None) -> None:
     """Leave the comparison behind: numbers, Markdown."""
     fields = [run.asked() for run in runs]
     common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}
     cells: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), cell in comparison.cells.items():
         cells[arm][figure] = {**_interval(cell.interval), "sd": cell.sd, "seeds": cell.interval.count}
-    differences = [{**asdict(d), "interval": _interval(d.interval)} for d in comparison.differences]
     summary = {
         "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": reference,
-        "recipe": common, "figures": cells, "differences": differences,
+        "recipe": common, "figures": cells,
+        "differences": [{**vars(d), "interval": _interval(d.interval)} for d in comparison.differences],
     }  # fmt: skip
     write_summary(output, without_nan(summary))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())

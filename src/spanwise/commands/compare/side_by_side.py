@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
@@ -29,24 +29,22 @@ def side_by_side(
         Ctrl-C, SIGTERM (as SystemExit with status 143) and any error of `start` or `ended`: nothing more is started, what runs is
         ended, and the exception goes on. Outside of the main thread, where Python knows no signals, SIGTERM does what it did.
     """
-    waiting = list(items)[::-1]
-    running: list[tuple[subprocess.Popen[bytes], _Item]] = []
+    waiting, running = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
             while waiting or running:
                 while waiting and len(running) < max(1, processes):
                     item = waiting.pop()
-                    running.append((start(item), item))
-                for process, item in list(running):
+                    running[start(item)] = item
+                for process in list(running):
                     if (status := process.poll()) is not None:
-                        running.remove((process, item))
-                        ended(item, status)
+                        ended(running.pop(process), status)
                 time.sleep(_LOOK_SECONDS)
         finally:
-            _end([process for process, _ in running])
+            _end(running)
 
 
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(running: Collection[subprocess.Popen[bytes]]) -> None:
     """Ask the processes to end, and after some seconds or a second Ctrl-C make them."""
     for process in running:
         process.terminate()

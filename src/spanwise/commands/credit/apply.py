@@ -1,9 +1,9 @@
-"""One method over a whole rollout file: credit per block, advantages per token, strata without signal."""
+"""What a method, or the trainer that wrote a file, credits its completions with: per block, per token, strata without signal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
-from spanwise.commands.credit.arms import Arm
-from spanwise.commands.credit.per_token import recorded, token_keys
+from spanwise.commands.credit.arms import Arm, token_columns
 from spanwise.commands.credit.score import AT_A_TIME, Marked
-from spanwise.pipeline import Reading, advantages, credit_batch, dead_strata
+from spanwise.credit_metrics import dead_strata
+from spanwise.errors import RecipeError
+from spanwise.pipeline import Reading, advantages, credit_batch
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.schema import RECORDED, STOP
+from spanwise.rollouts.table import at, fitting_runs
 from spanwise.scheme import Scheme
-from spanwise.types import Comparison, Credit, Scores, Spans
+from spanwise.types import Comparison, Credit, Scores
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,20 @@ class Applied:
     dead: dict[str, float]
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """The advantages of the tokens of the rows first..last - 1, end to end."""
+        """The advantages of the tokens of the rows first..last - 1, end to end; 0 in completions that were left out of the loss."""
         if isinstance(self.tokens, np.ndarray):
             return table.tokens.with_values(self.tokens).slice(first, last)
-        part = self.credit.take(slice(first, last))
-        spread_nt = advantages(part, self.marked.spans(table, first, last), self.tokens)
-        return spread_nt.numpy()[table.tokens.filled(first, last)]
+        rows = slice(first, last)
+        places = table.tokens.places(rows)
+        adv_nt = advantages(self.credit.take(rows), self.marked.spans(rows, places), self.tokens)
+        if table.learned_n is not None:
+            adv_nt = adv_nt * table.learned_n[rows, None]
+        return adv_nt.numpy()[places >= 0]
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
         """The credit of each block; NaN where a completion does not have it."""
-        held_nk = torch.where(self.marked.length_nk > 0, self.credit.block_nk, torch.nan)
+        held_nk = self.credit.block_nk.masked_fill(self.marked.length_nk == 0, torch.nan)
         return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)}
 
     @property
@@ -91,23 +97,55 @@ class CreditResult:
 
 
 def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]) -> Applied:
-    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step."""
-    if arm.scheme.entry.kind == "token" or arm.scheme.refine is not None:
-        return _per_token(table, arm, reading, marked, group_n)
+    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step.
+
+    A method per token goes over as many completions at a time as fit, unless it compares them.
+    """
+    scheme, lengths = arm.scheme, table.tokens.lengths
+    by_token = scheme.entry.kind == "token" or scheme.refine is not None
+    flat = np.zeros(len(table.tokens.values), dtype=np.float32)
     strata, dead = Counter[str](), Counter[str]()
     parts: list[tuple[Tensor, Credit]] = []
-    for rows in steps(table.step_n):
-        batch = Batch(group_n[rows], steps=_steps(table, rows), **recorded(arm.scheme, table, rows))
-        found = credit_batch(reading.take(rows), batch, arm.scheme)
-        held_n = (marked.length_nk[rows] > 0).any(dim=1)  # without any token, nothing carries what stopping costs
-        parts.append((rows, replace(found, stop_n=found.stop_n.masked_fill(~held_n, 0.0))))
-        for name, (total, silent) in dead_strata(found, arm.scheme).items():
-            strata[name] += total
-            dead[name] += silent
-    silent = {name: dead[name] / total for name, total in strata.items() if total}
+    for step in steps(table.step_n):
+        mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
+        runs = fitting_runs(lengths[step.numpy()], AT_A_TIME) if by_token and not _compares(scheme) else [(0, len(step))]
+        for rows in [step[first:last] for first, last in runs]:
+            here = reading.take(rows)
+            known: dict[str, Any] = {
+                name: value for mode in scheme.modes for name, value in mode.recorded(table, rows).items()
+            }
+            if by_token:
+                places = table.tokens.places(rows.numpy())
+                spans = marked.spans(rows, places)
+                known |= {
+                    need: torch.stack([at(places, table.token_values[name], 0.0) for name in names], dim=2).squeeze(2)
+                    for need, names in token_columns(scheme).items()
+                }
+                batch = Batch(group_n[rows], at(places, table.tokens.values, 0), at(places, table.trainable, False), **known)
+                found = credit_batch(replace(here, spans=spans), batch, scheme)
+                found = replace(found, mean_length_n=mean_length.expand(len(rows)))
+                flat[places[places >= 0]] = advantages(found, spans, scheme).numpy()[places >= 0]
+            else:
+                turns = None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
+                found = credit_batch(here, Batch(group_n[rows], steps=turns, **known), scheme)
+                empty_n = ~here.present_nk.any(dim=1)  # without any token, nothing carries what stopping costs
+                found = replace(found, stop_n=found.stop_n.masked_fill(empty_n, 0.0))
+                for name, (total, silent) in dead_strata(found, scheme).items():
+                    strata[name] += total
+                    dead[name] += silent
+            parts.append((rows, found))
     whole = _joined(parts, len(table))
+    if by_token:
+        assert whole.adv_nm is not None, "it was credited here"
+        return Applied(arm.name, marked, whole, flat, _dead_groups(arm, group_n, whole.adv_nm[:, 0] != 0))
     whole = replace(whole, length_nk=marked.length_nk if whole.length_nk is None else whole.length_nk)
-    return Applied(arm.name, marked, whole, arm.scheme, silent)
+    return Applied(arm.name, marked, whole, scheme, {name: dead[name] / total for name, total in strata.items() if total})
+
+
+def _compares(scheme: Scheme) -> bool:
+    """Whether a method per token compares the completions of a step; what is refined does, and often the refinement."""
+    alone = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
+    return not alone or any(mode.compares for mode in scheme.modes)
 
 
 def _joined(parts: Sequence[tuple[Tensor, Credit]], completions: int) -> Credit:
@@ -149,41 +187,6 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     yield from torch.split(order, sizes.tolist())
 
 
-def _steps(table: RolloutTable, rows: Tensor) -> Steps | None:
-    """Whose parts some completions are, where a rollout is several."""
-    return None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
-
-
-def _mean_lengths(table: RolloutTable, marked: Marked) -> Float[Tensor, " n"]:
-    """The mean tokens of a completion of the step that each completion is of."""
-    mean_n = torch.zeros(len(table), dtype=torch.float64)
-    for rows in steps(table.step_n):
-        mean_n[rows] = marked.length_nk[rows].sum(dim=1).double().mean()
-    return mean_n
-
-
-def _per_token(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Tensor) -> Applied:
-    """A method per token, on as many rows at a time as fit, or on whole steps where it compares them."""
-    flat = np.zeros(len(table.tokens.values), dtype=np.float32)
-    credited: list[tuple[Tensor, Credit]] = []
-    compares = "split" in arm.scheme.entry.exceptions or bool(arm.scheme.options.get("whiten"))
-    compares = compares or any(mode.compares for mode in arm.scheme.modes)
-    compares = compares or arm.scheme.entry.kind != "token"  # refined: what it refines, and often it, compares completions
-    mean_length_n = _mean_lengths(table, marked)  # a part is not a whole step
-    for rows in steps(table.step_n):
-        for part in _parts(table, rows, whole=compares):
-            batch, spans, places = _padded(table, arm, marked, group_n, part)
-            here = reading.take(torch.tensor(part))
-            local = Reading(here.scores, here.length_nk, here.fault_n, spans=spans)
-            found = replace(credit_batch(local, batch, arm.scheme), mean_length_n=mean_length_n[part])
-            filled = places >= 0
-            flat[places[filled]] = advantages(found, spans, arm.scheme).numpy()[filled]
-            credited.append((torch.tensor(part), found))
-    whole = _joined(credited, len(table))
-    assert whole.adv_nm is not None, "it was credited here"
-    return Applied(arm.name, marked, whole, flat, _dead_groups(arm, group_n, whole.adv_nm[:, 0] != 0))
-
-
 def _dead_groups(arm: Arm, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
     """The share of groups in which no token of any completion moved."""
     groups = int(group_n.max()) + 1 if len(group_n) else 0
@@ -193,41 +196,54 @@ def _dead_groups(arm: Arm, group_n: Tensor, moved_n: Tensor) -> dict[str, float]
     return {name: (there - int(moved.sum())) / there} if there else {}
 
 
-def _parts(table: RolloutTable, rows: Tensor, *, whole: bool) -> Iterator[list[int]]:
-    """Rows that are worked on together: all of a step where the method compares them, else as many as fit."""
-    listed = rows.tolist()
-    if whole:
-        yield listed
-        return
-    lengths, part, widest = table.tokens.lengths, [], 0
-    for n in listed:
-        widest = max(widest, int(lengths[n]))
-        if part and widest * (len(part) + 1) > AT_A_TIME:
-            yield part
-            part, widest = [], int(lengths[n])
-        part.append(n)
-    if part:
-        yield part
+def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
+    """What the trainer that wrote the file says of its completions, as it stands there: nothing is compared; and a sentence.
+
+    A number is shared out evenly over the tokens that the model sampled in the rollout, as a trainer does, one of a block over
+    those of the block; one per token keeps its place.
+    """
+    held = table.as_recorded
+    if held is None:
+        raise RecipeError(
+            f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
+        )
+    rows = np.repeat(np.arange(len(table)), table.tokens.lengths)
+    inside = np.flatnonzero(marked.block >= 0)
+    rows, blocks = rows[inside], marked.block[inside].astype(np.int64)
+    length_nk, stop_n = marked.length_nk.numpy(), np.zeros(len(table))
+    flat = np.where(np.isnan(held.number), np.nan, 0.0)
+    if held.by_block:
+        block_nk, stop_n = _recorded_blocks(table, marked, held.by_block)
+        flat[inside] = (block_nk / np.maximum(length_nk, 1))[rows, blocks]
+        flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[np.unique(rows)]  # the last sampled token of each
+    else:
+        number = held.number[inside]
+        rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
+        flat[inside] = number if held.shares else number / np.bincount(rollout_n[rows])[rollout_n[rows]]
+        place = rows * len(marked.names) + blocks
+        total_nk = np.bincount(place, weights=number, minlength=length_nk.size).reshape(length_nk.shape)
+        block_nk = total_nk / (1 if held.shares else np.maximum(length_nk, 1))
+    nobody_m = torch.zeros(0, dtype=torch.long)
+    found = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
+    shared = f"shared out over the tokens of the {'block' if held.by_block else 'completion'}"
+    shared = "as it stands there" if held.shares else shared
+    note = f"{RECORDED} is no method: {held.says}, {shared}."
+    return Applied(RECORDED, marked, found, flat.astype(np.float32), {}), note
 
 
-def _padded(
-    table: RolloutTable, arm: Arm, marked: Marked, group_n: Tensor, rows: list[int]
-) -> tuple[Batch, Spans, np.ndarray]:
-    """Some rows as a batch with what the file holds per token, their spans, and where each place lies in the flat table."""
-    offsets = table.tokens.offsets
-    lengths = table.tokens.lengths[rows]
-    places = np.arange(lengths.max(initial=0))[None, :] + offsets[rows][:, None]
-    places = np.where(np.arange(lengths.max(initial=0)) < lengths[:, None], places, -1)
-
-    def at(values: np.ndarray, nowhere: float | int | bool) -> Tensor:
-        return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
-
-    known: dict[str, Any] = {
-        need: torch.stack([at(table.token_values[key], 0.0) for key in keys], dim=2)
-        for need, keys in token_keys(arm.scheme).items()
-    }
-    known = {need: values.squeeze(2) if values.shape[2] == 1 else values for need, values in known.items()}
-    known |= recorded(arm.scheme, table, rows)
-    batch = Batch(group_n[rows], at(table.tokens.values, 0), at(table.trainable, False), **known)
-    block_nt = at(marked.block, -1)
-    return batch, Spans(marked.names, marked.start_nk[rows], marked.end_nk[rows], block_nt, marked.fault_n[rows]), places
+def _recorded_blocks(
+    table: RolloutTable, marked: Marked, by_block: Mapping[str, np.ndarray]
+) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"]]:
+    """The credit of each block and of stopping, 0 where a completion has none."""
+    present_nk = marked.length_nk > 0
+    nothing_n = np.zeros(len(table))
+    written = zip(marked.names, present_nk.any(dim=0).tolist(), strict=True)
+    unknown = [name for name, anywhere in written if anywhere and name not in by_block]
+    if unknown:
+        there = ", ".join(name for name in by_block if name != STOP)
+        raise RecipeError(
+            f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
+            f"that the trainer had to see it under '{RECORDED}'."
+        )
+    block_nk = np.nan_to_num(np.stack([by_block.get(name, nothing_n) for name in marked.names], axis=1))
+    return block_nk * present_nk.numpy(), np.nan_to_num(by_block.get(STOP, nothing_n))

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
-from spanwise.commands.credit.per_token import PER_TOKEN, check_rows, check_tokens
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import Recipe, calibration_of, modes_of, scheme_of
-from spanwise.rollouts import RolloutTable
+from spanwise.recipe import Recipe, scheme_of
+from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
@@ -22,6 +21,8 @@ from spanwise.tasks.digits_long import LONGEST
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
+#: Fields of a `Batch` that a file may hold, in words.
+PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 _LONGEST = {"digits": 32, "digits_twice": 32, "digits_long": LONGEST}
 
 
@@ -171,7 +172,7 @@ def _own(asked: _Asked) -> Arm:
     recipe = asked.recipe
     if asked.blocks.objectives is not None:  # the file's blocks, not the recipe's
         name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-        if modes := modes_of(recipe):
+        if modes := recipe.scheme_modes:
             return Arm("recipe", replace(_named(name, asked), modes=modes), own=True)
         return Arm(name, _named(name, asked), own=True)
     scheme = asked.scheme()
@@ -187,8 +188,7 @@ def _presets(asked: _Asked) -> Iterator[tuple[str, Scheme]]:
 
 def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:
     if isinstance(own, Arm) and name in ("recipe", own.name):
-        check_rows(own.scheme.entry, table)
-        check_tokens(own.scheme, table)
+        check_file(own.scheme, table)
         return own
     if isinstance(own, SpanwiseError) and name == "recipe":
         raise own
@@ -198,7 +198,6 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
     chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
-    check_rows(chosen, table)
     lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]
     if lacking:
         raise RecipeError(
@@ -206,8 +205,51 @@ def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable
             f"Call spanwise.credit.{chosen.estimator.__name__} from Python."
         )
     scheme = _named(name, asked)
-    check_tokens(scheme, table)
+    check_file(scheme, table)
     return Arm(name, scheme)
+
+
+def token_columns(scheme: Scheme) -> dict[str, list[str]]:
+    """The columns per token that a scheme reads, by the field of a `Batch` that they are.
+
+    >>> from spanwise import Layout, Objective
+    >>> pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+    >>> token_columns(Scheme("sae", Layout({"solution": ["answer"], "confidence": ["confidence"]}), pair))
+    {'value_nt': ['values/correct', 'values/brier'], 'logp_nt': ['logprobs']}
+    """
+    asked = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
+    return {need: names for need, names in asked.items() if need in scheme.needs}
+
+
+def check_file(scheme: Scheme, table: RolloutTable) -> None:
+    """Refuse what a file does not hold values, log-probabilities or scores for, or whose rollouts are several rows."""
+    if scheme.entry.kind == "token" and table.rollout_n is not None:
+        raise RecipeError(
+            f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
+            f"rows (branches). Use a method that needs rewards only (grpo, rlcr, bae)."
+        )
+    for mode in scheme.modes:
+        mode.recorded(table, ())
+    if scheme.refine is not None and table.rollout_n is not None:
+        raise RecipeError(
+            f"refine changes the tokens of whole completions, and rollouts of '{table.path}' are several rows. Leave it out."
+        )
+    asked, held = token_columns(scheme), table.token_values
+    missing = [need for need, names in asked.items() if any(name not in held for name in names)]
+    if not missing:
+        return
+    streams = [name.partition("/")[2] for name in held if name.startswith(schema.VALUES)]
+    wanted, there = "", "none of them" if table.has_ids else "no token ids"
+    columns = " and ".join(name for names in asked.values() for name in names)
+    advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns}"
+    if streams and missing == ["value_nt"]:
+        there = f"those of {', '.join(streams)}" if streams != [""] else "one value"
+        wanted = f" for {', '.join(scheme.value_names)}"
+        advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
+    raise RecipeError(
+        f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[need] for need in missing)} of every token{wanted}, and "
+        f"'{table.path}' holds {there}. {advice}."
+    )
 
 
 def _named(name: str, asked: _Asked) -> Scheme:
@@ -227,7 +269,7 @@ def _named(name: str, asked: _Asked) -> Scheme:
         wanted,
         layout,
         objectives=None if own is None else _compared(chosen, own, layout.names, baseline),
-        calibration=calibration_of(recipe) if scored else None,
+        calibration=recipe.rule if scored else None,
         baseline=cast(Any, baseline or None) if own is None else None,
         longest=_longest(recipe),
         recorded=asked.taken,

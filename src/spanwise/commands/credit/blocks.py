@@ -1,4 +1,4 @@
-"""The blocks a file is read by: those that are named, else the usual ones where it has them, else those that it is made of."""
+"""The blocks a file is read by, named, usual or those that it is made of; and the groups that its completions are compared in."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from spanwise.credit import method, preset_objectives
+from spanwise.credit import group_index, method, preset_objectives
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe, answer_layout
+from spanwise.recipe import Recipe, answer_layout, load
 from spanwise.rollouts import RolloutTable
 from spanwise.score import written_out
 from spanwise.segment import census
@@ -190,3 +195,75 @@ def _objectives(layout: Layout, recipe: Recipe) -> tuple[Objective, ...]:
 
 def _spoken(layout: Layout) -> str:
     return json.dumps({name: list(tags) for name, tags in layout.blocks})
+
+
+def compared_groups(
+    table: RolloutTable, recipe: Recipe, own: Path | None, overrides: Mapping[str, Any]
+) -> tuple[Int[Tensor, " n"], list[str]]:
+    """The groups as they are compared, and what the user should know about them.
+
+    A run of ours is cut by its own group size, whatever recipe it is credited with; a file of another trainer by the group
+    size that the recipe or the user names, if one does.
+    """
+    part_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
+    first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])  # a rollout of several rows is one member
+    group_j, notes = _compared(table.group_n[first_j], table.step_n[first_j], recipe, own, overrides, keyed=table.keyed)
+    return group_j[part_n], notes
+
+
+def _compared(
+    group_n: Tensor, step_n: Tensor, recipe: Recipe, own: Path | None, overrides: Mapping[str, Any], *, keyed: bool
+) -> tuple[Int[Tensor, " n"], list[str]]:
+    if own is not None:
+        sizes = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
+        run = load(own, sizes)
+        group_n = split_groups(group_n, run.group_size)
+        return group_n, [_small(group_n, run.group_size), _batches(step_n, run)]
+    if "group_size" in recipe.model_fields_set:
+        group_n = split_groups(group_n, recipe.group_size)
+        return group_n, [_small(group_n, recipe.group_size)]
+    return group_n, [] if keyed else [_uneven(step_n, group_n)]
+
+
+def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
+    """Cut groups that are larger than the group size, as a prompt drawn twice in one step makes them, in file order.
+
+    >>> split_groups(torch.tensor([0, 0, 1, 1, 0, 0]), 2)
+    tensor([0, 0, 2, 2, 1, 1])
+    """
+    seen: dict[int, int] = {}
+    keys = []
+    for group in group_n.tolist():
+        place = seen[group] = seen.get(group, -1) + 1
+        keys.append((group, place // size))
+    order = {key: index for index, key in enumerate(sorted(set(keys)))}
+    return torch.tensor([order[key] for key in keys], dtype=torch.long)
+
+
+def _small(group_n: Tensor, size: int) -> str:
+    small = int((torch.unique(group_n, return_counts=True)[1] < size).sum())
+    return f"{small} groups have fewer than {size} completions, so their credit may differ from the run's." if small else ""
+
+
+def _batches(step_n: Tensor, run: Recipe) -> str:
+    """Where the steps of a run of ours are not whole."""
+    batch, sizes = run.prompts * run.group_size, torch.unique(step_n, return_counts=True)[1]
+    if bool((sizes == batch).all()):
+        return ""
+    return (
+        f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {batch}; what is compared "
+        "with the whole batch may differ."
+    )
+
+
+def _uneven(step_n: Tensor, group_n: Tensor) -> str:
+    """Where the groups of one step differ in size, so that a prompt may have been drawn twice."""
+    sizes = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
+    if len({(step, size) for (step, _), size in sizes.items()}) == len({step for step, _ in sizes}):
+        return ""
+    counts = Counter(sizes.values())
+    usual = max(counts, key=lambda size: (counts[size], -size))
+    return (
+        f"Groups hold {min(counts)} to {max(counts)} completions; a prompt drawn twice in a step is one group here: where that "
+        f"is so, give --set group_size={usual if usual > 1 else 'N'}."
+    )

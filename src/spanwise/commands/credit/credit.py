@@ -14,12 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied, CreditResult, apply_arm
+from spanwise.commands.credit.apply import Applied, CreditResult, apply_arm, apply_recorded
 from spanwise.commands.credit.arms import Arm, choose_arms, left_out
-from spanwise.commands.credit.blocks import blocks_of, sampled_texts
-from spanwise.commands.credit.groups import compared_groups
+from spanwise.commands.credit.blocks import blocks_of, compared_groups, sampled_texts
 from spanwise.commands.credit.own_score import score_figures, score_note, warm_up_note
-from spanwise.commands.credit.recorded import apply_recorded
 from spanwise.commands.credit.score import fitting, score_file
 from spanwise.commands.credit.write import EXPORT, remembered, write_credit
 from spanwise.commands.shared.again import MOST
@@ -31,6 +29,7 @@ from spanwise.pipeline import Reading
 from spanwise.recipe import load
 from spanwise.rollouts import RolloutTable, read_rollouts
 from spanwise.rollouts.folder import sole_writer, write_summary
+from spanwise.rollouts.recorded import credit_figures
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
 
@@ -70,6 +69,7 @@ def credit_rollouts(
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides or {})  # then it must fit
     texts = sampled_texts(table) if given or own is None else []
     blocks = blocks_of(loaded, table, texts)
+    group_n, counted = compared_groups(table, loaded, own, overrides or {})
     named = [name for name in methods if name != RECORDED]
     arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
@@ -79,12 +79,12 @@ def credit_rollouts(
         arms, untagged = fitting(table, arms, texts, asked=must)
         notes += untagged
     told = {text: None for arm in arms for text in setup_warnings(readings[arm.name], arm.scheme).values()}
-    group_n, counted = compared_groups(table, loaded, own, overrides or {})
     applied = [apply_arm(table, arm, readings[arm.name], marked_by[arm.scheme.layout], group_n) for arm in arms]
     if recorded:
         try:
-            applied.append(apply_recorded(table, marked_by[blocks.layout]))
-            notes.append(_as_recorded(table))
+            one, note = apply_recorded(table, marked_by[blocks.layout])
+            applied.append(one)
+            notes.append(note)
         except RecipeError as error:
             if methods:
                 raise
@@ -108,46 +108,29 @@ def credit(
     **options: Any,
 ) -> CreditResult:
     """Credit as `credit_rollouts`, write what comes of it and a report of at most `rows` completions, print a short table."""
-    console = console or Console()
+    console, folder = console or Console(), Path(output)
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)
     with sole_writer(output):
-        return _credit(rollouts, Path(output), rows, console, options)
-
-
-def _credit(rollouts: str | Path, folder: Path, rows: int, console: Console, options: Mapping[str, Any]) -> CreditResult:
-    """Credit, write, print."""
-    result = credit_rollouts(rollouts, **options)
-    file = folder / EXPORT
-    write_credit(file, result)
-    kept = remembered(result.arms, {**options, "rows": rows})
-    write_summary(folder, {**summary(result), **kept})
-    console.print(Fitted(figures_table(result), keep=2))
-    for note in result.notes:
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-    written = [str(file), *_report(folder, console)]
-    console.print(f"Written: {', '.join(written)}", highlight=False, soft_wrap=True, markup=False)
+        result = credit_rollouts(rollouts, **options)
+        write_credit(folder / EXPORT, result)
+        write_summary(folder, {**summary(result), **remembered(result.arms, {**options, "rows": rows})})
+        console.print(Fitted(figures_table(result), keep=2))
+        for note in result.notes:
+            console.print(note, highlight=False, soft_wrap=True, markup=False)
+        written = ", ".join([str(folder / EXPORT), *_report(folder, console)])
+        console.print(f"Written: {written}", highlight=False, soft_wrap=True, markup=False)
     return result
 
 
 def figures(one: Applied) -> dict[str, dict[str, float | None]]:
-    """Per block of a method: the completions that have it, their mean |credit|, the share of exactly 0.
-
-    None where no completion has the block.
-    """
-    present_nk = one.marked.length_nk > 0
-    found: dict[str, dict[str, float | None]] = {}
-    for k, name in enumerate(one.marked.names):
-        held_n = one.credit.block_nk[present_nk[:, k], k]
-        here_n = held_n[~held_n.isnan()]  # nothing is recorded there
-        some = len(here_n) > 0
-        found[name] = {
-            "completions": float(len(here_n)),
-            "mean_abs": float(here_n.abs().mean()) if some else None,
-            "zero_share": float((here_n == 0).double().mean()) if some else None,
-        }
-    return found
+    """Per block of a method: the completions that have it, their mean |credit|, the share of exactly 0."""
+    by_block = {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()}
+    return {
+        name: {"completions": float(found["completions"]), "mean_abs": found["mean_abs"], "zero_share": found["zero_share"]}
+        for name, found in by_block.items()
+    }
 
 
 def summary(result: CreditResult) -> dict[str, Any]:
@@ -219,25 +202,19 @@ def _report(folder: Path, console: Console) -> list[str]:
 
 def _scores(table: RolloutTable, arms: Sequence[Arm], readings: Mapping[str, Reading]) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
-    parts: dict[str, tuple[Scores, int]] = {}
+    n = len(table)
+    first: dict[str, list[Tensor]] = {}
     for arm in sorted(arms, key=lambda arm: -len(arm.scheme.layout.names)):
         scores = readings[arm.name].scores
+        stated_nm = torch.full_like(scores.reward_nm, torch.nan) if scores.stated_nm is None else scores.stated_nm
         for m, name in enumerate(scores.names):
-            parts.setdefault(name, (scores, m))
-    if not parts:  # nothing but what the file records
-        return Scores((), torch.zeros(len(table), 0), torch.zeros(len(table), 0).long(), torch.zeros(len(table), 0, 2))
-    return Scores(
-        tuple(parts),
-        torch.stack([scores.reward_nm[:, m] for scores, m in parts.values()], dim=1),
-        torch.stack([scores.status_nm[:, m] for scores, m in parts.values()], dim=1),
-        torch.stack([scores.by_outcome_nmo[:, m] for scores, m in parts.values()], dim=1),
-        stated_nm=torch.stack([_stated(scores, m) for scores, m in parts.values()], dim=1),
-    )
-
-
-def _stated(scores: Scores, m: int) -> Tensor:
-    """What an objective read that completions state; NaN where nobody kept it."""
-    return torch.full((len(scores.reward_nm),), torch.nan).double() if scores.stated_nm is None else scores.stated_nm[:, m]
+            first.setdefault(
+                name, [scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m], stated_nm[:, m].double()]
+            )
+    if not first:  # nothing but what the file records
+        return Scores((), torch.zeros(n, 0), torch.zeros(n, 0).long(), torch.zeros(n, 0, 2))
+    reward_nm, status_nm, by_outcome_nmo, stated_nm = (torch.stack(one, dim=1) for one in zip(*first.values(), strict=True))
+    return Scores(tuple(first), reward_nm, status_nm, by_outcome_nmo, stated_nm=stated_nm)
 
 
 def _origins(arms: Sequence[Arm]) -> str:
@@ -248,19 +225,6 @@ def _origins(arms: Sequence[Arm]) -> str:
         for name, column in taken.items()
     }
     return "Rewards: " + ", ".join(f"{name} from {place}" for name, place in places.items()) + "." if places else ""
-
-
-def _as_recorded(table: RolloutTable) -> str:
-    """What stands under the name of no method."""
-    held = table.as_recorded
-    if held is None:
-        return ""
-    shared = (
-        "as it stands there"
-        if held.shares
-        else f"shared out over the tokens of the {'block' if held.by_block else 'completion'}"
-    )
-    return f"recorded is no method: {held.says}, {shared}."
 
 
 def _short(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.arms import Arm
-from spanwise.explain import LASER, LASER_FIGURES, alarms
+from spanwise.explain import OF_SCORE, SCORE_FIGURES, alarms
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Scores
 
@@ -17,10 +17,10 @@ _SHOWN = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> dict[str, Any] | None:
     """Coverage and calibration of the clipped scores against the verdict; None where the file has none."""
-    if table.self_reward_n is None:
+    if table.score_n is None:
         return None
     verdict = next((mode.judge for arm in arms for mode in arm.scheme.modes if mode.judge is not None), "correct")
-    clipped_n = table.self_reward_n.clamp(0.0, 1.0)
+    clipped_n = table.score_n.clamp(0.0, 1.0)
     known_n = ~clipped_n.isnan()
     right_n = torch.full_like(clipped_n, torch.nan)
     if verdict in scores.names:
@@ -33,8 +33,8 @@ def score_figures(table: RolloutTable, arms: Sequence[Arm], scores: Scores) -> d
     except ModuleNotFoundError:  # the extra cli does without SciPy
         return found
     values = figures(clipped_n, right_n, well_formed_n=known_n)
-    by_score = {name: values[name.removeprefix(LASER)] for name in LASER_FIGURES}
-    known = {name.removeprefix(LASER): value for name, value in by_score.items()}
+    by_score = {name: values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
+    known = {name.removeprefix(OF_SCORE): value for name, value in by_score.items()}
     return {**found, **known, "alarms": list(dict.fromkeys(alarms(by_score).values()))}
 
 

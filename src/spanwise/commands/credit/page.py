@@ -13,8 +13,8 @@ from torch import Tensor
 from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
-from spanwise.commands.shared.segments import Segments
 from spanwise.commands.shared.view import credited_view
+from spanwise.credit.methods._sae import SaeSegments
 from spanwise.report import credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards
@@ -28,8 +28,8 @@ def credit_page(folder: Path) -> str:
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
     shown = read_rows(file, chosen)
     view = credited_view(
-        table, shown, chosen, methods=tuple(credit), paying=summary.get("paid") or {},
-        segments=Segments(**summary["segments"]) if summary.get("segments") else None,
+        table, shown, chosen, paying=summary.get("paid") or {},
+        segments=SaeSegments(**summary["segments"]) if summary.get("segments") else None,
         outcome=summary.get("outcome"), own=summary.get("own"), tokenizer=schema.tokenizer_of(shown.schema),
     )  # fmt: skip
     return credit_report(
@@ -48,11 +48,11 @@ def credit_page(folder: Path) -> str:
 
 def scored_samples(table: pa.Table, verdict: str) -> dict[str, Tensor]:
     """What a reliability diagram of the scores takes; nothing where there are none, or nothing says what is right."""
-    if schema.SELF_REWARD not in table.column_names or schema.reward(verdict) not in table.column_names:
+    if schema.SCORE not in table.column_names or schema.column("reward", verdict) not in table.column_names:
         return {}
-    right_n = numbers(table, schema.reward(verdict))
+    right_n = numbers(table, schema.column("reward", verdict))
     return {
-        "score": numbers(table, schema.SELF_REWARD).clamp(0.0, 1.0),
+        "score": numbers(table, schema.SCORE).clamp(0.0, 1.0),
         "correct": right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan),
         "prompt": numbers(table, schema.GROUP).long(),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.table import at
 from spanwise.score import REWARDS
 from spanwise.segment import Census, census, census_of, find_blocks
 from spanwise.types import BlockText, Spans, whole_text
@@ -42,17 +43,9 @@ class Marked:
     block: Int[np.ndarray, " v"]
     interleaved: bool = False
 
-    def spans(self, table: RolloutTable, first: int, last: int) -> Spans:
-        """The spans of the rows first..last - 1, padded; rows that were left out of the loss have none."""
-        filled = table.tokens.filled(first, last)
-        block_nt = np.full(filled.shape, -1, dtype=self.block.dtype)
-        block_nt[filled] = table.tokens.with_values(self.block).slice(first, last)
-        rows = slice(first, last)
-        start_nk, end_nk, block = self.start_nk[rows], self.end_nk[rows], torch.from_numpy(block_nt)
-        if table.learned_n is not None and not bool(table.learned_n[rows].all()):
-            kept_n1 = table.learned_n[rows, None]
-            start_nk, end_nk, block = start_nk * kept_n1, end_nk * kept_n1, block.masked_fill(~kept_n1, -1)
-        return Spans(self.names, start_nk, end_nk, block, self.fault_n[rows])
+    def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
+        """The spans of some rows, whose tokens lie at `places`."""
+        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], at(places, self.block, -1), self.fault_n[rows])
 
 
 def score_file(
@@ -63,29 +56,33 @@ def score_file(
     A reward that the file records (`Arm.taken`) is taken from it; what it would be under the other outcome, and every other
     reward, is computed from the text.
     """
-    layouts = list(dict.fromkeys([*(arm.scheme.layout for arm in arms), *also]))
-    parts: dict[Layout, list[Spans]] = {layout: [] for layout in layouts}
-    flat: dict[Layout, list[np.ndarray]] = {layout: [] for layout in layouts}
+    arms_of: dict[Layout, list[Arm]] = {layout: [] for layout in (*(arm.scheme.layout for arm in arms), *also)}
+    for arm in arms:
+        arms_of[arm.scheme.layout].append(arm)
+    spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in arms_of}
     found: dict[str, list[Reading]] = {arm.name: [] for arm in arms}
+    interleaved = dict.fromkeys(arms_of, False)
     for first, last in table.tokens.chunks(AT_A_TIME):
-        part = table.rows(first, last)
-        ids, filled = part.tokens.padded(0, len(part))
-        mask = np.zeros(filled.shape, dtype=np.bool_)
-        mask[filled] = part.trainable
-        ids_nt, mask_nt = torch.from_numpy(ids), torch.from_numpy(mask)
-        batch = Batch(part.group_n, ids_nt, mask_nt, columns=part.columns)
-        for layout in layouts:
-            located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
-            spans, text = located
-            parts[layout].append(_small(spans))
-            flat[layout].append(spans.block_nt.numpy()[filled])
-            for arm in arms:
-                if arm.scheme.layout == layout:
-                    recorded = {name: part.rewards[column] for name, column in arm.taken.items()}
-                    asked = replace(batch, columns={**part.columns, **_asked(part, text, arm)})
-                    reading = read(asked, arm.scheme, table.vocabulary, recorded=recorded, located=located)
-                    found[arm.name].append(reading.take(slice(None)))
-    marked = {layout: _joined(parts[layout], flat[layout]) for layout in layouts}
+        rows = slice(first, last)
+        places = table.tokens.places(rows)
+        ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)
+        columns = {name: values[rows] for name, values in table.columns.items()}
+        for layout, those in arms_of.items():
+            spans, text = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
+            block_v = spans.block_nt[torch.from_numpy(places >= 0)]
+            spans_of[layout].append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, block_v))
+            interleaved[layout] |= spans.interleaved
+            for arm in those:
+                recorded = {name: table.rewards[column].take(rows) for name, column in arm.taken.items()}
+                batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns={**columns, **_asked(table, rows, text, arm)})
+                reading = read(batch, arm.scheme, table.vocabulary, recorded=recorded, located=located)
+                found[arm.name].append(reading.take(slice(None)))
+    marked = {}
+    for layout, parts in spans_of.items():
+        start_nk, end_nk, length_nk, fault_n, block_v = (torch.cat(column) for column in zip(*parts, strict=True))
+        marked[layout] = Marked(
+            layout.names, start_nk, end_nk, length_nk, fault_n, block_v.numpy(), interleaved=interleaved[layout]
+        )
     readings = {name: Reading.joined(parts) for name, parts in found.items()}
     for name, reading in readings.items():
         if len(reading) != len(table):
@@ -93,33 +90,14 @@ def score_file(
     return marked, readings
 
 
-def _small(spans: Spans) -> Spans:
-    """The spans without their tokens, which are kept flat."""
-    kept = Spans(spans.names, spans.start_nk, spans.end_nk, spans.block_nt[:, :0], spans.fault_n)
-    vars(kept).update(length_nk=spans.length_nk, interleaved=spans.interleaved)
-    return kept
-
-
-def _joined(parts: Sequence[Spans], flat: Sequence[np.ndarray]) -> Marked:
-    return Marked(
-        parts[0].names,
-        torch.cat([part.start_nk for part in parts]),
-        torch.cat([part.end_nk for part in parts]),
-        torch.cat([part.length_nk for part in parts]),
-        torch.cat([part.fault_n for part in parts]),
-        np.concatenate(flat),
-        any(part.interleaved for part in parts),
-    )
-
-
-def _asked(part: RolloutTable, text: Sequence[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
+def _asked(table: RolloutTable, rows: slice, text: Sequence[BlockText], arm: Arm) -> dict[str, Sequence[Any]]:
     """What a trainer would hand to reward functions beside the columns."""
     if not any(callable(objective.reward) for objective in arm.scheme.objectives):
         return {}
     return {
-        "prompts": part.prompts,
+        "prompts": table.prompts[rows],
         "completions": [whole_text(blocks) for blocks in text],
-        "completion_ids": [part.tokens.slice(n, n + 1).tolist() for n in range(len(part))],
+        "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
     }
 
 

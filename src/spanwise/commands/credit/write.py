@@ -15,7 +15,7 @@ import torch
 from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME
-from spanwise.commands.shared.segments import Segments
+from spanwise.credit.methods._sae import SaeSegments
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.score import judge_of
@@ -33,40 +33,37 @@ def write_credit(file: Path, result: CreditResult) -> None:
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     """The completions of a file as the writer takes them, as many at a time as fit."""
-    marked = result.marked
-    for first, last in result.table.tokens.chunks(AT_A_TIME):
-        rows, part = slice(first, last), result.table.rows(first, last)
-        learned_n = torch.ones(len(part)).bool() if part.learned_n is None else part.learned_n
+    table, marked = result.table, result.marked
+    per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
+    per_token |= {schema.BLOCK: marked.block} if marked.interleaved else {}
+    per_token |= table.token_values
+    for first, last in table.tokens.chunks(AT_A_TIME):
+        rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
+        learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
         columns: dict[str, Any] = {
-            schema.STEP: part.step_n,
+            schema.STEP: table.step_n[rows],
             schema.GROUP: result.group_n[rows],
-            schema.ROLLOUT: part.rollout_n,
-            schema.PROMPT: part.prompts,
-            schema.ANSWER: part.columns.get(schema.ANSWER),
+            schema.ROLLOUT: None if table.rollout_n is None else table.rollout_n[rows],
+            schema.PROMPT: table.prompts[rows],
+            schema.ANSWER: table.columns[schema.ANSWER][rows] if schema.ANSWER in table.columns else None,
             schema.FAULT: marked.fault_n[rows],
-            **span_columns(
-                marked.names, marked.start_nk[rows] * learned_n[:, None], marked.end_nk[rows] * learned_n[:, None]
-            ),
-            schema.SELF_REWARD: part.self_reward_n,
+            **span_columns(marked.names, marked.start_nk[rows] * learned_n1, marked.end_nk[rows] * learned_n1),
+            schema.SCORE: None if table.score_n is None else table.score_n[rows],
             **score_columns(result.scores.take(rows)),
-            schema.IDS: part.tokens.values,
-            schema.TRAINABLE: part.trainable,
-            schema.BLOCK: result.table.tokens.with_values(marked.block).slice(first, last) if marked.interleaved else None,
-            **{schema.token_column(name): values for name, values in part.token_values.items()},
+            **{name: values[edges[0] : edges[-1]] for name, values in per_token.items()},
         }
+        left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
         for one in result.applied:
-            advantages = one.advantages(result.table, first, last)
-            if not bool(learned_n.all()):
-                advantages = np.where(np.repeat(learned_n.numpy(), part.tokens.lengths), advantages, np.float32(np.nan))
-            by_block = {name: credit_n[rows] for name, credit_n in one.by_block.items()}
-            columns |= credit_columns(one.name, by_block, one.credit.take(rows), advantages)
-        yield rollout_table(columns, part.tokens.offsets)
+            advantages = np.where(left_out, np.float32(np.nan), one.advantages(table, first, last))
+            present_nk = one.marked.length_nk[rows] > 0
+            columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
+        yield rollout_table(columns, edges - edges[0])
 
 
 def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:
     """What the page of an export needs beside its figures, for its `summary.json`."""
     given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
-    cut = (Segments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
+    cut = (SaeSegments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
     segments = next((found for found in cut if found is not None), None)
     return {
         "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),

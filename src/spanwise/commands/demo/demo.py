@@ -62,21 +62,18 @@ def run_demo(
             f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
         )
     folder, several = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
-    places = {
-        (seed, arm): folder / (arm.replace(" ", "_") + (f"{demo.before_seed}{seed}" if several else ""))
+    runs = [
+        (arm, seed, folder / (arm.replace(" ", "_") + (f"{demo.before_seed}{seed}" if several else "")))
         for seed in seeds
         for arm in demo.arms
-    }
-    for place in places.values():
+    ]
+    for *_, place in runs:
         check_free(place, overwrite=overwrite)
     trained = []
     with sole_writer(folder):
-        for (seed, arm), place in places.items():
-            fields = {**demo.common, **demo.arms[arm], **(choices or {})}
-            recipe, title = (
-                load(None, {**fields, "seed": seed, "output": str(place)}),
-                f"{arm}, seed {seed}" if several else arm,
-            )
+        for arm, seed, place in runs:
+            own = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
+            recipe, title = load(None, own), f"{arm}, seed {seed}" if several else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, seed, title, recipe, summary))
         result = {**demo.result(trained), "seconds": time.perf_counter() - started}

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from spanwise.commands.demo.demo import Demo, Trained
 from spanwise.commands.shared.display import figure_table, text_plot
+from spanwise.commands.shared.fitted import say
 
 ARMS: dict[str, dict[str, Any]] = {
     "scalar": {"method": "rlcr_paper"},
@@ -23,26 +24,22 @@ def _result(trained: Sequence[Trained]) -> dict[str, Any]:
     seeds: dict[str, dict[str, dict[str, Any]]] = {}
     for one in trained:
         seeds.setdefault(str(one.seed), {})[one.arm] = _figures(one.summary)
-    recipe = trained[0].recipe.model_dump(mode="json")
     return {
         "arms": {arm: _mean([arms[arm] for arms in seeds.values()]) for arm in ARMS},
         "seeds": seeds,
-        "recipe": {field: value for field, value in recipe.items() if field not in _FIXED},
+        "recipe": trained[0].recipe.model_dump(mode="json", exclude=set(_FIXED)),
     }
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of one run that the arms are compared by."""
-    refusals = [point["refusal_rate"] for point in summary["curve"]]
-    accuracies = [point["accuracy"] for point in summary["curve"]]
-    final = summary["final"]
+    curve, final = summary["curve"], summary["final"]
     return {
         **{name: final[name] for name in ("accuracy", "refusal_rate")},
-        "peak_refusal_rate": max(refusals),
-        "mean_accuracy": sum(accuracies) / len(accuracies),
+        "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
+        "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
         **{name: final[name] for name in ("ece", "brier", "auroc", "format_rate")},
-        "seconds": summary["seconds"],
-        "spanwise_share": summary["spanwise_share"],
+        **{name: summary[name] for name in ("seconds", "spanwise_share")},
     }
 
 
@@ -61,15 +58,13 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 def _show(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     for seed, arms in result["seeds"].items():
-        columns = {arm: {k: v for k, v in figures.items() if k != "spanwise_share"} for arm, figures in arms.items()}
-        console.print(figure_table(f"correctness + log score from the same hard warm start, seed {seed}", columns))
-        for arm, figures in arms.items():
-            console.print(f"{arm}: {verdict(figures)}", highlight=False)
+        title = f"correctness + log score from the same hard warm start, seed {seed}"
+        verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
+        say(console, figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
     for one in trained:
-        console.print(f"\n{one.title}, every {one.recipe.eval_every} steps", highlight=False)
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
         curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
-        console.print(text_plot(curves), highlight=False)
+        say(console, f"\n{one.title}, every {one.recipe.eval_every} steps", text_plot(curves))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from spanwise.commands.demo.demo import Demo, Trained
 from spanwise.commands.shared.display import figure_table, text_plot
+from spanwise.commands.shared.fitted import say
 from spanwise.tasks import Fields
 
 #: Each arm with the learning rate that was best for it, see docs/evidence.md.
@@ -37,19 +38,18 @@ GOAL = 0.8
 def _result(trained: Sequence[Trained]) -> dict[str, Any]:
     """The curve of each run, and where it ends."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
-    for title, recipe, summary in ((one.title, one.recipe, one.summary) for one in trained):
-        knowable = Fields("independent", recipe.fields).knowable
-        batches = [[batch[f"rewards/equals.{name}/mean"] for name in knowable] for batch in summary["batches"]]
-        curves[title] = running_mean([sum(row) / len(row) for row in batches])
-        figures[title] = run_figures(curves[title], size=recipe.prompts * recipe.group_size)
-        figures[title] |= {"format rate": summary["final"]["format_rate"], "seconds": summary["seconds"]}
+    for one in trained:
+        names = [f"rewards/equals.{name}/mean" for name in Fields(one.recipe.fields).knowable]
+        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in one.summary["batches"]])
+        ended = run_figures(curve, size=one.recipe.prompts * one.recipe.group_size)
+        final = {"format rate": one.summary["final"]["format_rate"], "seconds": one.summary["seconds"]}
+        figures[one.title], curves[one.title] = ended | final, curve
     return {"arms": figures, "curves": curves}
 
 
 def _show(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
-    console.print(figure_table(title, result["arms"]))
-    console.print(text_plot(result["curves"]), highlight=False)
+    say(console, figure_table(title, result["arms"]), text_plot(result["curves"]))
 
 
 def running_mean(values: Sequence[float]) -> list[float]:

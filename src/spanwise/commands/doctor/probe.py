@@ -6,12 +6,12 @@ to say so.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 import sys
 import traceback
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -32,31 +32,34 @@ def said(error: BaseException) -> str:
 
 def probe_trl() -> dict[str, Any]:
     """Import TRL and the adapter to it."""
-    importlib.import_module("spanwise.engines.trl")
+    import_module("spanwise.engines.trl")
     return {}
 
 
 def probe_skyrl() -> dict[str, Any]:
     """Import SkyRL's entrypoint for spanwise, and look into SkyRL's registry."""
-    importlib.import_module("spanwise.engines.skyrl.main")
-    estimators = importlib.import_module("spanwise.engines.skyrl.estimators")
-    estimators.register()
-    utils = importlib.import_module("skyrl.backends.skyrl_train.utils.ppo_utils")
-    return {"estimators": _ours(utils.AdvantageEstimatorRegistry.list_available())}
+    import_module("spanwise.engines.skyrl.main")
+    import_module("spanwise.engines.skyrl.estimators").register()
+    registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
+    return {"estimators": _ours(registry.list_available())}
 
 
 def probe_verl() -> dict[str, Any]:
     """Import verl as its trainer does, and say which plug-ins it loads, what became of them, and which trainer it uses."""
-    found: dict[str, Any] = {"switch": os.environ.get(_SWITCH, ""), "plugins": plugins()}
-    swallowed = _listen()
-    importlib.import_module("verl")
-    found["failed"] = {**broken_plugins(found["switch"]), **swallowed}
-    algos = importlib.import_module("verl.trainer.ppo.core_algos")
-    found["estimators"] = _ours(algos.ADV_ESTIMATOR_REGISTRY)
-    found |= _trainer()
-    adapter = importlib.import_module("spanwise.engines.verl.plugin")
-    found["faults"] = dict(adapter.FAULTS)
-    return found
+    switch, swallowed = os.environ.get(_SWITCH, ""), _listen()
+    place = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
+    facts = {
+        "switch": switch,
+        "plugins": plugins(),
+        "failed": {**broken_plugins(switch), **swallowed},
+        "estimators": _ours(import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY),
+        "use_v1": _setting(place, "use_v1"),
+    }
+    try:
+        facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
+    except Exception as error:
+        facts["v1"] = said(error)
+    return {**facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
 
 
 def plugins() -> dict[str, str]:
@@ -66,16 +69,15 @@ def plugins() -> dict[str, str]:
 
 def broken_plugins(switch: str = "") -> dict[str, str]:
     """Load the plug-ins that verl loads, and keep what each says that cannot be loaded."""
-    found = {}
-    names = {name.strip() for name in switch.split(",")} if switch.strip().lower() not in ("", "auto") else None
+    named = {name.strip().lower() for name in switch.split(",")} - {"", "auto"}
+    broken = {}
     for entry in entry_points(group=GROUP):
-        if names is not None and entry.name.lower() not in {name.lower() for name in names}:
-            continue
-        try:
-            entry.load()
-        except BaseException as error:
-            found[entry.name] = said(error)
-    return found
+        if not named or entry.name.lower() in named:
+            try:
+                entry.load()
+            except BaseException as error:
+                broken[entry.name] = said(error)
+    return broken
 
 
 def _listen() -> dict[str, str]:
@@ -93,18 +95,11 @@ def _listen() -> dict[str, str]:
     return swallowed
 
 
-def _trainer() -> dict[str, Any]:
-    """Which trainer `main_ppo` uses as configured, and the modes of V1 that it knows."""
+def _setting(file: Path, name: str) -> Any:
+    """One setting of the trainer as it is configured; None if there is none."""
     import yaml
 
-    place = Path(importlib.import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
-    settings = yaml.safe_load(place.read_text(encoding="utf-8"))["trainer"] if place.is_file() else {}
-    found: dict[str, Any] = {"use_v1": settings.get("use_v1")}
-    try:
-        v1 = importlib.import_module("verl.trainer.ppo.v1")
-    except Exception as error:
-        return {**found, "v1": said(error)}
-    return {**found, "modes": sorted(v1.trainer_base.TRAINER_REGISTRY)}
+    return yaml.safe_load(file.read_text(encoding="utf-8"))["trainer"].get(name) if file.is_file() else None
 
 
 def _ours(names: Any) -> list[str]:
@@ -114,10 +109,10 @@ def _ours(names: Any) -> list[str]:
 def main(engine: str) -> None:
     """Print what came of it as JSON, after whatever the engine itself prints."""
     try:
-        found = {"trl": probe_trl, "verl": probe_verl, "skyrl": probe_skyrl}[engine]()
+        facts = {"trl": probe_trl, "verl": probe_verl, "skyrl": probe_skyrl}[engine]()
     except BaseException as error:
-        found = {"error": said(error)}
-    print(f"\n{MARK}{json.dumps(found)}", flush=True)
+        facts = {"error": said(error)}
+    print(f"\n{MARK}{json.dumps(facts)}", flush=True)
     os._exit(0)  # an engine's threads must not keep this process
 
 

@@ -31,6 +31,7 @@ def command(
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
+    from spanwise.commands.shared.fitted import say
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
     from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
@@ -45,14 +46,12 @@ def command(
         found.write(model)
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
-    console.print(interval_table(f"{model}: {there} prompts x {samples} samples{fewer}", found.intervals(), absent=absent))
-    for sentence in unmeasured_sentences(absent):
-        console.print(sentence, highlight=False, soft_wrap=True)
+    title = f"{model}: {there} prompts x {samples} samples{fewer}"
+    say(console, interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
     votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
-    if votes and found.self_reward_n is not None and not found.stated:
-        console.print(VOTES_BY_SCORE, highlight=False)
-    for block, curves in votes.items():
-        console.print(vote_table(f"accuracy of a vote, block '{block}'", curves))
+    if votes and found.score_n is not None and not found.stated:
+        say(console, VOTES_BY_SCORE)
+    say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in votes.items()))
     for block in list(votes)[1:]:
         gain = curve_difference(votes[block]["majority"], votes[found.first]["majority"])
-        console.print(gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))
+        say(console, gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))

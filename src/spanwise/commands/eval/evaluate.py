@@ -15,7 +15,7 @@ from spanwise.engines.sample import end_ids, prompt_ids, sample
 from spanwise.layout import Layout
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe, answer_tags, modes_of
+from spanwise.recipe import Recipe
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, is_refusal
@@ -41,16 +41,12 @@ def evaluate(
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
     """
-    tags = answer_tags(recipe)
+    tags = recipe.answer_tags
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
+    asked = rows["prompt"][:]
+    longest = recipe.max_completion_length or task.max_completion_length
     ids_nt, mask_nt = sample(
-        model,
-        tokenizer,
-        rows["prompt"][:],
-        samples=samples,
-        max_new_tokens=recipe.max_completion_length or task.max_completion_length,
-        temperature=recipe.temperature,
-        seed=seed,
+        model, tokenizer, asked, samples=samples, max_new_tokens=longest, temperature=recipe.temperature, seed=seed
     )
     spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
     columns = {
@@ -59,6 +55,11 @@ def evaluate(
     inside = task.layout.keys
     options = {"tag": tags["answer"], **recipe.verifier}
     answering = [name for name in task.layout.names if tags["answer"] in inside[name]] or [task.layout.names[0]]
+    score_n = None
+    if scored is not None:
+        reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
+        starts = [ids for ids in prompt_ids(tokenizer, asked) for _ in range(samples)]
+        score_n = reader.scores(starts, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         torch.arange(len(rows)).repeat_interleave(samples),
         {name: [(entry.get(name) or {}).get(tags["answer"]) for entry in text] for name in answering},
@@ -66,25 +67,8 @@ def evaluate(
         stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
-        None
-        if scored is None
-        else _scores(model, tokenizer, scored, rows["prompt"][:], ids_nt, mask_nt, recipe.temperature),
+        score_n,
     )
-
-
-def _scores(
-    model: Any,
-    tokenizer: Any,
-    mode: Mode,
-    prompts: list[Any],
-    ids_nt: torch.Tensor,
-    mask_nt: torch.Tensor,
-    temperature: float,
-) -> torch.Tensor:
-    """The score of each completion that was sampled."""
-    starts = [ids for ids in prompt_ids(tokenizer, prompts) for _ in range(len(ids_nt) // len(prompts))]
-    reader = part_class(mode, "model")(mode, model, tokenizer, end_ids(model, tokenizer))
-    return reader.scores(starts, ids_nt, mask_nt, temperature=temperature).double()
 
 
 def _correct(
@@ -103,8 +87,8 @@ def evaluate_folder(
 ) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on the task of a recipe."""
     places = (model_folder, *run_above(model_folder))
-    scored = next((mode.as_trained(places) for mode in modes_of(recipe) if mode.judge is not None), None)
+    scored = next((mode.as_trained(places) for mode in recipe.modes.values() if mode.judge is not None), None)
     torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=scored)
-    return evaluated, unmeasured(task.layout.keys, answer_tags(recipe), scored=scored is not None)
+    return evaluated, unmeasured(task.layout.keys, recipe.answer_tags, scored=scored is not None)

@@ -19,7 +19,7 @@ from spanwise.commands.fidelity.tables import (
 )
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.files import FIDELITY, without_nan
-from spanwise.commands.shared.fitted import Fitted
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.task import model_and_task
 from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError, unknown
@@ -30,7 +30,7 @@ from spanwise.fidelity.page import difference_rows, fidelity_rows, token_rows
 from spanwise.fidelity.rerolls import MOST, Roller, collect_last_blocks, collect_tokens, states_confidence
 from spanwise.fidelity.tokens import TOKEN_KINDS
 from spanwise.modes.critic.value_model import ABOUT
-from spanwise.recipe import Recipe, answer_layout, calibration_of, scheme_of
+from spanwise.recipe import Recipe, answer_layout, scheme_of
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
@@ -38,6 +38,10 @@ GROUP_SIZES = (4, 8, 16, 32)
 FEW = 4
 #: The critics there can be: the run's own, one fitted here for a number of steps, means of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
+#: What `fidelity.json` holds of what was measured, where nothing was.
+_NOTHING: Mapping[str, Any] = {
+    "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
+}  # fmt: skip
 
 
 def show(
@@ -46,69 +50,68 @@ def show(
     *,
     output: str | Path,
     console: Console,
-    prompts: int,
-    samples: int,
-    rerolls: int,
-    seed: int,
     tokens: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> None:
-    """Print the tables of a model folder, write `fidelity.json` and the report; `tokens`: the options of `--tokens`."""
-    options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    about: dict[str, Any] = {"source": str(checkpoint), "recipe": recipe.model_dump(mode="json"), "options": options}
+    """Print the tables of a model folder, write `fidelity.json` and the report.
+
+    `options`: prompts, samples, rerolls and seed; `tokens`: the options of `--tokens`.
+    """
+    measured: dict[str, Any] = {"options": {**options, **({} if tokens is None else {"tokens": True, **tokens})}}
     if tokens is not None:
-        last, critics = tokens["critic_steps"], tokens["critics"]
-        segments = SaeSegments() if tokens["reference"] == "segment" else None
-        trajectories, critic_values = rolled_tokens(
-            checkpoint, recipe, prompts=tokens["token_prompts"], rerolls=rerolls, seed=seed, console=console,
-            critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
-        )  # fmt: skip
-        fidelity = token_fidelity(trajectories, critic_values, segments=segments, seed=seed)
-        show_tokens(fidelity, segments=segments, console=console)
-        about |= {
-            "tokens": token_rows(fidelity),
-            "counts": fidelity.counts,
-            "options": {**options, "tokens": True, **tokens},
-        }
+        measured |= show_tokens(*_tokens(checkpoint, recipe, console, options, tokens), console=console)
     if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
-        console.print("The last block states no confidence, so there is nothing else to compare.", highlight=False)
+        say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
-        about |= show_baselines(checkpoint, recipe, console, **options)
-    write_fidelity(output, **about)
-    console.print(f"Report: {report_folder(output)}", highlight=False, soft_wrap=True)
+        measured |= show_baselines(checkpoint, recipe, console, **options)
+    write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured)
+    say(console, f"Report: {report_folder(output)}")
+
+
+def _tokens(
+    checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any], asked: Mapping[str, Any]
+) -> tuple[TokenFidelity, SaeSegments | None]:
+    last, critics, seed = asked["critic_steps"], asked["critics"], options["seed"]
+    segments = SaeSegments() if asked["reference"] == "segment" else None
+    trajectories, critic_values = rolled_tokens(
+        checkpoint, recipe, prompts=asked["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
+        critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
+    )  # fmt: skip
+    return token_fidelity(trajectories, critic_values, segments=segments, seed=seed), segments
+
+
+def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
+    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO; what is written of them."""
+    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
+    console.print(
+        f"{tokens} tokens of the first blocks of {fidelity.counts['completions']} completions of {fidelity.counts['prompts']} "
+        f"prompts; {decisions} of the tokens are decisions (p < .97). {reference_words(segments)}",
+        highlight=False,
+    )
+    say(console, *token_tables(fidelity))
+    return {"tokens": token_rows(fidelity), "counts": fidelity.counts}
 
 
 def show_baselines(
     checkpoint: Path, recipe: Recipe, console: Console, *, prompts: int, samples: int, rerolls: int, seed: int
 ) -> dict[str, Any]:
-    """Print how close the baselines come to Monte Carlo, and the q* table; what `write_fidelity` writes of them."""
+    """Print how close the baselines come to Monte Carlo, and the q* table; what is written of them."""
     roller = roller_of(checkpoint, recipe, console)
     rows = roller.task.evaluation.select(range(min(prompts, len(roller.task.evaluation))))
     rolled = collect_last_blocks(roller, rows, samples=samples, rerolls=rerolls, seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=calibration_of(recipe), seed=seed)
+    fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
+    points = fixed_point_rows(rule=recipe.rule, seed=seed)
+    measured = written_baselines(fidelity, rolled)
+    counts = measured["counts"]
     console.print(
-        f"{rolled.prefix_xs.numel()} completions of {len(rolled.prefix_xs)} prompts, {rolled.again_dm.numel()} re-rolls of "
-        f"{len(rolled.again_dm)} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
+        f"{counts['completions']} completions of {counts['prompts']} prompts, {counts['rerolls']} re-rolls of "
+        f"{counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
         highlight=False,
     )
-    for table in (*fidelity_tables(fidelity), difference_table(fidelity)):
-        console.print(Fitted(table))
-    points = fixed_point_rows(rule=calibration_of(recipe), seed=seed)
-    console.print(Fitted(fixed_point_table(points), keep=2))
-    return {"fidelity": fidelity, "rolled": rolled, "points": points}
-
-
-def show_tokens(fidelity: TokenFidelity, *, segments: SaeSegments | None = None, console: Console) -> None:
-    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO."""
-    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
-    completions, prompts = fidelity.counts["completions"], fidelity.counts["prompts"]
-    console.print(
-        f"{tokens} tokens of the first blocks of {completions} completions of {prompts} prompts; {decisions} of the tokens "
-        f"are decisions (p < .97). {reference_words(segments)}",
-        highlight=False,
-    )
-    for table in token_tables(fidelity):
-        console.print(Fitted(table))
+    say(console, *fidelity_tables(fidelity), difference_table(fidelity))
+    say(console, fixed_point_table(points), keep=2)
+    return {**measured, "points": points}
 
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> Roller:
@@ -160,8 +163,8 @@ def rolled_tokens(
     )  # fmt: skip
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in kinds and place is not None:
-        scheme = scheme_of(recipe, task.layout, roller.limit)
-        critic, stream = own_critic(place, roller.tokenizer, [objective.name for objective in scheme.objectives])
+        objectives = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
+        critic, stream = own_critic(place, roller.tokenizer, objectives)
         critic_values["own"] = values(critic, blocks, stream=stream)
     if "fitted" in kinds:
         for step, critic in fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
@@ -171,29 +174,16 @@ def rolled_tokens(
     return trajectories, critic_values
 
 
-def write_fidelity(
-    folder: str | Path,
-    *,
-    source: str,
-    recipe: Mapping[str, Any],
-    fidelity: Fidelity | None = None,
-    rolled: Rerolls | None = None,
-    points: Sequence[Mapping[str, Any]] = (),
-    tokens: Sequence[Mapping[str, Any]] = (),
-    counts: Mapping[str, int | float] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> None:
-    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
-    counts, figures, differences = dict(counts or {}), [], []
-    if fidelity is not None and rolled is not None:
-        counts = {
-            "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
-            "prefixes": len(rolled.again_dm), "share": fidelity.share,
-        }  # fmt: skip
-        figures = fidelity_rows(fidelity)
-        differences = difference_rows(fidelity) if {"blended", "outcome"} <= set(fidelity.baselines) else []
-    data = {
-        "source": source, "recipe": dict(recipe), "counts": counts, "figures": figures, "differences": differences,
-        "points": list(points), "tokens": list(tokens), "options": dict(options or {}),
+def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
+    """What `fidelity.json` holds of the baselines."""
+    counts = {
+        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+        "prefixes": len(rolled.again_dm), "share": fidelity.share,
     }  # fmt: skip
+    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
+
+
+def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
+    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
+    data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
+from spanwise.commands.shared.fitted import plain_table
 from spanwise.fidelity import FIGURES, Fidelity, SaeSegments, TokenFidelity
 from spanwise.fidelity.page import difference_rows
 from spanwise.fidelity.tokens import TOKEN_KINDS
@@ -18,42 +18,41 @@ SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 
 
-def fidelity_tables(fidelity: Fidelity) -> list[Table]:
+def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
     """A table per group size: rmse with its interval over prompts, by outcome and alone; then what does not depend on scale."""
-    tables = []
+    columns = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
     for size in fidelity.group_sizes:
         ceiling = fidelity.value(fidelity.baselines[0], size, "ceiling")
-        title = f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})"
-        table = _plain(title, "", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
+        rows = []
         for name in fidelity.baselines:
-            low, high = fidelity.interval(name, size, "rmse")
+            bounds = "-".join(map(_decimals, fidelity.interval(name, size, "rmse")))
             first, *rest = (_decimals(fidelity.value(name, size, figure)) for figure in FIGURES if figure != "ceiling")
-            table.add_row(name, first, f"{_decimals(low)}-{_decimals(high)}", *rest)
-        tables.append(table)
-    return tables
+            rows.append([name, first, bounds, *rest])
+        yield _table(
+            f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows
+        )
 
 
 def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
     """One baseline's figures minus another's, with paired intervals over prompts."""
-    rows = difference_rows(fidelity, one, other)
-    figures = dict.fromkeys(row["figure"].replace("_", " ") for row in rows)
-    table = _plain(f"{one} minus {other}, paired over prompts", "G", *figures)
-    for size in fidelity.group_sizes:
-        here = [row for row in rows if row["group_size"] == size]
-        table.add_row(str(size), *(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]" for row in here))
-    return table
+    by_size: dict[int, list[str]] = {size: [] for size in fidelity.group_sizes}
+    figures: dict[str, None] = {}
+    for row in difference_rows(fidelity, one, other):
+        figures[row["figure"].replace("_", " ")] = None
+        by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
+    rows = ([str(size), *cells] for size, cells in by_size.items())
+    return _table(f"{one} minus {other}, paired over prompts", ("G", *figures), rows)
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """The q* table of `fixed_point_rows`: what each baseline drives a confidence to."""
-    p_b = list(dict.fromkeys(row["p"] for row in points))
-    table = _plain("q*: the confidence a policy is driven to, by p", "", "G", *(f"{p:g}" for p in p_b))
-    table.add_row("none, batch, group", "any", *map(_decimals, p_b))
-    for name in dict.fromkeys(row["baseline"] for row in points):
-        for size in dict.fromkeys(row["group_size"] for row in points):
-            q_b = [row["q"] for row in points if (row["baseline"], row["group_size"]) == (name, size)]
-            if name not in ("none", "batch", "group"):
-                table.add_row(name, str(size), *map(_decimals, q_b))
+    rows = {("none, batch, group", "any"): {row["p"]: row["p"] for row in points}}
+    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
+        for row in (row for row in points if row["baseline"] == name):
+            rows.setdefault((name, str(row["group_size"])), {})[row["p"]] = row["q"]
+    p_b = list(rows["none, batch, group", "any"])
+    cells = ([*names, *(_decimals(q_p[p]) for p in p_b)] for names, q_p in rows.items())
+    table = _table("q*: the confidence a policy is driven to, by p", ("", "G", *(f"{p:g}" for p in p_b)), cells)
     worst = max(row["error"] or 0.0 for row in points)
     table.caption = f"outcome: exact; blended: simulated, standard error at most {worst:.4f}"
     return table
@@ -78,13 +77,15 @@ def reference_words(segments: SaeSegments | None) -> str:
 def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
     """A row per estimator and a column per critic; first the error of the critic's own values."""
     ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
+    own = [fidelity.critic_interval(critic, "rmse", kind=kind) for critic in fidelity.critics]
+    rows = {"RMSE of the values": own} | {
+        name: [fidelity.interval(critic, name, "correlation", kind=kind) for critic in fidelity.critics]
+        for name in fidelity.estimators
+    }
+    cells = ([name, *(_decimals(interval.value) for interval in intervals)] for name, intervals in rows.items())
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
-    table = _plain(title, "", *fidelity.critics)
-    own = (fidelity.critic_interval(critic, "rmse", kind=kind).value for critic in fidelity.critics)
-    table.add_row("RMSE of the values", *map(_decimals, own), end_section=True)
-    for name in fidelity.estimators:
-        values = (fidelity.interval(critic, name, "correlation", kind=kind).value for critic in fidelity.critics)
-        table.add_row(name, *map(_decimals, values))
+    table = _table(title, ("", *fidelity.critics), cells)
+    table.rows[0].end_section = True
     return table
 
 
@@ -92,20 +93,19 @@ def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """How far one SAE, and the best SAE, are ahead in correlation of the best of others, or of one other; paired over prompts."""
     single = other in fidelity.estimators
     title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
-    table = _plain(title, "critic", *([] if single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
+    rows = []
     for critic in fidelity.critics:
-        best = [] if single else [_short(fidelity.best(critic, other, kind=kind), other)]
+        best, best_sae = (_short(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
         one_lead, best_lead = (_signed(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
-        table.add_row(critic, *best, one_lead, _short(fidelity.best(critic, "SAE", kind=kind), "SAE"), best_lead)
-    return table
+        rows.append([critic, *([] if single else [best]), one_lead, best_sae, best_lead])
+    columns = ("critic", *([] if single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
+    return _table(title, columns, rows)
 
 
-def _plain(title: str, first: str, *columns: str) -> Table:
-    """An empty table without borders; every column but the first is of numbers."""
-    table = Table(first, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table without borders; every column but the first is of numbers."""
+    headings = [columns[0], *(Column(name, justify="right", no_wrap=True) for name in columns[1:])]
+    return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
 
 
 def _decimals(number: float) -> str:

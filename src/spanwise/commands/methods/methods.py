@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import yaml
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from spanwise.commands.shared.fitted import Fitted
-from spanwise.credit import METHODS, Method, method
+from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.credit import METHODS, method
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
 
@@ -18,40 +17,30 @@ def show_methods(name: str | None = None, *, console: Console | None = None) -> 
     console = console or Console()
     if name is None:
         METHODS.load_plugins()
-        console.print(Fitted(_table()))
+        say(console, _table())
         return
     chosen = method(name)
-    options = _options(chosen.of_a_run())
+    options = ", ".join(f"{option}: {value}" for option, value in chosen.of_a_run().options.items()) or "none"
     needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""
-    lines = [
+    if chosen.kind == "refinement":
+        preset = f"# Beside another method: refine: {name}."
+    elif chosen.preset is None:
+        preset = "# Called from Python only: no engine here has what it needs."
+    else:  # with the embedded task's blocks, and its longest completion
+        preset = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
+    say(
+        console,
         f"# {chosen.summary}",
         f"# {needs}{chosen.paper}. Taken from {chosen.source}.",
         f"# spanwise.credit.{chosen.estimator.__name__}; options: {options}.",
-    ]
-    if chosen.kind == "refinement":
-        lines.append(f"# Beside another method: refine: {name}.")
-    elif chosen.preset is None:
-        lines.append("# Called from Python only: no engine here has what it needs.")
-    else:
-        # The embedded task's blocks, and its longest completion.
-        scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
-        lines.append(yaml.safe_dump(scheme.plain(), sort_keys=False))
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        preset,
+    )
 
 
 def _table() -> Table:
-    table = Table("method", "credits", "what it does", box=box.SIMPLE_HEAD, show_lines=False)
+    rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
-        facts = [
-            entry.paper,
-            f"from {entry.source}",
-            f"needs {', '.join(entry.needs)}" if entry.needs else "needs rewards only",
-        ]
+        facts = [entry.paper, f"from {entry.source}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
         facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
-        table.add_row(f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]")
-    return table
-
-
-def _options(chosen: Method) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in chosen.options.items()) or "none"
+        rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
+    return plain_table("method", "credits", "what it does", rows=rows)

@@ -18,10 +18,11 @@ from spanwise.recipe import Recipe
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
     """Sample completions of training prompts and read the log-probability of the reserved token after their ends."""
-    if recipe.laser is None:
+    laser = recipe.modes.get("laser")
+    if laser is None:
         raise RecipeError("The recipe has no laser, whose reference could be measured; write laser: {token: NAME}.")
     torch.set_num_threads(recipe.threads)
-    laser, task = replace(recipe.laser, reference=None), make_task(recipe, console)
+    laser, task = replace(laser, reference=None), make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False)
     reader, asked = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer)), task.train["prompt"][:prompts]

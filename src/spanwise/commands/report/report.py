@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
@@ -14,22 +14,25 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
 from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, remembered
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
-from spanwise.commands.shared.files import FIDELITY, read_json, read_lines, read_yaml
+from spanwise.commands.shared.files import FIDELITY, read_json, read_yaml
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
-from spanwise.commands.shared.segments import Segments
 from spanwise.commands.shared.view import credited_view, several
+from spanwise.credit.methods._sae import SaeSegments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
-from spanwise.measure import ArmComparison, Curve, compare_arms, mean_interval
-from spanwise.recipe import SCRIPT, answer_tags, is_scored, load, own_layout
+from spanwise.measure import Curve, compare_arms, mean_interval
+from spanwise.modes import MODES
+from spanwise.recipe import SCRIPT, load
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
+from spanwise.rollouts.files import records
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.recorded import read_rows, recorded_credit
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
+_Value = TypeVar("_Value")
 
 
 def report_folder(folder: str | Path) -> Path:
@@ -43,13 +46,10 @@ def report_folder(folder: str | Path) -> Path:
     }
     for name, page in kinds.items():
         if (place / name).is_file() and (name != "metrics.jsonl" or (place / "recipe.yaml").is_file()):
-            html = page(place)
-            break
-    else:
-        raise DataError(
-            f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
-        )
-    return write_page(place, html)
+            return write_page(place, page(place))
+    raise DataError(
+        f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
+    )
 
 
 def train_page(folder: Path) -> str:
@@ -59,10 +59,11 @@ def train_page(folder: Path) -> str:
     view, credit = last_rollouts(folder, recipe)
     return train_report(
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
-        metrics=read_lines(folder / "metrics.jsonl"),
+        metrics=[line for _, _, line in records([folder / "metrics.jsonl"])],
         summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
-        samples=None if samples is None else _columns(samples),
-        votes=None if samples is None else {block: _votes(samples, block) for block in samples.correct},
+        samples=_columns(samples) if samples else None,
+        intervals=samples.intervals() if samples else None,
+        votes={block: _votes(samples, block) for block in samples.correct} if samples else None,
         credit=credit,
         view=view,
         unmeasured=_unmeasured(folder),
@@ -74,12 +75,12 @@ def _unmeasured(folder: Path) -> dict[str, str]:
     """The figures that a run cannot have, as far as its recipe can be read today."""
     try:
         recipe = load(folder / "recipe.yaml")
-        layout = own_layout(recipe)
+        layout = recipe.own_layout
     except SpanwiseError:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
         return dict.fromkeys(_HELD_OUT, "the training script asks no held-out prompts")
-    return unmeasured({} if layout is None else layout.keys, answer_tags(recipe), scored=is_scored(recipe))
+    return unmeasured({} if layout is None else layout.keys, recipe.answer_tags, scored=recipe.is_scored)
 
 
 #: The figures of held-out prompts.
@@ -91,48 +92,45 @@ def compare_page(folder: Path) -> str:
     summary = read_json(folder / "summary.json")
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
         raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
-    arms, seeds, reference = summary["arms"], summary["seeds"], summary.get("reference")
-    places = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms}
-    ended = {
-        arm: {seed: read_json(file) for seed, place in found.items() if (file := place / "summary.json").is_file()}
-        for arm, found in places.items()
-    }
-    samples = {
-        arm: {seed: read_samples(places[arm][seed]) for seed in found if (places[arm][seed] / FILE).is_file()}
-        for arm, found in ended.items()
-    }
-    check_protocol({str(places[arm][seed]): one for arm, found in samples.items() for seed, one in found.items()})
-    votes = {
-        arm: {seed: _votes(one, one.first, resamples=1) for seed, one in found.items()} for arm, found in samples.items()
-    }
+    arms, seeds = summary["arms"], summary["seeds"]
+    places = {(arm, seed): folder / f"{arm}-{seed}" for arm in arms for seed in seeds}
+    ended = {run: read_json(place / "summary.json") for run, place in places.items() if (place / "summary.json").is_file()}
+    samples = {run: read_samples(places[run]) for run in ended if (places[run] / FILE).is_file()}
+    check_protocol({str(places[run]): one for run, one in samples.items()})
     figures = {
-        arm: {
-            seed: {
-                **end["final"],
-                **(samples[arm][seed].figures() if seed in samples[arm] else {}),
-                **_voted(votes[arm].get(seed)),
-            }
-            for seed, end in found.items()
-        }
-        for arm, found in ended.items()
+        run: end["final"] | (samples[run].figures_and_votes() if run in samples else {}) for run, end in ended.items()
     }
+    there = {name for values in figures.values() for name in values}
+    if not there:
+        raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
+    named = [name for name in next(iter(summary["figures"].values()), {}) if name in there]
+    by_arm = _by_arm(samples, arms)
     return compare_report(
         title=f"Comparison of {len(arms)} arms",
         recipe=summary.get("recipe", {}),
-        comparison=_compared(figures, list(next(iter(summary["figures"].values()), {})), reference),
-        curves={arm: {seed: end["curve"] for seed, end in found.items()} for arm, found in ended.items()},
-        samples={arm: pooled(list(found.values())) for arm, found in samples.items() if found},
-        votes={arm: over_seeds(found) for arm, found in votes.items() if found},
+        comparison=compare_arms(_by_arm(figures, arms), figures=named, reference=summary.get("reference")),
+        curves=_by_arm({run: end["curve"] for run, end in ended.items()}, arms),
+        samples={arm: pooled([*by_seed.values()]) for arm, by_seed in by_arm.items() if by_seed},
+        votes={
+            arm: over_seeds({seed: _votes(one, one.first, resamples=1) for seed, one in by_seed.items()})
+            for arm, by_seed in by_arm.items()
+            if by_seed
+        },
         command=compare_command(folder, summary),
     )
 
 
+def _by_arm(values: Mapping[tuple[str, int], _Value], arms: Sequence[str]) -> dict[str, dict[int, _Value]]:
+    """Arm -> seed -> value."""
+    return {arm: {seed: value for (of, seed), value in values.items() if of == arm} for arm in arms}
+
+
 def fidelity_page(folder: Path) -> str:
     """The report of `fidelity.json`."""
-    found = read_json(folder / FIDELITY)
+    written = read_json(folder / FIDELITY)
     try:
-        shown = {name: value for name, value in found.items() if name != "options"}
-        return fidelity_report(**shown, command=fidelity_command(folder, found))
+        shown = {name: value for name, value in written.items() if name != "options"}
+        return fidelity_report(**shown, command=fidelity_command(folder, written))
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
 
@@ -148,44 +146,26 @@ def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     return made
 
 
-def _voted(votes: Mapping[str, Curve] | None) -> dict[str, float]:
-    """The last point of each voting curve, as `majority@16`."""
-    return {f"{way}@{curve.budgets[-1]}": curve.intervals[-1].value for way, curve in (votes or {}).items()}
-
-
-def _compared(
-    figures: Mapping[str, Mapping[int, Mapping[str, float | None]]], names: Sequence[str], reference: str | None
-) -> ArmComparison:
-    there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
-    if not there:
-        raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
-    return compare_arms(figures, figures=[name for name in names if name in there], reference=reference)
-
-
 def _columns(samples: Samples) -> dict[str, Tensor]:
-    columns = {
-        "confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n,
-        "well_formed": samples.well_formed_n,
-    }  # fmt: skip
-    if samples.refusal_n is not None:
-        columns["refusal"] = samples.refusal_n
-    scored = samples.by_self_reward()
-    return columns if scored is None else {**columns, "score": scored.confidence_n}
+    columns = {"confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n}
+    score_n = samples.score_n
+    return columns if score_n is None else {**columns, "score": score_n.clamp(0.0, 1.0)}
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """All seeds together; every seed answers the same held-out prompts, so a prompt under two seeds is one prompt."""
-    wide = [_columns(found) for found in samples]
-    names = [name for name in ("confidence", "correct", "prompt", "score") if all(name in columns for columns in wide)]
-    return {name: torch.cat([columns[name] for columns in wide]) for name in names}
+    first, *others = map(_columns, samples)
+    return {
+        name: torch.cat([column, *(other[name] for other in others)])
+        for name, column in first.items()
+        if all(name in other for other in others)
+    }
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
     size = samples.most_votes(block)
     budgets = sorted({n for n in (*BUDGETS, size) if 1 <= n <= size})
-    if len(budgets) < 2:
-        return {}
-    return samples.votes(block, budgets=budgets, resamples=resamples)
+    return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
@@ -196,20 +176,19 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     table, paying = read_rows(files[-1]), {}
     methods = schema.methods_in(table.column_names)
     asked = recipe.get("objectives") or ()
-    given = [(entry.get("options") or {}).get("of") for entry in asked]
-    given += [name for entry in asked for name in several(entry.get("given"))]
-    outcome = outcome_of(schema.objectives(table.column_names), given)
+    judging = [(entry.get("options") or {}).get("of") for entry in asked]
+    judging += [name for entry in asked for name in several(entry.get("given"))]
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
-    credit = recorded_credit(table)
     if methods:
-        of_run = {"method": str(recipe.get("method")), "objectives": asked, "laser": recipe.get("laser")}
+        of_run = {"method": str(recipe.get("method")), "objectives": asked, **{name: recipe.get(name) for name in MODES}}
         paying = {methods[0]: of_run, **paying}
-    shown = table.slice(0, MOST)
+    credit, shown = recorded_credit(table), table.slice(0, MOST)
     view = credited_view(
-        table, shown, range(len(shown)), methods=tuple(credit), paying=paying,
-        segments=Segments.of(recipe.get("method"), recipe.get("options")),
-        outcome=outcome, own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
+        table, shown, range(len(shown)), paying=paying,
+        segments=SaeSegments.of(recipe.get("method"), recipe.get("options")),
+        outcome=outcome_of(schema.behind(table.column_names, "reward"), judging),
+        own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
     return view, credit
 

@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
-from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
-from spanwise.commands.shared.fitted import Fitted
-from spanwise.explain import LASER, alarms
+from spanwise.commands.shared.fitted import Fitted, plain_table
+from spanwise.explain import OF_SCORE, alarms
+from spanwise.explain.alarms import by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
 from spanwise.scheme import Scheme
@@ -66,15 +66,16 @@ def quiet() -> None:
 
 def warm_up_progress(console: Console) -> Any:
     """A callback `(step, total, loss)` for the warm start that shows a bar."""
-    live: list[Live] = []
+    live: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:
-        if not live:
-            live.append(Live(console, "warm start (once, then cached)", total))
+        nonlocal live
+        live = live or Live(console, "warm start (once, then cached)", total)
         if console.is_terminal or step % 100 == 0 or step == total:
-            live[0].step(step, {"loss": loss})
+            live.step(step, {"loss": loss})
         if step >= total:
-            live.pop().close()
+            live.close()
+            live = None
 
     return show
 
@@ -84,65 +85,62 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent
 
     A "!" stands beside a figure that must not be read calmly (`explain.alarms`), and under the table why.
     """
-    names = [name for name in dict.fromkeys(name for found in columns.values() for name in found) if name not in absent]
-    wrong = {run: alarms({name: found.get(name) for name in names}) for run, found in columns.items()}
-    table = Table("", *columns, box=box.SIMPLE_HEAD)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in names:
-        cells = (_short(found.get(name)) + (" !" if name in wrong[run] else "") for run, found in columns.items())
-        table.add_row(name.replace("_", " "), *cells)
-    said = (_alarms(found, run if len(columns) > 1 else "") for run, found in wrong.items())
-    return Group(Text(title, style="italic"), Fitted(table), *(line for lines in said for line in lines), *_glossary(names))
+    names = [name for name in dict.fromkeys(name for figures in columns.values() for name in figures) if name not in absent]
+    wrong = {
+        run: alarms({name: figures.get(name) for name in names if not isinstance(figures.get(name), str)})
+        for run, figures in columns.items()
+    }
+    rows = [
+        [
+            name.replace("_", " "),
+            *(_short(figures.get(name)) + (" !" if name in wrong[run] else "") for run, figures in columns.items()),
+        ]
+        for name in names
+    ]
+    lines = [
+        f"! {f'{run}: ' if run and len(columns) > 1 else ''}{why} ({', '.join(figures).replace('_', ' ')})"
+        for run, sentences in wrong.items()
+        for why, figures in by_sentence(sentences).items()
+    ]
+    return Group(
+        Text(title, style="italic"),
+        Fitted(plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))),
+        *(Text(line, style="bold red") for line in lines),
+        *[Text(_OF_SCORE)] * any(name.startswith(OF_SCORE) for name in names),
+    )
 
 
 def interval_table(title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()) -> Group:
     """A row per figure: the value and its interval; marks and `absent` as in `figure_table`."""
-    shown = {name: i for name, i in intervals.items() if name not in absent}
-    wrong = alarms({name: None if i is None else i.value for name, i in shown.items()})
-    table = Table("", "", "95 %", box=box.SIMPLE_HEAD)
-    for name, i in shown.items():
-        mark = " !" if name in wrong else ""
-        cells = ("-", "") if i is None else (f"{i.value:.3f}{mark}", f"{i.low:.3f} to {i.high:.3f}")
-        table.add_row(name.replace("_", " "), *cells)
-    return Group(Text(title, style="italic"), Fitted(table), *_alarms(wrong), *_glossary(shown))
+    values = {name: None if i is None else i.value for name, i in intervals.items()}
+    bounds = {name: "" if i is None else f"{i.low:.3f} to {i.high:.3f}" for name, i in intervals.items()}
+    return figure_table(title, {"": values, "95 %": bounds}, absent=absent)
 
 
-def _alarms(wrong: Mapping[str, str], run: str = "") -> list[Text]:
-    """A line for each thing that is wrong, with the figures that it shows in or that mean nothing because of it."""
-    figures: dict[str, list[str]] = {}
-    for name, why in wrong.items():
-        figures.setdefault(why, []).append(name.replace("_", " "))
-    who = f"{run}: " if run else ""
-    return [Text(f"! {who}{why} ({', '.join(names)})", style="bold red") for why, names in figures.items()]
-
-
-def _glossary(names: Collection[str]) -> list[Text]:
-    """What figures of a score are of, if there are any."""
-    said = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
-    return [Text(said)] if any(name.startswith(LASER) for name in names) else []
+#: What figures of a score are of.
+_OF_SCORE = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Fitted:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
     shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
-    options = {"title": title, "title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-    table = Table("n", *(str(budgets[i]) for i in shown), **options)
-    for name, curve in votes.items():
-        way = f"{name.removeprefix(LASER)} by score" if name.startswith(LASER) else name
-        table.add_row(way, *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown))
-    for column in table.columns:
-        column.no_wrap = True
-    return Fitted(table)
+    rows = [
+        [
+            f"{name.removeprefix(OF_SCORE)} by score" if name.startswith(OF_SCORE) else name,
+            *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown),
+        ]
+        for name, curve in votes.items()
+    ]
+    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[i]) for i in shown)))
+    return Fitted(plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0)))
 
 
 def gain_table(title: str, gain: Curve) -> Fitted:
     """A row per budget of a difference of two curves, with its interval."""
-    table = Table("n", "", "95 %", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for n, i in zip(gain.budgets, gain.intervals, strict=True):
-        table.add_row(str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}")
-    return Fitted(table)
+    points = zip(gain.budgets, gain.intervals, strict=True)
+    rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in points)
+    return Fitted(plain_table("n", "", "95 %", rows=rows, title=title))
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
@@ -170,15 +168,6 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     )
 
 
-def sparkline(values: Sequence[float | None]) -> str:
-    """Values between 0 and 1 as a row of blocks; a dot where there is none.
-
-    >>> sparkline([0.0, 0.5, 1.0, None])
-    ' ▄█·'
-    """
-    return "".join("·" if v is None else _LEVELS[round(min(max(v, 0.0), 1.0) * 8)] for v in values)
-
-
 def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) -> str:
     """Curves between 0 and 1 under each other, `height` rows of blocks each.
 
@@ -190,10 +179,10 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     lines = []
     for name, values in series.items():
         for row in range(height - 1, -1, -1):
-            cells = "".join(" " if v is None else sparkline([min(max(v * height - row, 0.0), 1.0)]) for v in values)
+            eighths = (0 if v is None else round(min(max(v * height - row, 0.0), 1.0) * 8) for v in values)
             label = name if row == height - 1 else ""
             mark = {height - 1: "1", 0: "0"}.get(row, " ")
-            lines.append(f"{label:<{width}}  {mark} |{cells}".rstrip())
+            lines.append(f"{label:<{width}}  {mark} |{''.join(_LEVELS[n] for n in eighths)}".rstrip())
     return "\n".join(lines)
 
 

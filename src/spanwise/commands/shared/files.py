@@ -13,18 +13,6 @@ from spanwise.errors import DataError
 FIDELITY = "fidelity.json"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file with a JSON object in each line."""
-    lines = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        try:
-            if line.strip():
-                lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"Line {number} of '{path}' is not a JSON object: {error}.") from error
-    return lines
-
-
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file of fields; a DataError if it cannot be read."""
     try:

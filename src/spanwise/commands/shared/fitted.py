@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+
+def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
+    """Print sentences as they are written, and tables so that they fit."""
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
+        else:
+            console.print(Fitted(part, keep) if isinstance(part, Table) else part)
+
+
+def plain_table(
+    *headings: str | Column, rows: Iterable[Iterable[RenderableType]], right: Iterable[int] = (), **options: Any
+) -> Table:
+    """A table with a line under its headings; the columns `right` are of numbers."""
+    table = Table(*headings, box=box.SIMPLE_HEAD, **options)
+    for c in right:
+        table.columns[c].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @dataclass(frozen=True)
@@ -61,22 +84,19 @@ class Fitted:
 
 def _part(table: Table, shown: Sequence[int], least: Sequence[int], console: Console, width: int) -> Table:
     """Some columns of a table, as wide as there is room."""
-    room = width - _between(table, len(shown))
     widths = [max(map(_width, _cells(table.columns[c], console)), default=0) for c in shown]
-    while sum(widths) > room:
+    for _ in range(sum(widths) + _between(table, len(shown)) - width):
         loose = [n for n, c in enumerate(shown) if widths[n] > least[c]]
-        if not loose:  # one word is wider than the console
-            loose = [n for n, width in enumerate(widths) if width > 1]
-        if not loose:
-            break
-        widths[max(loose, key=lambda n: widths[n])] -= 1
+        loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # one word is wider than the console
+        if loose:
+            widths[max(loose, key=lambda n: widths[n])] -= 1
     columns = [
-        replace(table.columns[c], width=width, no_wrap=False, overflow="fold", _index=n, _cells=[])
-        for n, (c, width) in enumerate(zip(shown, widths, strict=True))
+        replace(table.columns[c], width=wide, no_wrap=False, overflow="fold", _index=n, _cells=[])
+        for n, (c, wide) in enumerate(zip(shown, widths, strict=True))
     ]
     part = Table(*columns, box=table.box, padding=table.padding, show_header=table.show_header)
-    rows = zip_longest(*(list(table.columns[c].cells) for c in shown), fillvalue="")
-    for row, how in zip(rows, table.rows, strict=True):
+    cells = zip_longest(*(list(table.columns[c].cells) for c in shown), fillvalue="")
+    for row, how in zip(cells, table.rows, strict=True):
         part.add_row(*row, style=how.style, end_section=how.end_section)
     return part
 
@@ -96,7 +116,7 @@ def _text(cell: RenderableType, console: Console) -> Text:
 
 
 def _width(cell: Text) -> int:
-    return max((cell_len(line) for line in cell.plain.splitlines()), default=0)
+    return max(map(cell_len, cell.plain.splitlines()), default=0)
 
 
 def _least(column: Column, console: Console) -> int:
@@ -108,4 +128,4 @@ def _least(column: Column, console: Console) -> int:
 
 
 def _longest(cell: Text) -> int:
-    return max((cell_len(word) for word in cell.plain.split()), default=0)
+    return max(map(cell_len, cell.plain.split()), default=0)

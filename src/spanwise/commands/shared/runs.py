@@ -29,7 +29,7 @@ _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "bas
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmRun:
     """One arm with one seed: what it trains and where."""
 
     arm: str
@@ -109,7 +109,7 @@ def planned(
     output: str,
     *,
     shared: str | Path | None = None,
-) -> list[Run]:
+) -> list[ArmRun]:
     """Every run of a comparison, seed by seed, so that an early look has whole pairs.
 
     What an arm says wins over the `shared` recipe file, and `choices` win over both.
@@ -136,7 +136,7 @@ def planned(
         place = str(Path(output) / f"{name}-{seed}")
         return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": place})
 
-    runs = [Run(name, seed, recipe(name, seed)) for seed in seeds for name in names]
+    runs = [ArmRun(name, seed, recipe(name, seed)) for seed in seeds for name in names]
     first = runs[0]
     for run in runs[: len(names)]:
         for field in _SAME:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.explain import CALIBRATION, LASER, LASER_FIGURES
+from spanwise.explain import CALIBRATION, OF_SCORE, SCORE_FIGURES
 from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
-from spanwise.rollouts.schema import SELF_REWARD
+from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
 #: The largest budget of a vote.
@@ -36,7 +37,7 @@ class Samples:
         confidence_n: stated confidence; NaN where none was stated.
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
-        self_reward_n: the self-rewarding score r_s (`Laser`), not clipped; NaN where the completion did not end. None: no laser.
+        score_n: the score that a mode gives the completion, not clipped; NaN where it has none. None: there are no scores.
     """
 
     prompt_n: Int[Tensor, " n"]
@@ -45,7 +46,7 @@ class Samples:
     confidence_n: Float[Tensor, " n"]
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None
-    self_reward_n: Float[Tensor, " n"] | None = None
+    score_n: Float[Tensor, " n"] | None = None
 
     @property
     def first(self) -> str:
@@ -57,18 +58,18 @@ class Samples:
         """Some completion states a confidence."""
         return not bool(self.confidence_n.isnan().all())
 
-    def by_self_reward(self) -> Samples | None:
+    def by_score(self) -> Samples | None:
         """The same samples with the score, clipped to [0, 1], as their confidence; None where there is none.
 
         >>> one_n, right_n = torch.zeros(3).long(), torch.tensor([1.0, 0.0, 0.0]).double()
         >>> said = Samples(one_n, {"a": ["1"] * 3}, {"a": right_n}, right_n, right_n > 0,
-        ...                self_reward_n=torch.tensor([1.5, -0.25, float("nan")]).double())
-        >>> said.by_self_reward().confidence_n
+        ...                score_n=torch.tensor([1.5, -0.25, float("nan")]).double())
+        >>> said.by_score().confidence_n
         tensor([1., 0., nan], dtype=torch.float64)
         """
-        if self.self_reward_n is None:
+        if self.score_n is None:
             return None
-        return replace(self, confidence_n=self.self_reward_n.clamp(0.0, 1.0), self_reward_n=None)
+        return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
         """How many samples a vote over the answers of a block can have, at most 16; 0 if none of them has a verdict."""
@@ -81,24 +82,27 @@ class Samples:
 
         Coverage and calibration of the score, if there is one, as `laser_<figure>`.
         """
-        values = figures(
-            self.confidence_n, self.correct[self.first], well_formed_n=self.well_formed_n, refusal_n=self.refusal_n
-        )
+        values = figures(self.confidence_n, self.correct[self.first], **self._marks)
         later = {f"{name}_accuracy": _mean(c) for name, c in self.correct.items() if name != self.first}
-        scored = self.by_self_reward()
-        return {**values, **later, **({} if scored is None else _of_score(scored.figures()))}
+        return {**values, **later, **self._of_score(Samples.figures)}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
-        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed}
-        marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
-        found = figure_intervals(self.confidence_n, self.correct[self.first], **marks, **options)
-        for name, correct_n in self.correct.items():
-            if name != self.first:
-                later = figure_intervals(self.confidence_n, correct_n, **marks, **options)
-                found[f"{name}_accuracy"] = later["accuracy"]
-        scored = self.by_self_reward()
-        return found | ({} if scored is None else _of_score(scored.intervals(resamples=resamples, seed=seed)))
+        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed, **self._marks}
+        found = {name: figure_intervals(self.confidence_n, correct_n, **options) for name, correct_n in self.correct.items()}
+        later = {f"{name}_accuracy": values["accuracy"] for name, values in found.items() if name != self.first}
+        by_score = partial(Samples.intervals, resamples=resamples, seed=seed)
+        return {**found[self.first], **later, **self._of_score(by_score)}
+
+    @property
+    def _marks(self) -> dict[str, Any]:
+        return {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
+
+    def _of_score(self, work: Callable[[Samples], Mapping[str, _Figure]]) -> dict[str, _Figure]:
+        """Of figures by the score those that are about it, under their own names; none where there is no score."""
+        scored = self.by_score()
+        found = {} if scored is None else work(scored)
+        return {name: found[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if found}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
@@ -108,7 +112,7 @@ class Samples:
         Where completions have a score and state a confidence, `weighted` and `maxconf` are by what they state and
         `laser_weighted` and `laser_maxconf` by the score; where they have a score alone, it is their confidence.
         """
-        name, scored = block or self.first, self.by_self_reward()
+        name, scored = block or self.first, self.by_score()
         if scored is not None and not self.stated:
             return scored.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
@@ -117,26 +121,28 @@ class Samples:
         )
         if scored is not None:
             by_score = scored.votes(block, budgets=budgets, resamples=resamples)
-            found |= {f"{LASER}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
+            found |= {f"{OF_SCORE}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
         return found
+
+    def figures_and_votes(self) -> dict[str, float | None]:
+        """The figures, and the accuracy of a vote over all samples of a prompt, at most 16, as `majority@16`."""
+        size = self.most_votes(self.first)
+        votes = self.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
+        ways = ("majority", "weighted", f"{OF_SCORE}weighted")
+        return {**self.figures(), **{f"{way}@{size}": votes[way].intervals[0].value for way in ways if way in votes}}
 
     def table(self) -> pa.Table:
         """A row per completion; null where there is nothing."""
-
-        def numbers(value_n: Tensor) -> list[float | None]:
-            return [None if value != value else value for value in value_n.tolist()]
-
-        columns: dict[str, Any] = {"prompt": self.prompt_n.tolist()}
+        columns: dict[str, Any] = {"prompt": self.prompt_n}
         for name, correct_n in self.correct.items():
-            columns[f"answer/{name}"] = pa.array(self.answers[name], pa.string())
-            columns[f"correct/{name}"] = pa.array(numbers(correct_n), pa.float64())
-        columns["confidence"] = pa.array(numbers(self.confidence_n), pa.float64())
-        columns["well_formed"] = self.well_formed_n.tolist()
-        if self.refusal_n is not None:
-            columns["refusal"] = self.refusal_n.tolist()
-        if self.self_reward_n is not None:
-            columns[SELF_REWARD] = pa.array(numbers(self.self_reward_n), pa.float64())
-        return pa.table(columns)
+            columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
+        columns |= {"confidence": self.confidence_n.double(), "well_formed": self.well_formed_n, "refusal": self.refusal_n}
+        columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
+        there = {name: column for name, column in columns.items() if column is not None}
+        return pa.table({
+            name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
+            for name, column in there.items()
+        })  # fmt: skip
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder."""
@@ -151,7 +157,7 @@ def unmeasured(
 
     Args:
         blocks: block -> its tags, in order, by which completions are read; a layout without any tag is read as the task says.
-        tags: those of "answer" and "confidence" (`recipe.answer_tags`).
+        tags: those of "answer" and "confidence" (`Recipe.answer_tags`).
         scored: completions have a self-rewarding score, whose figures do without the confidence and not without the answer.
 
     Example:
@@ -174,7 +180,7 @@ def unmeasured(
             f"no block has the tag <{tags['answer']}>, only {', '.join(f'<{tag}>' for tag in every)}; name the one that holds the "
             f"answer in the objective correct"
         )
-        figures_of_score = LASER_FIGURES[1:] if scored else ()
+        figures_of_score = SCORE_FIGURES[1:] if scored else ()
         found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *figures_of_score), why)
     return found
 
@@ -188,16 +194,17 @@ def read_samples(folder: str | Path) -> Samples:
     place = Path(folder) / FILE
     try:
         table = pq.read_table(place)
-        columns = {name: table.column(name).to_pylist() for name in table.column_names}
+        known = {one.name: table[one.name] for one in table.schema if not one.name.startswith("answer/")}
+        columns = {name: torch.tensor(column.to_numpy()) for name, column in known.items()}
         blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         return Samples(
-            torch.tensor(columns["prompt"], dtype=torch.long),
-            {name: columns[f"answer/{name}"] for name in blocks},
-            {name: _tensor(columns[f"correct/{name}"]) for name in blocks},
-            _tensor(columns["confidence"]),
-            torch.tensor(columns["well_formed"], dtype=torch.bool),
-            torch.tensor(columns["refusal"], dtype=torch.bool) if "refusal" in columns else None,
-            _tensor(columns[SELF_REWARD]) if SELF_REWARD in columns else None,
+            columns["prompt"],
+            {name: table[f"answer/{name}"].to_pylist() for name in blocks},
+            {name: columns[f"correct/{name}"].double() for name in blocks},
+            columns["confidence"].double(),
+            columns["well_formed"],
+            columns.get("refusal"),
+            columns.get(schema.SCORE),
         )
     except FileNotFoundError:
         raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None
@@ -223,15 +230,6 @@ def check_protocol(samples: Mapping[str, Samples]) -> None:
         )
 
 
-def _of_score(found: Mapping[str, _Figure]) -> dict[str, _Figure]:
-    """Of figures by the score those that are about it, under their own names."""
-    return {name: found[name.removeprefix(LASER)] for name in LASER_FIGURES}
-
-
 def _mean(correct_n: Tensor) -> float | None:
     mean = float(correct_n.nanmean())
     return None if mean != mean else mean
-
-
-def _tensor(values: list[float | None]) -> Tensor:
-    return torch.tensor([float("nan") if value is None else value for value in values], dtype=torch.float64)

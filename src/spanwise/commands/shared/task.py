@@ -13,22 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.shared.display import warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, load, own_layout
-from spanwise.tasks import (
-    Fields,
-    Start,
-    Task,
-    build_fields_tokenizer,
-    build_tokenizer,
-    digits_task,
-    fields_task,
-    load_task,
-    task_layout,
-)
+from spanwise.layout import Layout
+from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, load
+from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
+from spanwise.tasks.embedded import embedded
 from spanwise.tasks.warm_start import shortened
-
-#: The warm start of an embedded task that has only one.
-_STARTS: Mapping[str, Start] = {"digits_twice": "twice", "digits_long": "long"}
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
@@ -41,26 +30,24 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             "The recipe is of a run that a script drove, and only the script knows its prompts. Say what is to be asked: "
             "--set task=confidence --set dataset=FILE, or --recipe FILE."
         )
+    layout = task_layout(recipe)
     if recipe.task in EMBEDDED:
-        _check_written(recipe)
-        common: dict[str, Any] = {
-            "seed": recipe.seed,
-            "start_seed": recipe.start_seed,
-            "settings": None if recipe.start_steps is None else shortened(recipe.start_steps),
-            "train_size": recipe.steps * recipe.prompts,
-            "eval_size": recipe.eval_prompts,
-            "progress": warm_up_progress(console),
-        }
-        if recipe.task == "fields":
-            task = fields_task(Fields("independent", recipe.fields), **common)
-        else:
-            task = digits_task(_STARTS.get(recipe.task, recipe.start), **common)
+        _check_written(recipe, layout)
+        task = digits_task(
+            task_start(recipe),
+            seed=recipe.seed,
+            start_seed=recipe.start_seed,
+            settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
+            train_size=recipe.steps * recipe.prompts,
+            eval_size=recipe.eval_prompts,
+            progress=warm_up_progress(console),
+        )
     else:
         task = load_task(
             str(model or recipe.model),
             str(recipe.dataset),
             prompt_format=recipe.task,
-            layout=own_layout(recipe),
+            layout=recipe.own_layout,
             instruction=recipe.instruction,
             split=recipe.split,
             question_column=recipe.question_column,
@@ -68,23 +55,12 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             answer_column=recipe.answer_column,
             eval_limit=recipe.eval_prompts,
         )
-    return replace(task, layout=answer_layout(recipe, task_layout(recipe)))
+    return replace(task, layout=answer_layout(recipe, layout))
 
 
-def check_prompts(recipe: Recipe, task: Task) -> None:
-    """Refuse a dataset with fewer prompts than one step of training takes; TRL would end without a single step."""
-    if len(task.train) < recipe.prompts:
-        raise DataError(
-            f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
-            f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
-            f"{len(task.train)} or fewer."
-        )
-
-
-def _check_written(recipe: Recipe) -> None:
+def _check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
-    own = own_layout(recipe)
-    known = task_layout(recipe).tags
+    own, known = recipe.own_layout, task_layout.tags
     strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
     if strange:
         raise RecipeError(
@@ -121,7 +97,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    known = build_fields_tokenizer() if recipe.task == "fields" else build_tokenizer()
+    known = embedded(task_start(recipe)).course.tokenizer()
     if tokenizer.get_vocab() != known.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "

@@ -42,12 +42,12 @@ def command(
     Recipe fields and their defaults: task=digits, start=easy, start_seed=0, start_steps=null, fields=8, model=null,
     dataset=null, split=train, question_column=question, prompt_column=null, answer_column=answer, instruction=null,
     method=bae, calibration=null, baseline=null, layout=null, segmenter=tags, most=16, prefilled=null, objectives=null,
-    per=null, values=null, verifier={}, options={}, critic=null, laser=null, refine=null, steps=120, prompts=16,
+    per=null, values=null, verifier={}, options={}, refine=null, steps=120, prompts=16,
     group_size=16, mini_batches=1, micro_batch=null, learning_rate=0.0004, warmup_steps=10, clip=0.2, entropy=0.04,
     entropy_target=0.2, temperature=1.0, max_completion_length=null, seed=0, trainer={}, eval_every=10,
     eval_prompts=512, eval_samples=8, output=null, save_every=0, keep_rollouts=1, report=true, report_to=none,
-    threads=1. For a model by name: learning_rate=1.0e-06, warmup_steps=20, entropy=0.0, eval_every=0, eval_prompts=100,
-    eval_samples=4, save_every=40, keep_rollouts=20.
+    threads=1, critic=null, laser=null. For a model by name: learning_rate=1.0e-06, warmup_steps=20,
+    entropy=0.0, eval_every=0, eval_prompts=100, eval_samples=4, save_every=40, keep_rollouts=20.
 
     Args:
         recipe: YAML file; options on the command line win over it.

@@ -17,7 +17,7 @@ from spanwise.engines.trl.keeping import BatchCallback
 from spanwise.explain import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.mode import Mode
-from spanwise.recipe import Recipe, answer_tags, is_scored
+from spanwise.recipe import Recipe
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
@@ -61,7 +61,7 @@ class Recorder(BatchCallback):
         self._write_modes()
         if rollouts is None:
             return
-        everyone = gather_object([(rollouts.scores, int(rollouts.mask_nt.sum()))])
+        everyone = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
         self._scores = Scores.joined([scores for scores, _ in everyone])
         self.tokens += sum(tokens for _, tokens in everyone)
 
@@ -132,7 +132,7 @@ class Recorder(BatchCallback):
 
     def _warn(self, step: int, values: Mapping[str, Any]) -> None:
         """Say what is wrong with an evaluation, each thing once and with what usually causes it; the start may be what it is."""
-        absent = unmeasured(self.task.layout.keys, answer_tags(self.recipe), scored=is_scored(self.recipe))
+        absent = unmeasured(self.task.layout.keys, self.recipe.answer_tags, scored=self.recipe.is_scored)
         there = {name: value for name, value in values.items() if name not in absent}
         for why in dict.fromkeys(alarms(there).values()):
             if why not in self._warned and step:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,11 +20,14 @@ from spanwise.commands.credit.arms import taken_rewards
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.commands.credit.write import outcome_of
-from spanwise.commands.shared.fitted import Fitted
+from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, recorded_reasons, tally_zeros, zero_reasons
+
+#: Of how many completions that are compared rows and rewards are shown.
+_MATES = 16
 
 
 def why(
@@ -42,42 +44,34 @@ def why(
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")
-    found = reasons(result)
-    lines = _one(result, found, completion) if completion is not None else [_counts(result, found, examples)]
-    lines += [] if completion is not None else _sentences(result, found)
-    for line in [*lines, *result.notes]:
-        if isinstance(line, Table):
-            console.print(Fitted(line, keep=2))
-        else:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
-    return found
+    zeros = reasons(result)
+    lines = _all(result, zeros, examples) if completion is None else _one(result, zeros, completion)
+    say(console, *lines, *result.notes, keep=2)
+    return zeros
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
     """The reason of every token of a file under each of its methods."""
-    table = result.table
-    schemes = {arm.name: arm.scheme for arm in result.arms}
+    table, schemes = result.table, {arm.name: arm.scheme for arm in result.arms}
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     name, reward_n = _verdict(result)
-    found = {}
+    zeros = {}
     for one in result.applied:
         if one.credit.comparison is None:
-            names = (name,)
             keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
-            scheme = schemes[one.name]
-            names = scheme.names
-            keys_nk = zero_reasons(one.credit, scheme)
-        found[one.name] = tally_zeros(
+            keys_nk = zero_reasons(one.credit, schemes[one.name])
+        parts = [one.advantages(table, first, last) for first, last in table.tokens.chunks(AT_A_TIME)]
+        zeros[one.name] = tally_zeros(
             keys_nk,
-            _advantages(table, one),
+            torch.from_numpy(np.concatenate([np.zeros(0), *parts])),
             torch.from_numpy(one.marked.block),
             row_v,
-            names=names,
+            names=(name,) if one.credit.comparison is None else schemes[one.name].names,
             trainable_v=torch.from_numpy(table.trainable),
             learned_n=table.learned_n,
         )
-    return found
+    return zeros
 
 
 def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
@@ -86,11 +80,6 @@ def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
     if asked or not own or result.table.folder is None:
         return result
     return CreditResult(**{**vars(result), "applied": tuple(one for one in result.applied if one.name in own)})
-
-
-def _advantages(table: RolloutTable, one: Applied) -> Tensor:
-    parts = [one.advantages(table, first, last) for first, last in table.tokens.chunks(AT_A_TIME)]
-    return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0)
 
 
 def _verdict(result: CreditResult) -> tuple[str, Tensor | None]:
@@ -103,94 +92,89 @@ def _verdict(result: CreditResult) -> tuple[str, Tensor | None]:
     return ("", None) if column is None else (column, result.table.rewards[column].value_n)
 
 
-def _counts(result: CreditResult, found: Mapping[str, Zeros], examples: int) -> Table:
+def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
     """A row per method and reason; tokens and completions add up to those of the file."""
     source, groups = result.table, int(result.group_n.unique().numel())
-    table = Table(
-        "method", "why a token gets nothing", "completions", "tokens", "share", "rows",
+    table = plain_table(
+        "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=Text(f"{source.path} ({source.source}): {len(source)} completions in {groups} groups", style="table.title"),
-        title_justify="left", box=box.SIMPLE_HEAD,
+        caption="Tokens: each has one reason. Completions: none of whose tokens gets anything, and most of them for this reason. "
+        "Rows: the first of these, or the first with such a token; see one with --completion ROW.",
     )  # fmt: skip
-    for column in table.columns[2:5]:
-        column.justify = "right"
-    for name, told in found.items():
-        total = max(len(told.key_v), 1)
-        shown = name
-        for count in told.counts(examples):
-            words = count.reason.words + (f" ({count.objective})" if count.objective else "")
-            rows = ", ".join(map(str, count.rows)) + (", ..." if len(count.rows) < count.completions else "")
-            share = f"{count.tokens / total:.1%}"
-            table.add_row(escape(shown), escape(words), str(count.completions), str(count.tokens), share, rows)
-            shown = ""
-        table.add_row("", "all", str(len(told.key_n)), str(len(told.key_v)), "100.0%", "", style="bold", end_section=True)
-    table.caption = (
-        "Tokens: each has one reason. Completions: none of whose tokens gets anything, and most of them for this reason. "
-        "Rows: the first of these, or the first with such a token; see one with --completion ROW."
-    )
-    table.caption_justify = "left"
+    for name, tally in zeros.items():
+        for place, count in enumerate(tally.counts(examples)):
+            words = _words(count.reason, count.objective)
+            share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
+            rows = _listed(count.rows, more=len(count.rows) < count.completions)
+            method = escape(name) if place == 0 else ""
+            table.add_row(method, words, str(count.completions), str(count.tokens), share, rows)
+        table.add_row("", "all", str(len(tally.key_n)), str(len(tally.key_v)), "100.0%", "", style="bold", end_section=True)
     return table
 
 
-def _sentences(result: CreditResult, found: Mapping[str, Zeros]) -> list[str]:
-    """What the counts alone do not say: how many of the wrong are malformed, and blocks that are not there."""
-    said = []
+def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
+    """The counts, and what they alone do not say: how many of the wrong are malformed, and blocks that are not there."""
+    lines: list[Table | str] = [_counts(result, zeros, examples)]
     fault_n, present_nk = result.marked.fault_n, result.marked.length_nk > 0
     wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
-    for told in found.values():
-        wrong_n |= torch.tensor([told.reason(key) is Zero.ALL_WRONG for key in told.key_n.tolist()])
+    for tally in zeros.values():
+        wrong_n |= torch.tensor([tally.reason(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
         cut = int((faulty_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
         inside = f", {cut} of them because a tag never closes" if cut else ""
-        said.append(
+        lines.append(
             f"Of the {int(wrong_n.sum())} completions whose group is all wrong {int(faulty_n.sum())} are malformed{inside}."
         )
     for k, name in enumerate(result.marked.names):
         lacking_n = present_nk.any(dim=1) & ~present_nk[:, k]
         if bool(lacking_n.any()):
-            rows = ", ".join(map(str, lacking_n.nonzero().flatten()[:3].tolist()))
+            rows = _listed(lacking_n.nonzero().flatten()[:3].tolist())
             lack = f"Block '{name}' is not there in {int(lacking_n.sum())} of {len(lacking_n)} completions (row {rows})"
-            said.append(f"{lack}, so there is no token that its objectives could pay.")
-    return said
+            lines.append(f"{lack}, so there is no token that its objectives could pay.")
+    return lines
 
 
-def _one(result: CreditResult, found: Mapping[str, Zeros], n: int) -> list[Table | str]:
+def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
     """One completion: what it is compared with, and its tokens run by run."""
     table, scores = result.table, result.scores
     mates = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
-    shown = ", ".join(map(str, mates[:16])) + (", ..." if len(mates) > 16 else "")
-    place = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}, compared with rows {shown}"
-    lines: list[Table | str] = [f"{place}; prompt {table.prompts[n]!r:.200}"]
+    place = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
+    rows = _listed(mates[:_MATES], more=len(mates) > _MATES)
+    lines: list[Table | str] = [f"{place}, compared with rows {rows}; prompt {table.prompts[n]!r:.200}"]
     faults = [fault.name.lower() for fault in Fault if fault.name and int(result.marked.fault_n[n]) & fault]
     if faults:
         lines.append(f"Its tags: {', '.join(faults)}.")
     for m, name in enumerate(scores.names):
-        own, status = float(scores.reward_nm[n, m]), Status(int(scores.status_nm[n, m])).name.lower()
-        said = f"{own:g}" if own == own else status
-        others = " ".join(f"{value:g}" if value == value else "-" for value in scores.reward_nm[mates[:16], m].tolist())
-        lines.append(f"Reward {name}: {said}; of all rows compared: {others}{' ...' if len(mates) > 16 else ''}")
-    for one in result.applied:
-        lines.append(_runs(table, one, found[one.name], n))
-    return lines
+        own, *others = scores.reward_nm[[n, *mates[:_MATES]], m].tolist()
+        reward = f"{own:g}" if own == own else Status(int(scores.status_nm[n, m])).name.lower()
+        listed = " ".join(f"{value:g}" if value == value else "-" for value in others)
+        lines.append(f"Reward {name}: {reward}; of all rows compared: {listed}{' ...' if len(mates) > _MATES else ''}")
+    return [*lines, *(_runs(table, one, zeros[one.name], n) for one in result.applied)]
 
 
-def _runs(table: RolloutTable, one: Applied, told: Zeros, n: int) -> Table:
+def _runs(table: RolloutTable, one: Applied, tally: Zeros, n: int) -> Table:
     """The tokens of a completion under one method, those side by side that share block, advantage and reason as one row."""
     first, last = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     ids = table.tokens.slice(n, n + 1).astype(np.int64)
-    advantages, keys = one.advantages(table, n, n + 1).tolist(), told.key_v[first:last].tolist()
-    blocks = one.marked.block[first:last].tolist()
-    shown = Table(
-        "tokens", "text", "block", "advantage", "why", title=Text(one.name), title_justify="left", box=box.SIMPLE_HEAD
-    )
-    shown.columns[3].justify = "right"
-    for _, places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
+    advantages = one.advantages(table, n, n + 1).tolist()
+    blocks, keys = one.marked.block[first:last].tolist(), tally.key_v[first:last].tolist()
+    rows = []
+    for (block, key, _), places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
         run = list(places)
         text = table.vocabulary.join(ids[run])[0].decode(errors="replace")
-        block = one.marked.names[blocks[run[0]]] if blocks[run[0]] >= 0 else "-"
-        key = keys[run[0]]
-        reason = told.reason(key).words + (f" ({told.objective(key)})" if told.objective(key) else "")
-        where = f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}"
         cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
-        shown.add_row(where, escape(cell), escape(block), f"{advantages[run[0]]:.4g}", escape(reason))
-    return shown
+        rows.append([
+            f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", escape(cell),
+            escape(one.marked.names[block]) if block >= 0 else "-", f"{advantages[run[0]]:.4g}",
+            _words(tally.reason(key), tally.objective(key)),
+        ])  # fmt: skip
+    return plain_table("tokens", "text", "block", "advantage", "why", rows=rows, right=[3], title=Text(one.name))
+
+
+def _words(reason: Zero, objective: str) -> str:
+    return escape(reason.words + (f" ({objective})" if objective else ""))
+
+
+def _listed(rows: Sequence[int], *, more: bool = False) -> str:
+    return ", ".join(map(str, rows)) + (", ..." if more else "")

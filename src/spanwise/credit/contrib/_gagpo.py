@@ -10,8 +10,8 @@ from torch import Tensor
 
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index, moments
-from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
-from spanwise.credit.trajectories.step_returns import refuse_unknown, timeline, trajectory_outcomes
+from spanwise.credit.trajectories.steps import Anchors, anchor_groups, trajectory_outcomes
+from spanwise.errors import check_known
 from spanwise.registry import register
 
 
@@ -76,9 +76,8 @@ def gagpo(
         paper also normalises advantages inside groups; which group and which moments is not verified, so it is the option
         `scale`, off by default. Its ratio per action belongs to the loss.
     """
-    refuse_unknown("scale", scale, ("none", "std"))
-    trajectory_outcomes(reward_s, group_s, trajectory_s, step_s)  # refuses trajectories that cross prompts
-    line = timeline(trajectory_s, step_s)
+    check_known("scale", scale, ("none", "std"))
+    line = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s).line  # refuses trajectories that cross prompts
     return_s = line.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # A state that is not known is a stratum of its own.

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_rewards
+from spanwise.credit.checks import check_rewards, first_of
 from spanwise.credit.strata import group_index
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.registry import register
@@ -60,7 +60,16 @@ def group_nce(
         raise AlignmentError(
             f"There are {len(correct_n)} rewards, {len(group_n)} group ids and {len(score_n)} scores; give one of each."
         )
-    _check(correct_n, score_n)
+    check_rewards(correct_n)
+    if place := first_of(~correct_n.isnan() & (correct_n != 0) & (correct_n != 1)):
+        raise RewardError(
+            f"The reward of completion {place[0]} is {float(correct_n[place]):g}; group_nce tells right (1) from wrong (0) and "
+            f"takes no other reward. Cut it at a threshold, or use dr_grpo."
+        )
+    if place := first_of(score_n.isinf()):
+        raise RewardError(
+            f"The score of completion {place[0]} is {float(score_n[place])}; a score must be finite, or NaN where it is unknown."
+        )
     known_n = ~correct_n.isnan() & ~score_n.isnan()
     dense_n = torch.where(known_n, group_index(group_n), -1)
     advantage_n = torch.zeros(len(correct_n), dtype=torch.float64, device=correct_n.device)
@@ -73,20 +82,3 @@ def group_nce(
         advantage_n[right_n] = torch.sigmoid(wrong - score_i)  # 1 - q without taking it from 1
         advantage_n[wrong_n] = -(score_j - torch.logaddexp(score_i, wrong)[:, None]).exp().sum(dim=0)
     return advantage_n
-
-
-def _check(correct_n: Tensor, score_n: Tensor) -> None:
-    """Refuse what is neither right nor wrong, and scores without a size."""
-    check_rewards(correct_n)
-    other_n, infinite_n = ~correct_n.isnan() & (correct_n != 0) & (correct_n != 1), score_n.isinf()
-    if bool(other_n.any()):
-        i = int(other_n.nonzero()[0])
-        raise RewardError(
-            f"The reward of completion {i} is {float(correct_n[i]):g}; group_nce tells right (1) from wrong (0) and takes no other "
-            f"reward. Cut it at a threshold, or use dr_grpo."
-        )
-    if bool(infinite_n.any()):
-        i = int(infinite_n.nonzero()[0])
-        raise RewardError(
-            f"The score of completion {i} is {float(score_n[i])}; a score must be finite, or NaN where it is unknown."
-        )

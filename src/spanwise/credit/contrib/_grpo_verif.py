@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.explained import Explained, call_explained, explains
-from spanwise.credit.methods._dcpo import dcpo
+from spanwise.credit.methods._bae import dcpo
 from spanwise.credit.registry import Preset
 from spanwise.registry import register
 

@@ -1,17 +1,16 @@
-"""HA-DW: any advantage, weighted by how a group's rate of success compares with that of earlier batches."""
+"""HA-DW: GRPO, weighted by how a group's rate of success compares with that of earlier batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.methods._grpo import grpo
-from spanwise.credit.registry import Preset, accepted
+from spanwise.credit.explained import Explained, call_explained, explains
+from spanwise.credit.methods._group_relative import grpo
+from spanwise.credit.registry import Preset
 from spanwise.credit.strata import group_index, moments
 from spanwise.errors import RecipeError
 from spanwise.registry import register
@@ -31,101 +30,49 @@ def history_weighted(
     >>> history_weighted(torch.tensor([.75, -.25, -.25, -.25]).double(), r, g, anchor=0.5)
     tensor([ 1.2519, -0.2531, -0.2531, -0.2531], dtype=torch.float64)
     """
+    return _weighted(advantage_n, _leaning(advantage_n, reward_n, group_n, anchor), lambda_scale)
+
+
+def _weighted(advantage_n: Tensor, leaning_n: Tensor, lambda_scale: float) -> Tensor:
+    return (advantage_n.double() * lambda_scale * leaning_n).nan_to_num(nan=0.0)
+
+
+def _leaning(advantage_n: Tensor, reward_n: Tensor, group_n: Tensor, anchor: float) -> Tensor:
+    """exp(D |diff|); NaN where the group has no rate of success."""
     diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
-    direction_n = -advantage_n.sign() * diff_n.sign()
-    weighted_n = advantage_n.double() * lambda_scale * (direction_n * diff_n.abs()).exp()
-    return weighted_n.nan_to_num(nan=0.0)
+    return (-advantage_n.sign() * diff_n.sign() * diff_n.abs()).exp()
 
 
 class HistoryWeight:
-    r"""An estimator that weights another one by the history of the run: call it once per batch, save its state with the run.
+    r"""HA-DW as a run has it: call it once per batch with the options of `ha_dw`, save its state with the run.
 
     Equation
         anchor after a batch of mean reward y:  (1 - eta_t) anchor + eta_t y,  eta_t = eta * std of the last `window` anchors
         (history=h: the mean of the last h values of y)
 
-    Args:
-        estimator: of completions, called as estimator(reward_n, group_n, **inputs).
-        lambda_scale: of all weights.
-        eta: how fast the anchor follows.
-        window: how many anchors the standard deviation sees; until there are that many, eta_t = eta, or it would stay 0.
-        history: number of batches of the moving average; None: the exponential form.
-        start: the anchor of the first batch.
-
     Raises:
         RecipeError: a window below 2, an empty history.
 
     Example:
-        >>> weigh = HistoryWeight(eta=0.02)
-        >>> weigh(torch.tensor([1., 0., 1., 0., 1.]), torch.zeros(5, dtype=torch.long)).shape, round(weigh.anchor, 4)
+        >>> weigh = HistoryWeight()
+        >>> weigh(torch.tensor([1., 0., 1., 0., 1.]), torch.zeros(5, dtype=torch.long), eta=0.02).shape, round(weigh.anchor, 4)
         (torch.Size([5]), 0.502)
 
     Reference:
-        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521). eta, window, history, start and the first steps are not
+        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521). eta, window, history, anchor and the first steps are not
         verified.
     """
 
-    def __init__(
-        self,
-        estimator: Callable[..., Tensor] = grpo,
-        *,
-        lambda_scale: float = 1.3,
-        eta: float = 0.1,
-        window: int = 10,
-        history: int | None = None,
-        start: float = 0.5,
-    ) -> None:
-        if window < 2 or (history is not None and history < 1):
-            raise RecipeError(f"window is {window} and history {history}; use at least 2 anchors and 1 batch.")
-        self.estimator, self.lambda_scale = estimator, lambda_scale
-        self.eta, self.window, self.history = eta, window, history
-        self._anchors, self._rates = [float(start)], []
+    def __init__(self) -> None:
+        self._anchors: list[float] = []
+        self._rates: list[float] = []
 
     @property
     def anchor(self) -> float:
-        """The rate of success that the next batch is compared with."""
+        """The rate of success that the next batch is compared with, once there was a first one."""
         return self._anchors[-1]
 
-    def __call__(self, reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], **inputs: Any) -> Float[Tensor, " n"]:
-        """Weighted advantages of one batch; the batch then moves the anchor, unless all its rewards are absent."""
-        advantage_n = self.estimator(reward_n, group_n, **accepted(self.estimator, inputs))
-        weighted_n = history_weighted(advantage_n, reward_n, group_n, anchor=self.anchor, lambda_scale=self.lambda_scale)
-        present_i = reward_n[~reward_n.isnan()].double()
-        if len(present_i):
-            self._move(float(present_i.mean()))
-        return weighted_n
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """What a resumed run needs, as plain numbers."""
-        return {"anchors": list(self._anchors), "rates": list(self._rates)}
-
-    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Continue where `state_dict` was taken.
-
-        Raises:
-            RecipeError: the state is of something else.
-        """
-        if set(state) != {"anchors", "rates"} or not state["anchors"]:
-            raise RecipeError(f"The state of a HistoryWeight holds 'anchors' and 'rates'; got {', '.join(sorted(state))}.")
-        self._anchors, self._rates = [float(x) for x in state["anchors"]], [float(x) for x in state["rates"]]
-
-    def _move(self, rate: float) -> None:
-        if self.history is not None:
-            self._rates = [*self._rates, rate][-self.history :]
-            self._anchors = [sum(self._rates) / len(self._rates)]
-            return
-        known = torch.tensor(self._anchors[-self.window :], dtype=torch.float64)
-        eta = self.eta * (float(known.std()) if len(known) >= self.window else 1.0)
-        self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-self.window :]
-
-
-class RememberedGrpo:
-    """GRPO under a `HistoryWeight`, as a run has it: its options come with each batch, its history is kept from batch to batch."""
-
-    def __init__(self) -> None:
-        self._state: Mapping[str, list[float]] = {}
-
-    def __call__(
+    def explained(
         self,
         reward_n: Float[Tensor, " n"],
         group_n: Int[Tensor, " n"],
@@ -138,26 +85,50 @@ class RememberedGrpo:
         ddof: int = 1,
         eps: float = 1e-6,
         min_stratum: int = 2,
-    ) -> Float[Tensor, " n"]:
-        """The weighted advantages of one batch, which then moves the anchor; `anchor` is that of the first batch."""
-        plain = partial(grpo, ddof=ddof, eps=eps, min_stratum=min_stratum)
-        moving = {"eta": eta, "window": window, "history": history, "start": anchor}
-        weigh = HistoryWeight(plain, lambda_scale=lambda_scale, **moving)
-        if self._state:
-            weigh.load_state_dict(self._state)
-        weighted_n = weigh(reward_n, group_n)
-        self._state = weigh.state_dict()
-        return weighted_n
+    ) -> Explained:
+        """`ha_dw` of one batch, which then moves the anchor, unless all its rewards are absent.
 
-    def state_dict(self) -> Mapping[str, list[float]]:
-        """What a resumed run needs; nothing before the first batch."""
-        return dict(self._state)
+        Args:
+            reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
+            anchor: of the first batch.
+            eta: how fast the anchor follows.
+            window: how many anchors the standard deviation sees; until there are that many, eta_t = eta, or it would stay 0.
+            history: number of batches of the moving average; None: the exponential form.
+        """
+        if window < 2 or (history is not None and history < 1):
+            raise RecipeError(f"window is {window} and history {history}; use at least 2 anchors and 1 batch.")
+        self._anchors = self._anchors or [float(anchor)]
+        options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+        weighted = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
+        present_i = reward_n[~reward_n.isnan()].double()
+        if len(present_i):
+            self._move(float(present_i.mean()), eta, window, history)
+        return weighted
+
+    __call__ = explains(explained)
+
+    def _move(self, rate: float, eta: float, window: int, history: int | None) -> None:
+        if history is not None:
+            self._rates = [*self._rates, rate][-history:]
+            self._anchors = [sum(self._rates) / len(self._rates)]
+            return
+        known = torch.tensor(self._anchors[-window:], dtype=torch.float64)
+        eta *= float(known.std()) if len(known) >= window else 1.0
+        self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What a resumed run needs, as plain numbers; nothing before the first batch."""
+        return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Continue where `state_dict` was taken."""
-        if state:
-            HistoryWeight().load_state_dict(state)  # refuses what is none
-        self._state = dict(state)
+        """Continue where `state_dict` was taken.
+
+        Raises:
+            RecipeError: the state is of something else.
+        """
+        if state and (set(state) != {"anchors", "rates"} or not state["anchors"]):
+            raise RecipeError(f"The state of a HistoryWeight holds 'anchors' and 'rates'; got {', '.join(sorted(state))}.")
+        self._anchors, self._rates = ([float(x) for x in state.get(name, ())] for name in ("anchors", "rates"))
 
 
 @register(
@@ -167,9 +138,10 @@ class RememberedGrpo:
     source="notes; neither the full paper nor code was read",
     preset=Preset(whole=True, per="completion", calibrated=False),
     exceptions={"shift": "the mean reward is compared with a rate of success"},
-    memory=RememberedGrpo,
+    memory=HistoryWeight,
     only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
 )
+@explains
 def ha_dw(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
@@ -179,7 +151,7 @@ def ha_dw(
     ddof: int = 1,
     eps: float = 1e-6,
     min_stratum: int = 2,
-) -> Float[Tensor, " n"]:
+) -> Explained:
     r"""Weight GRPO so that hard prompts gain from success and easy ones lose from failure more than the other way round.
 
     Equation
@@ -204,5 +176,8 @@ def ha_dw(
     Reference:
         "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
     """
-    advantage_n = grpo(reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
-    return history_weighted(advantage_n, reward_n, group_n, anchor=anchor, lambda_scale=lambda_scale)
+    adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    leaning_n = _leaning(adv_n, reward_n, group_n, anchor)
+    comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * leaning_n))[:, None])
+    adv_n = _weighted(adv_n, leaning_n, lambda_scale)
+    return Explained(adv_n, comparison.fitting(adv_n[:, None]))

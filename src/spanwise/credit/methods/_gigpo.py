@@ -10,8 +10,8 @@ from torch import Tensor
 
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index, moments
-from spanwise.credit.trajectories.anchors import Anchors, anchor_groups
-from spanwise.credit.trajectories.step_returns import OutcomeName, refuse_unknown, step_returns, trajectory_outcomes
+from spanwise.credit.trajectories.steps import Anchors, OutcomeName, anchor_groups, trajectory_outcomes
+from spanwise.errors import check_known
 from spanwise.registry import register
 
 
@@ -85,16 +85,16 @@ def gigpo(
         Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equations 3 to 8; defaults are those of the
         released code, which gives a lone episode its raw reward (`singleton="raw"`).
     """
-    refuse_unknown("scale", scale, ("none", "std"))
-    refuse_unknown("unit for episode moments", over, ("rows", "trajectories"))
-    refuse_unknown("rule for singletons", singleton, ("zero", "raw"))
+    check_known("scale", scale, ("none", "std"))
+    check_known("unit for episode moments", over, ("rows", "trajectories"))
+    check_known("rule for singletons", singleton, ("zero", "raw"))
     outcome = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward=reward)
     options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     if over == "rows":
-        episode_s = _episode(outcome.reward_j[outcome.index_s], group_s, singleton, options)
+        episode_s = _episode(outcome.reward_j[outcome.line.index_s], group_s, singleton, options)
     else:
-        episode_s = _episode(outcome.reward_j, outcome.group_j, singleton, options)[outcome.index_s]
-    return_s = step_returns(reward_s, trajectory_s, step_s, gamma=gamma)
+        episode_s = _episode(outcome.reward_j, outcome.group_j, singleton, options)[outcome.line.index_s]
+    return_s = outcome.line.backward_sum(reward_s, decay=gamma)
     within_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
     return episode_weight * episode_s + step_weight * within_s
 

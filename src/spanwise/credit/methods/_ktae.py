@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.credit.checks import check_mask, check_rewards
 from spanwise.credit.strata import group_index
-from spanwise.errors import AlignmentError, RecipeError, unknown
+from spanwise.errors import AlignmentError, check_known
 from spanwise.registry import register
 
 
@@ -84,8 +84,7 @@ def ktae(
         )
     check_mask(mask_nt)
     check_rewards(correct_n)
-    if form not in ("paper", "code"):
-        raise RecipeError(unknown("form of KTAE", form, ("paper", "code")))
+    check_known("form of KTAE", form, ("paper", "code"))
     reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
     dense_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in dense_n[dense_n >= 0].unique():

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.credit.checks import check_mask
+from spanwise.credit.checks import check_mask, first_of
 from spanwise.credit.recursion import lambda_advantage, policy_lambda
-from spanwise.credit.registry import Preset
+from spanwise.credit.registry import METHODS, Preset
 from spanwise.errors import AlignmentError, RecipeError, RewardError, unknown
 from spanwise.registry import register
 
 _ROWS = 64
+#: Which side of the cut an unlikely token lies on, see `sae`.
+BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
 @register(
@@ -120,17 +124,57 @@ def segment_openings(
     if boundary == "start":
         return unlikely_nt
     if boundary != "end":
-        raise RecipeError(unknown("boundary", boundary, ("start", "end")))
+        raise RecipeError(unknown("boundary", boundary, BOUNDARIES))
     return _after(unlikely_nt, mask_nt)
+
+
+@dataclass(frozen=True)
+class SaeSegments:
+    """Segments as SAE cuts them: at tokens that are less probable than a threshold.
+
+    Attributes:
+        threshold: tokens less probable than this are boundaries.
+        boundary: whether such a token starts a segment or ends one.
+    """
+
+    threshold: float = 0.2
+    boundary: Literal["start", "end"] = "start"
+
+    def __post_init__(self) -> None:
+        if self.boundary not in BOUNDARIES:
+            raise RecipeError(unknown("boundary", self.boundary, BOUNDARIES))
+
+    @staticmethod
+    def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
+        """Those of a method under its options; None where it knows no segments.
+
+        >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
+        (None, SaeSegments(threshold=0.5, boundary='start'))
+        """
+        known = METHODS[method].options if method is not None and method in METHODS else {}
+        if not {"threshold", "boundary"} <= set(known):
+            return None
+        given = {**known, **(options or {})}
+        return SaeSegments(float(given["threshold"]), given["boundary"])
+
+    def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
+        """The tokens that count and that a segment starts with; the first one of a completion always does.
+
+        >>> logp_nt = torch.tensor([[.9, .1, .9, .9]]).log()
+        >>> mask_nt = torch.tensor([[True, True, False, True]])
+        >>> [SaeSegments(boundary=side).opens(logp_nt, mask_nt).tolist() for side in ("start", "end")]
+        [[[True, True, False, False]], [[True, False, False, True]]]
+        """
+        opens_nt = segment_openings(logp_nt, mask_nt, threshold=self.threshold, boundary=self.boundary)
+        return mask_nt & (opens_nt | (mask_nt.cumsum(dim=1) == 1))
 
 
 def _check_logp(logp_nt: Tensor, mask_nt: Tensor) -> None:
     """Refuse an unknown log-probability at a trainable token: as a number it would be no boundary, without a word."""
     if not bool(logp_nt.sum().isnan()):  # one cheap look
         return
-    bad = torch.nonzero(logp_nt.isnan() & mask_nt)
-    if len(bad):
-        i, t = bad[0].tolist()
+    if place := first_of(logp_nt.isnan() & mask_nt):
+        i, t = place
         raise RewardError(
             f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
         )

@@ -13,15 +13,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from spanwise.credit.assign import assign, completed
-from spanwise.credit.assign import summed as summed_rewards
+from spanwise.credit.assign import assign, completed, paid_blocks, summed
 from spanwise.credit.reasons import sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import compare_in_strata
-from spanwise.credit.trajectories.step_returns import Timeline, exact_totals, groups_of, timeline
+from spanwise.credit.strata import compare_in_strata, group_index
+from spanwise.credit.trajectories.steps import Timeline, timeline
 from spanwise.errors import RecipeError
-from spanwise.objective import Objective
+from spanwise.objective import Objective, ScopeName
 from spanwise.types import Credit, Scores, Status
 
 
@@ -78,93 +77,66 @@ def assign_turns(
     """
     chosen = find(method) if isinstance(method, str) else method
     line = timeline(trajectory_s, step_s)
-    group_j = groups_of(line, group_s, trajectory_s)
+    group_j = group_index(line.groups(group_s, trajectory_s))
     length_jk = torch.zeros((len(group_j), length_sk.shape[1]), dtype=length_sk.dtype, device=length_sk.device)
     length_jk.index_add_(0, line.index_s, length_sk)
     data = dict(inputs or {})
-    truncated_s = data.get("truncated_n")
-    common: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
-    if chosen.kind == "token":
-        found = _by_token(scores, group_s, length_sk, line, chosen, {**common, "objectives": objectives, "inputs": data})
-    elif chosen.kind == "step":
-        data |= {"trajectory_s": line.index_s, "step_s": step_s}
-        at_turns = _step_scores(scores, line, objectives)
-        found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **common)
-        at_rollouts = rollout_scores(scores, line, objectives, summed=True)
-        found = _reasons_of_rollouts(found, at_rollouts, group_j, line, objectives, truncated_s)
+    cut_s = data.get("truncated_n")
+    cut_j = None if cut_s is None else _count(cut_s, line) > 0
+    rule: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
+    if chosen.kind in ("token", "step"):
+        steps = chosen.kind == "step"
+        if steps:
+            data |= {"trajectory_s": line.index_s, "step_s": step_s}
+        else:
+            _refuse_split(line, chosen)
+        at_turns = _step_scores(scores, line, objectives) if steps else scores
+        found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **rule)
+        found = _reasons_of_rollouts(found, scores, group_j, line, objectives, cut_j) if steps else found
     else:
+        turn_m = torch.tensor([o.scope == "turn" and chosen.kind == "block" for o in objectives])
         at_rollouts = rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
-        found = _blocks(scores, at_rollouts, group_s, group_j, length_sk, length_jk, line, objectives, truncated_s, common)
+        data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
+        found_j = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
+        found = replace(_on_turns(found_j, line, length_sk), count_m=torch.full(turn_m.shape, len(group_j)))
+        if bool(turn_m.any()):
+            at_turns = turn_scores(scores, at_rollouts, line, turn_m)
+            data = {"voter_n": line.index_s, "truncated_n": cut_s}
+            own = assign(at_turns, group_s, length_sk > 0, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
+            found = _added(found, own, turn_m)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
-def _blocks(
-    scores: Scores,
-    at_rollouts: Scores,
-    group_s: Tensor,
-    group_j: Tensor,
-    length_sk: Tensor,
-    length_jk: Tensor,
-    line: Timeline,
-    objectives: Sequence[Objective],
-    truncated_s: Tensor | None,
-    common: Mapping[str, Any],
-) -> Credit:
-    """Objectives of rollouts compared as rollouts, objectives of turns as turns, and both added up."""
-    whole = common["method"].kind == "completion"
-    turn_m = torch.tensor([objective.scope == "turn" and not whole for objective in objectives])
-    only = [_weighing(objectives, turn_m == of_turns) for of_turns in (False, True)]
-    data = {"length_n": length_jk.sum(dim=1), "truncated_n": _any_turn(truncated_s, line)}
-    found_j = assign(at_rollouts, group_j, length_jk > 0, objectives=only[0], inputs=data, **common)
-    count_m = torch.full((len(objectives),), len(group_j))
-    found = replace(_on_turns(found_j, line, length_sk), count_m=count_m)
-    if not bool(turn_m.any()):
-        return found
-    voters = {"voter_n": line.index_s, "truncated_n": truncated_s}
-    turns = assign(
-        turn_scores(scores, at_rollouts, line, turn_m), group_s, length_sk > 0, objectives=only[1], inputs=voters, **common
-    )
+def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credit:
+    """The credit of objectives of rollouts and of those of turns, `turn_m`."""
     columns = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
-    picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(found, name)) for name in columns}
-    if turns.comparison is not None and found.comparison is not None:
-        picked["comparison"] = turns.comparison.where(turn_m, found.comparison)
+    picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(rollouts, name)) for name in columns}
+    assert turns.comparison is not None, "it was credited here"
+    assert rollouts.comparison is not None, "it was credited here"
+    assert rollouts.count_m is not None, "it was counted here"
     return replace(
-        found,
-        block_nk=found.block_nk + turns.block_nk,
-        stop_n=found.stop_n + turns.stop_n,
-        count_m=torch.where(turn_m, len(group_s), count_m),
+        rollouts,
+        block_nk=rollouts.block_nk + turns.block_nk,
+        stop_n=rollouts.stop_n + turns.stop_n,
+        count_m=torch.where(turn_m, len(turns.stop_n), rollouts.count_m),
+        comparison=turns.comparison.where(turn_m, rollouts.comparison),
         **picked,
     )
 
 
-def _any_turn(flag_s: Tensor | None, line: Timeline) -> Tensor | None:
-    """Whether any turn of a rollout has the flag."""
-    return None if flag_s is None else _count(flag_s, line) > 0
-
-
 def _reasons_of_rollouts(
-    found: Credit,
-    at_rollouts: Scores,
-    group_j: Tensor,
-    line: Timeline,
-    objectives: Sequence[Objective],
-    truncated_s: Tensor | None,
+    found: Credit, scores: Scores, group_j: Tensor, line: Timeline, objectives: Sequence[Objective], cut_j: Tensor | None
 ) -> Credit:
     """The credit of steps, which get nothing because of what their rollouts are worth."""
-    sum_j = summed_rewards(at_rollouts, objectives)
-    whole = sum_reasons(
-        compare_in_strata(sum_j, group_j).comparison,
-        at_rollouts,
-        objectives,
-        completed(at_rollouts, objectives),
-        group_j,
-        grouped=True,
-        truncated_n=_any_turn(truncated_s, line),
+    at_rollouts = rollout_scores(scores, line, objectives, summed=True)
+    whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
+    reasons = sum_reasons(
+        whole, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True, truncated_n=cut_j
     ).take(line.index_s)
     assert found.comparison is not None, "it was credited here"
     assert found.adv_nm is not None, "it was credited here"
-    comparison = replace(found.comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
+    comparison = replace(found.comparison, reason_nm=reasons.reason_nm, about_nm=reasons.about_nm)
     return replace(found, comparison=comparison.fitting(found.adv_nm))
 
 
@@ -187,7 +159,7 @@ def _last_of(flag_s: Bool[Tensor, " s"], line: Timeline) -> Int[Tensor, " j"]:
     """The row of each rollout's last turn with the flag; its last turn where none has it."""
     worst = int(line.left_s.max()) + 1 if len(flag_s) else 0
     rank_s = torch.where(flag_s, 0, worst) + line.left_s
-    row_j = torch.zeros_like(_count(rank_s >= 0, line))
+    row_j = torch.zeros_like(line.last_j)
     least_j = torch.full_like(row_j, 2 * worst + 1).scatter_reduce(0, line.index_s, rank_s, "amin")
     rows = torch.nonzero(rank_s == least_j[line.index_s]).squeeze(1)
     return row_j.scatter(0, line.index_s[rows], rows)
@@ -204,7 +176,7 @@ def rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objectiv
         if summed and objective.scope == "turn":
             value_s = completed(scores, objectives)[:, m]
             held_s = ~(_not_here(scores.status_nm[:, m]) & value_s.isnan())
-            total_j = exact_totals(torch.where(held_s, value_s, 0.0), line.index_s)
+            total_j = line.totals(torch.where(held_s, value_s, 0.0))
             held_j = _count(held_s, line) > 0
             taken["reward_nm"][:, m] = torch.where(held_j, total_j, taken["reward_nm"][:, m])
             taken["status_nm"][held_j & ~total_j.isnan(), m] = int(Status.OK)
@@ -230,17 +202,16 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
         stand_s = value_sm[:, m].clone()
         row_s = _last_of(~_not_here(status_sm[:, m]), line)[line.index_s]
         if objective.scope == "rollout":
-            value_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0)
+            value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
         else:  # where no turn has it, the last one says so
             silent_s = _not_here(status_sm[:, m]) & (stand_s.isnan() | (objective.scope is None))
             some_s = (_count(~silent_s, line) > 0)[line.index_s]
             value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
-        status_sm[:, m] = torch.where(value_sm[:, m].isnan(), status_sm[row_s, m], int(Status.OK))
-    return replace(scores, reward_nm=value_sm, status_nm=status_sm)
+    return replace(scores, reward_nm=value_sm, status_nm=torch.where(value_sm.isnan(), status_sm, int(Status.OK)))
 
 
-def _by_token(scores: Scores, group_s: Tensor, length_sk: Tensor, line: Timeline, chosen: Method, rest: dict) -> Credit:
-    """A method that runs over tokens, where every rollout is one row."""
+def _refuse_split(line: Timeline, chosen: Method) -> None:
+    """A method that runs over tokens needs every rollout as one row."""
     split_s = line.left_s > 0
     if bool(split_s.any()):
         index = int(line.index_s[split_s][0])
@@ -249,7 +220,6 @@ def _by_token(scores: Scores, group_s: Tensor, length_sk: Tensor, line: Timeline
             f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
             f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
         )
-    return assign(scores, group_s, length_sk > 0, **rest)
 
 
 def _tables(scores: Scores) -> dict[str, Tensor]:
@@ -265,5 +235,43 @@ def _not_here(status_s: Tensor) -> Bool[Tensor, " s"]:
 
 def _count(flag_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
     """How many turns of each rollout have the flag."""
-    count = int(line.index_s.max()) + 1 if len(flag_s) else 0
-    return torch.zeros(count, dtype=torch.long, device=flag_s.device).index_add(0, line.index_s, flag_s.long())
+    return torch.zeros(len(line.last_j), dtype=torch.long, device=flag_s.device).index_add(0, line.index_s, flag_s.long())
+
+
+def keep_for_rollouts(
+    scores: Scores,
+    present_sk: Bool[Tensor, "s k"],
+    trajectory_s: Int[Tensor, " s"],
+    *,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    scope: ScopeName = "rollout",
+) -> Scores:
+    """Give a turn back the number that was set aside because it has no paid block, where its rollout has one.
+
+    Where rows are turns, the completion is the whole rollout: its outcome may stand at a last turn that says goodbye, and the block
+    that it pays in the turn before. `scope` is that of objectives that name none; those of a turn keep to their turn.
+
+    >>> nan = torch.nan
+    >>> scores = Scores(("won",), torch.full((3, 1), nan).double(), torch.ones(3, 1).to(torch.int8),
+    ...                 torch.full((3, 1, 2), nan).double(), unused_nm=torch.tensor([[nan], [1.], [0.]]).double())
+    >>> present_sk, trajectory_s = torch.tensor([[True], [False], [False]]), torch.tensor([0, 0, 1])
+    >>> won = Objective("correct", name="won", pays="all")
+    >>> keep_for_rollouts(scores, present_sk, trajectory_s, objectives=[won], block_names=["all"]).reward_nm.flatten()
+    tensor([nan, 1., nan], dtype=torch.float64)
+    """
+    if scores.unused_nm is None or not len(trajectory_s):
+        return scores
+    index_s = group_index(trajectory_s)
+    whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=present_sk.device)
+    pays_mk = paid_blocks(objectives, block_names, present_sk.device) & whole_m[:, None]
+    paid_sm = (present_sk[:, None] & pays_mk).any(dim=2)
+    paid_jm = torch.zeros((int(index_s.max()) + 1, paid_sm.shape[1]), dtype=torch.long, device=paid_sm.device)
+    paid_jm.index_add_(0, index_s, paid_sm.long())
+    back_sm = ~scores.unused_nm.isnan() & (paid_jm[index_s] > 0)
+    return replace(
+        scores,
+        reward_nm=torch.where(back_sm, scores.unused_nm, scores.reward_nm),
+        status_nm=scores.status_nm.masked_fill(back_sm, int(Status.OK)),
+        unused_nm=scores.unused_nm.masked_fill(back_sm, torch.nan),
+    )

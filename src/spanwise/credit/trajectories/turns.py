@@ -1,4 +1,4 @@
-"""A sequence that holds several turns, as one row per turn and back."""
+"""A sequence that holds several turns, as one row per turn and back; the rewards of such rows, and mini-batches of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.errors import AlignmentError
+from spanwise.credit.checks import check_rewards, first_of
+from spanwise.credit.strata import group_index
+from spanwise.errors import AlignmentError, RecipeError
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
         turn_nt = runs(mask_nt)
     elif turn_nt.shape != mask_nt.shape:
         raise AlignmentError(f"Turn ids are {tuple(turn_nt.shape)}, the mask is {tuple(mask_nt.shape)}.")
-    lost = torch.nonzero(mask_nt & (turn_nt < 0))
-    if len(lost):
-        row, place = lost[0].tolist()
+    if lost := first_of(mask_nt & (turn_nt < 0)):
+        row, place = lost
         raise AlignmentError(f"Token {place} of sequence {row} was sampled and belongs to no turn; give it a turn id.")
     row_i, place_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     key_i = torch.stack([row_i, turn_nt[row_i, place_i].long()], dim=1)
@@ -123,3 +124,55 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     rank_s = torch.arange(len(row_s), device=mask_nt.device)
     first_n.scatter_reduce_(0, row_s, rank_s, "amin")
     return Turns(row_s, rank_s - first_n[row_s], place_su, mask_nt.shape[1])
+
+
+def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
+    r"""Add up the token rewards of each step row.
+
+    Equation
+        r[s] = sum over t >= the first trainable token of row s of r[s, t]
+
+    Args:
+        reward_st: one reward per token, mostly 0, also in the padding; NaN at a trainable token: the row's reward is absent.
+        mask_st: each row's own response mask, bool or 0/1, left- or right-aligned.
+
+    Edge cases:
+        A reward on a masked token (an observation at the end of the turn) counts for the trainable token before it; one before
+        the first trainable token is dropped, for nothing that was chosen can have caused it. NaN at a masked token is no reward.
+        A row without trainable tokens has reward 0.
+
+    Example:
+        >>> step_rewards(torch.tensor([[9., .5, 1.], [9., 2., .25]]), torch.tensor([[0, 1, 1], [0, 1, 0]]))
+        tensor([1.5000, 2.2500], dtype=torch.float64)
+    """
+    if reward_st.shape != mask_st.shape:
+        raise AlignmentError(f"Token rewards are {tuple(reward_st.shape)}, the mask is {tuple(mask_st.shape)}.")
+    check_rewards(reward_st, row="row")
+    kept_st = mask_st.bool()
+    counts_st = (kept_st.cumsum(dim=1) > 0) & (kept_st | ~reward_st.isnan())
+    return torch.where(counts_st, reward_st.double(), 0.0).sum(dim=1)
+
+
+def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -> list[Int[Tensor, " b"]]:
+    """Split a batch into mini-batches that hold whole prompts, however many rows the turns of each prompt make.
+
+    Args:
+        group_s: prompt ids, in any order, of any sizes.
+        prompts_per_batch: prompts in each mini-batch; the last one may hold fewer.
+
+    Returns:
+        The rows of each mini-batch, ascending; prompts in the order in which they first appear. Where the rows of a prompt lie
+        together, each mini-batch is a range of rows.
+
+    Example:
+        >>> prompt_mini_batches(torch.tensor([8, 8, 8, 3, 5, 5]), prompts_per_batch=2)
+        [tensor([0, 1, 2, 3]), tensor([4, 5])]
+    """
+    if prompts_per_batch < 1:
+        raise RecipeError(f"prompts_per_batch={prompts_per_batch} must be at least 1.")
+    index_s = group_index(group_s)
+    rows = torch.arange(len(index_s), device=index_s.device)
+    first_g = torch.full((int(index_s.max()) + 1 if len(rows) else 0,), len(rows), device=index_s.device)
+    first_g.scatter_reduce_(0, index_s, rows, "amin")
+    batch_s = first_g.argsort().argsort()[index_s] // prompts_per_batch
+    return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))

@@ -8,12 +8,13 @@ from typing import Any
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.idle import idle_fields
-from spanwise.engines.keep import check_folder
-from spanwise.engines.windows import WINDOWS, is_tested
-from spanwise.errors import RecipeError
+from spanwise.engines.checks import idle_fields
+from spanwise.engines.keep import RunRecord
+from spanwise.engines.windows import untested
+from spanwise.errors import refuse
 from spanwise.mode import added_by, part_class
 from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.elsewhere import critic_faults
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
@@ -68,99 +69,35 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
 }
 _REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
-
-
-def check_version(found: str) -> None:
-    """Warn of a SkyRL that nobody tried.
-
-    >>> check_version("0.4.0")
-    """
-    if not is_tested("skyrl", found):
-        sentence = f"spanwise is tested with skyrl {WINDOWS['skyrl']} and this is skyrl {found}: compare a short run first."
-        warnings.warn(sentence, UserWarning, stacklevel=3)
+#: What the folder of a run is called in SkyRL's configuration.
+OPTION = "trainer.algorithm.spanwise.folder"
 
 
 def check(cfg: Any) -> Scheme:
-    """The rule of credit that a configuration asks for, if SkyRL can carry it.
-
-    Args:
-        cfg: a `SpanwiseTrainConfig`.
-
-    Raises:
-        RecipeError: no recipe, a recipe that needs what SkyRL does not have, an option of SkyRL that would change the credit.
-    """
-    check_version(version("skyrl"))
-    algorithm = cfg.trainer.algorithm
-    if algorithm.spanwise.recipe is None:
-        raise RecipeError("There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.")
-    for name, (usual, why) in _FIXED.items():
-        if getattr(algorithm, name) != usual:
-            raise RecipeError(f"trainer.algorithm.{name} is {getattr(algorithm, name)}: {why}. Leave it at {usual}.")
-    if algorithm.loss_reduction not in _REDUCTIONS:
-        raise RecipeError(
-            f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; "
-            f"use token_mean. Under {', '.join(_REDUCTIONS)} spanwise gives the same loss."
-        )
-    if algorithm.policy_loss_type == "cross_entropy":
-        raise RecipeError("trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.")
-    generator = cfg.generator
-    turns = getattr(generator, "max_turns", 1) or 1
-    scheme = scheme_at(algorithm.spanwise.recipe, longest=turns * generator.sampling_params.max_generate_length)
-    _check_sampling(cfg, scheme)
-    _check_critic(cfg, scheme)
-    _remark(algorithm.spanwise.recipe)
+    """The rule of credit that a configuration asks for, if SkyRL can carry it."""
+    say(untested("skyrl", version("skyrl")))
+    algorithm, generator = cfg.trainer.algorithm, cfg.generator
     own = algorithm.spanwise
-    check_folder(own.folder, own.keep_rollouts, own.report, option="trainer.algorithm.spanwise.folder")
-    return scheme
-
-
-def _check_sampling(cfg: Any, scheme: Scheme) -> None:
-    """Dynamic sampling looks at the environment's reward of single rows."""
-    kind = cfg.trainer.algorithm.dynamic_sampling.type
-    if kind is None:
-        return
-    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    if other is not None or cfg.generator.step_wise_trajectories:
-        why = (
-            f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
-        )
-        raise RecipeError(
-            f"trainer.algorithm.dynamic_sampling.type is '{kind}', which keeps groups by the environment's reward, and {why}. "
-            f"Leave it out."
-        )
-
-
-#: The fields of a recipe's `critic` section that are read here; it may say `terminal`, for that is what SkyRL does.
-_CRITIC = ("gae_lambda_value", "policy_training_start_step", "truncated")
-
-
-def critic_of(cfg: Any) -> CriticConfig:
-    """The `critic` section of the recipe."""
-    return load(cfg.trainer.algorithm.spanwise.recipe).critic or CriticConfig()
-
-
-def _check_critic(cfg: Any, scheme: Scheme) -> None:
-    """A critic where values are asked for, and only there; a rollout in one row where a method runs over its tokens."""
-    generator, critic, names, own = cfg.generator, cfg.trainer.critic.model.path, scheme.value_names, critic_of(cfg)
-    rows = generator.step_wise_trajectories and not generator.merge_stepwise_output
-    sentences = {
-        f"Method '{scheme.method}' needs a critic: add trainer.critic.model.path=MODEL, the policy's own for a new value head on "
-        f"a copy of it. Or use a method that compares completions, such as 'bae' or 'grpo'.": names and not critic,
-        f"trainer.critic.model.path is set, but method '{scheme.method}' asks no critic, so it would train on nothing. Leave it "
-        f"out, or use method 'gae' or 'sae'.": critic and not names,
-        f"The recipe has a critic section, but method '{scheme.method}' asks no critic. Leave it out, or use method 'gae' or "
-        f"'sae'.": own != CriticConfig() and not names,
-        f"Each objective has a value of its own here ({', '.join(names)}), and SkyRL's critic gives one per token; write values: "
-        f"shared in the recipe.": len(names) > 1,
-        "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": own.head != "scalar",
-        f"The recipe's critic has truncated: {own.truncated}, and SkyRL has no value after the last token; leave it out. "
-        f"generator.apply_overlong_filtering=true takes what was cut off out of the loss.": own.truncated != "terminal",
-        f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
-        f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": scheme.entry.kind == "token" and rows,
-    }
-    for sentence, wrong in sentences.items():
-        if wrong:
-            raise RecipeError(sentence)
+    set_to = {name: getattr(algorithm, name) for name in _FIXED}
+    refuse(
+        {
+            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": own.recipe is None,
+            **{
+                f"trainer.algorithm.{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] != usual
+                for name, (usual, why) in _FIXED.items()
+            },
+            f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; use "
+            f"token_mean. Under {', '.join(_REDUCTIONS)} spanwise gives the same loss.": (
+                algorithm.loss_reduction not in _REDUCTIONS
+            ),
+            "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.": (
+                algorithm.policy_loss_type == "cross_entropy"
+            ),
+        }
+    )
+    turns = getattr(generator, "max_turns", 1) or 1
+    scheme = scheme_at(own.recipe, longest=turns * generator.sampling_params.max_generate_length)
+    refuse({**_sampling_faults(cfg, scheme), **_critic_faults(cfg, scheme)})
     scheme.check_forgets("SkyRL")
     for part, mode in ((part_class(mode, "skyrl"), mode) for mode in scheme.modes):
         if part is not None:
@@ -169,11 +106,47 @@ def _check_critic(cfg: Any, scheme: Scheme) -> None:
     # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`SampledRows.turns`).
     by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
+    say(idle_fields(own.recipe, engine="SkyRL"))
+    RunRecord.of(vars(own), option=OPTION)
+    return scheme
 
 
-def _remark(path: str) -> None:
-    """Say what of the recipe nothing reads here."""
-    idle = idle_fields(path, critic=_CRITIC)
-    if idle:
-        sentence = f"The recipe also sets {', '.join(idle)}, which SkyRL's own configuration decides; nothing reads it here."
+def critic_of(cfg: Any) -> CriticConfig:
+    """The `critic` section of the recipe."""
+    return load(cfg.trainer.algorithm.spanwise.recipe).modes.get("critic") or CriticConfig()
+
+
+def say(sentence: str) -> None:
+    """Warn, if there is anything to say."""
+    if sentence:
         warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+def _sampling_faults(cfg: Any, scheme: Scheme) -> dict[str, Any]:
+    """Dynamic sampling looks at the environment's reward of single rows."""
+    kind, by_row = cfg.trainer.algorithm.dynamic_sampling.type, cfg.generator.step_wise_trajectories
+    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
+    why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
+    return {
+        f"trainer.algorithm.dynamic_sampling.type is '{kind}', which keeps groups by the environment's reward, and {why}. Leave it "
+        f"out.": kind is not None and (other is not None or by_row)
+    }
+
+
+def _critic_faults(cfg: Any, scheme: Scheme) -> dict[str, Any]:
+    """What is wrong with SkyRL's critic under a recipe; a rollout is one row where a method runs over its tokens."""
+    generator, path, own = cfg.generator, cfg.trainer.critic.model.path, critic_of(cfg)
+    rows = generator.step_wise_trajectories and not generator.merge_stepwise_output
+    return {
+        **critic_faults(
+            own,
+            scheme,
+            engine="SkyRL",
+            there=path,
+            option="trainer.critic.model.path=MODEL",
+            instead=" generator.apply_overlong_filtering=true takes what was cut off out of the loss.",
+        ),
+        "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": own.head != "scalar",
+        f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
+        f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": scheme.entry.kind == "token" and rows,
+    }

@@ -13,8 +13,7 @@ from jaxtyping import Float, Shaped
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from spanwise.credit import METHODS, group_index, method, to_tokens
-from spanwise.credit.trajectories.stepwise import outcome_methods
+from spanwise.credit import METHODS, group_index, method, outcome_methods, to_tokens
 from spanwise.engines.skyrl.config import SpanwiseAlgorithmConfig
 from spanwise.errors import RecipeError
 

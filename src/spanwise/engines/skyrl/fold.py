@@ -23,14 +23,6 @@ def fold_factor(
         D[i] = sum of L (token_mean), B L[i] (sequence_mean), B max_seq_len (seq_mean_token_sum_norm),
                P times the sum of L over i's prompt (prompt_mean)
 
-    Args:
-        loss_mask_nt: 1 at the tokens that enter the loss.
-        rollout_n: the rollout of each row; rows of one rollout lie in one mini-batch.
-        loss_reduction: `trainer.algorithm.loss_reduction`.
-        mini_batches: (start, end) rows of each mini-batch.
-        prompts: (start, end) rows of each prompt.
-        max_seq_len: read by `seq_mean_token_sum_norm`.
-
     Edge cases:
         Where a divisor has no token SkyRL divides by 1, and so does this. Rows of no mini-batch get 1.
 

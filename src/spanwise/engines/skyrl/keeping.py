@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from spanwise.batch import Batch
-from spanwise.engines.keep import RunRecord, own_recipe
+from spanwise.engines.keep import RunRecord, prompt_texts
+from spanwise.rollouts import Rollouts
 from spanwise.step import StepResult
 
 #: What a report reads of an update -> what SkyRL calls it.
@@ -16,47 +16,26 @@ UPDATE = {
 }
 
 
-def record_of(cfg: Any) -> RunRecord | None:
-    """The writer of the folder that a configuration names; None: it names none."""
-    own = cfg.trainer.algorithm.spanwise
-    if own.folder is None:
-        return None
-    option = "trainer.algorithm.spanwise.folder"
-    return RunRecord(own.folder, keep_rollouts=own.keep_rollouts, report=own.report, output=option)
-
-
 def keep(trainer: Any, record: RunRecord, result: StepResult) -> None:
-    """Keep a batch: a row is what was read as one, a completion or a turn of a rollout."""
-    step, own = trainer.global_step, result.own
-    record.begin_with(lambda: recipe_of(trainer), step=step - 1, tokenizer=trainer.tokenizer)
-    record.add_batch(step, own.reading, result.metrics, trainer.scheme)
-    if record.wants(step):
-        made = trainer.step.rollouts(result, number=step, prompts=prompts_of(trainer, own.batch))
-        record.write_batch(made, own.batch.steps)
+    """Keep a batch of a `SpanRayPPOTrainer`."""
+    step, sampled = trainer.global_step, trainer.last_rows
 
+    def recipe() -> dict[str, Any]:
+        cfg = trainer.cfg
+        return record.recipe(
+            trainer.scheme,
+            model=cfg.trainer.policy.model.path,
+            steps=trainer.total_training_steps,
+            prompts=cfg.trainer.train_batch_size,
+            group_size=max(2, cfg.generator.n_samples_per_prompt),
+            temperature=float(cfg.generator.sampling_params.temperature),
+            seed=cfg.trainer.seed,
+        )
 
-def prompts_of(trainer: Any, batch: Batch) -> list[str]:
-    """What the rows of a group answer: that of its first row, where a rollout begins; groups are numbered as they appear."""
-    held = trainer.last_rows
-    first: dict[str, Any] = {}
-    for uid, ids in zip(held.uids, held.output["prompt_token_ids"], strict=True):
-        first.setdefault(uid, ids)
-    said = [trainer.tokenizer.decode(ids, skip_special_tokens=False) for ids in first.values()]
-    return [said[group] for group in batch.group_n.tolist()]
+    def rollouts() -> Rollouts:
+        texts = prompt_texts(trainer.tokenizer, sampled.uids, sampled.output["prompt_token_ids"])
+        of_group = list(texts.values())  # groups are numbered as they appear
+        prompts = [of_group[group] for group in result.own.batch.group_n.tolist()]
+        return trainer.step.rollouts(result, number=step, prompts=prompts)
 
-
-def recipe_of(trainer: Any) -> dict[str, Any]:
-    """The `recipe.yaml` of the run: its rule of credit, and what SkyRL says that a recipe has a field for."""
-    cfg = trainer.cfg
-    own = cfg.trainer.algorithm.spanwise
-    return own_recipe(
-        trainer.scheme,
-        model=cfg.trainer.policy.model.path,
-        steps=trainer.total_training_steps,
-        prompts=cfg.trainer.train_batch_size,
-        group_size=max(2, cfg.generator.n_samples_per_prompt),
-        temperature=float(cfg.generator.sampling_params.temperature),
-        seed=cfg.trainer.seed,
-        keep_rollouts=own.keep_rollouts,
-        report=own.report,
-    )
+    record.add_batch(step, result, trainer.scheme, recipe=recipe, tokenizer=trainer.tokenizer, rollouts=rollouts)

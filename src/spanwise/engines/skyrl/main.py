@@ -38,11 +38,7 @@ def _run(cfg: Any) -> None:
 
 
 def configured(arguments: list[str]) -> Any:
-    """The configuration of a command line, refused before anything starts if it cannot work.
-
-    Raises:
-        RecipeError: see `spanwise.engines.skyrl.config.check`.
-    """
+    """The configuration of a command line, refused before anything starts if it cannot work."""
     # The one that led here is no field of the configuration.
     own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)

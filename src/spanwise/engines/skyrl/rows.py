@@ -107,33 +107,37 @@ class SampledRows:
         The generator may say the state that each turn starts from as `anchors`; else, if it is asked for (`anchored`), it is all
         that the model saw. What the generator left out of the loss altogether is read and compared all the same.
         """
-        ids: list[Any] = []
-        row: list[int] = []
-        sampled, place, context = [], [], []
-        contexts = anchored and "anchors" not in self.extra
-        told: dict[str, list[Any]] = {name: [] for name in (*self.extra, "environment")}
-        output = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
-        for s, (prompt, response, mask) in enumerate(zip(*output, strict=True)):
-            parts = [(0, len(response))] if self.stepwise else _runs(mask)
-            n, first = self.place_s[s]
-            for k, (start, end) in enumerate(parts):
-                ids.append(response[start:end])
-                sampled.append(mask[start:end] if any(mask[start:end]) else [1] * (end - start))
-                place.append((n, width - self.length_n[n] + first + start))
-                row.append(s)
-                context += [(*prompt, *response[:start])] if contexts else []
-                told["environment"].append(self._paid(s, parts, k))
-                for name, values in self.extra.items():
-                    each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts)
-                    told[name].append(values[s][k] if each else values[s])
-        uids, step_s = [self.uids[s] for s in row], torch.arange(len(row))
-        anchors = told.pop("anchors", context or None)
-        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row]), step_s, anchors)
-        batch = Batch.jagged(ids, uids, sampled=sampled, columns={**columns(uids), **told}, steps=steps)
-        inside_u = torch.arange(max(map(len, ids)))
-        place_su = torch.tensor([start for _, start in place])[:, None] + inside_u
-        place_su[inside_u >= torch.tensor(list(map(len, ids)))[:, None]] = -1
-        return batch, Turns(torch.tensor([n for n, _ in place]), step_s, place_su, width)
+        prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
+        rows = zip(responses, masks, strict=True)
+        parts_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in rows]
+        turns = [(s, k, *part) for s, parts in enumerate(parts_s) for k, part in enumerate(parts)]
+
+        def said(values: Sequence[Any], s: int, k: int) -> Any:
+            """What the generator says of a turn, or of its row."""
+            each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts_s[s])
+            return values[s][k] if each else values[s]
+
+        extra: dict[str, Any] = {name: [said(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
+        contexts = None
+        if anchored and "anchors" not in extra:
+            contexts = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
+        row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", contexts))
+        extra["environment"] = [self._paid(s, parts_s[s], k) for s, k, _, _ in turns]
+        uids = [self.uids[s] for s in row_s]
+        batch = Batch.jagged(
+            [responses[s][start:end] for s, _, start, end in turns],
+            uids,
+            sampled=[masks[s][start:end] if any(masks[s][start:end]) else [1] * (end - start) for s, _, start, end in turns],
+            columns={**columns(uids), **extra},
+            steps=steps,
+        )
+        row_n = torch.tensor([self.place_s[s][0] for s in row_s])
+        first = [width - self.length_n[self.place_s[s][0]] + self.place_s[s][1] + start for s, _, start, _ in turns]
+        length_s1 = torch.tensor([end - start for *_, start, end in turns])[:, None]
+        inside_u = torch.arange(int(length_s1.max()))
+        place_su = torch.where(inside_u < length_s1, torch.tensor(first)[:, None] + inside_u, -1)
+        return batch, Turns(row_n, step_s, place_su, width)
 
     def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
         """The environment's reward of one turn: what stands from its first token to the next turn, or at the end."""

@@ -1,7 +1,7 @@
 """`SpanRayPPOTrainer`: SkyRL's PPO trainer, with credit for every span of every turn."""
 
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,17 +9,17 @@ import torch
 from skyrl.train.trainer import RayPPOTrainer  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PretrainedConfig
 
-from spanwise.batch import Batch
-from spanwise.engines.returns import returns
-from spanwise.engines.skyrl import keeping
-from spanwise.engines.skyrl.config import check, critic_of
+from spanwise.engines.keep import RunRecord
+from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
 from spanwise.engines.skyrl.estimators import register
 from spanwise.engines.skyrl.fold import fold_factor
+from spanwise.engines.skyrl.keeping import UPDATE, keep
 from spanwise.engines.skyrl.rows import SampledRows
+from spanwise.engines.vocabulary import model_size
 from spanwise.mode import parts_of
-from spanwise.pipeline import Reading, read
+from spanwise.modes.critic.elsewhere import returns
+from spanwise.pipeline import read
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step
 
@@ -31,10 +31,6 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     recipe of `trainer.algorithm.spanwise.recipe`. Under every `loss_reduction` the loss of a mini-batch is the mean over its
     rollouts of the sum over tokens of advantage times surrogate, however many rows the turns of a rollout became.
 
-    Args:
-        cfg: a `SpanwiseTrainConfig`.
-        args, kwargs: as in `RayPPOTrainer`.
-
     Attributes:
         scheme: the rule of credit.
         parts: what each of its modes does here, by its name (`spanwise.modes`).
@@ -42,9 +38,6 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         advantage_dtype: of the advantages; SkyRL trains in float32.
         last_advantages: of the last batch, before they are multiplied for the loss reduction.
         last_rows: the rows of the generator that they belong to.
-
-    Raises:
-        RecipeError: see `spanwise.engines.skyrl.config.check`.
     """
 
     advantage_dtype = torch.float32
@@ -53,8 +46,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.scheme, self.critic_config = check(cfg), critic_of(cfg)
         register()
         super().__init__(cfg, *args, **kwargs)
-        written, _ = PretrainedConfig.get_config_dict(cfg.trainer.policy.model.path)  # read, never run
-        size = {**written, **(written.get("text_config") or {})}.get("vocab_size")
+        size = model_size(cfg.trainer.policy.model.path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
         self.parts = parts_of(self.scheme.modes, "skyrl", cfg, self.tokenizer, size)
         for part in self.parts.values():  # the workers are made later, by this name
@@ -62,13 +54,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.last_advantages: Tensor | None = None
         self.last_rows: SampledRows | None = None
         self.step = Step(self.scheme)
-        self._record = keeping.record_of(cfg)
+        self._record = RunRecord.of(vars(cfg.trainer.algorithm.spanwise), option=OPTION)
 
     async def train(self) -> None:
         """SkyRL's training; where a run folder is asked for, it is complete however training ends."""
-        if self._record is None:
-            return await super().train()
-        with self._record.running():
+        with nullcontext() if self._record is None else self._record.running():
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
@@ -99,7 +89,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """SkyRL's update; a run folder has its loss, gradient norm and entropy."""
         status = super().train_critic_and_policy(data)
         if self._record is not None:
-            self._record.add_update(self.all_metrics, keeping.UPDATE)
+            self._record.add_update(self.all_metrics, UPDATE)
         return status
 
     @torch.no_grad()
@@ -124,33 +114,26 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = own.put(result.advantages_nt)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
-        data["advantages"] = adv_nt * self._factor(data, rows)
-        data["returns"] = adv_nt
-        shown = dict(result.metrics)
-        if self.scheme.value_names:
-            shown |= self._teach(data, batch, reading)
+        factor_n1, shown = self._factor(data, rows), dict(result.metrics)
+        data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
+        if batch.value_nt is not None and self.scheme.value_names:
+            # SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
+            return_nt, error = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
+            shown |= error
+            for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
+                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - real)), 0.0)
         for part in self.parts.values():
-            shown |= part.teach(data, reading, self.scheme, self._factor(data, rows)[:real, 0], self.global_step - 1)
+            shown |= part.teach(data, reading, self.scheme, factor_n1[:real, 0], self.global_step - 1)
         self.last_advantages = adv_nt[:real]
         if self._record is not None:
-            keeping.keep(self, self._record, replace(result, metrics=shown))
-        self._log(shown, adv_nt[mask_nt])
+            keep(self, self._record, replace(result, metrics=shown))
+        self.all_metrics.update({name: value for name, value in shown.items() if value == value})
+        trained = adv_nt[mask_nt]
+        for name, values in (("", trained), ("_abs", trained.abs())):
+            self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(values.mean())
         for sentence in result.warnings:
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+            say(sentence)
         return data
-
-    def _teach(self, data: Any, batch: Batch, reading: Reading) -> dict[str, float]:
-        """Lay out what SkyRL's critic is fitted to, and say how good it was.
-
-        SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
-        """
-        return_nt, shown = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
-        mask_nt = data["loss_mask"] > 0
-        rest = (0, 0, 0, len(mask_nt) - len(return_nt))
-        assert batch.value_nt is not None, "a recipe that needs values has a critic"
-        data["values"] = torch.where(mask_nt, pad(batch.value_nt, rest), 0.0)
-        data["returns"] = torch.where(mask_nt, pad(return_nt, rest), 0.0)
-        return shown
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.
@@ -176,11 +159,6 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             prompts=data.metadata["policy_prompt_boundaries"],
             max_seq_len=algorithm.max_seq_len,
         )
-
-    def _log(self, shown: Mapping[str, float], trained: Tensor) -> None:
-        self.all_metrics.update({name: value for name, value in shown.items() if value == value})
-        size = {"": trained, "_abs": trained.abs()}
-        self.all_metrics.update({f"loss/avg_raw_advantages{key}": float(value.mean()) for key, value in size.items()})
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:

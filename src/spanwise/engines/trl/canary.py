@@ -18,12 +18,6 @@ from spanwise.errors import SpanwiseError
 def probe_like(values_bt: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
     """Fixed weights in [1, 2) that differ from token to token, so that no average over tokens passes for the token itself.
 
-    Args:
-        values_bt: gives shape, dtype and device.
-
-    Returns:
-        (b, t): the fractional part of 0.618 times the token index, plus 1.
-
     Example:
         >>> probe_like(torch.zeros(1, 3))
         tensor([[1.0000, 1.6180, 1.2361]])
@@ -41,23 +35,12 @@ def surrogate_slope(
     delta: float | None = None,
     sapo_temperatures: tuple[float, float] = (1.0, 1.05),
 ) -> Float[Tensor, "b t"]:
-    r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage.
+    r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage; NaN where the clip may be active.
 
     Equation
         clipped losses   rho inside the clip range
         cispo            min(rho, clip high)
         sapo             4 s (1 - s) rho,  s = sigmoid(tau (rho - 1)),  tau by the sign of the advantage
-
-    Args:
-        ratio_bt: rho, new over old probability of each token.
-        advantages_bt: only the sign is read, and only under `sapo`.
-        loss_type: one of `LOSS_TYPES`.
-        clip: (epsilon low, epsilon high).
-        delta: upper bound of two-sided clipping.
-        sapo_temperatures: for positive and for other advantages.
-
-    Returns:
-        (b, t); NaN where the clip may be active, so that the slope depends on the side.
 
     Example:
         >>> ratio, advantages = torch.tensor([[1.0, 1.1, 1.5]]), torch.ones(1, 3)
@@ -93,19 +76,8 @@ def check_own_advantage(
     Equation
         d/dA_t of sum_s probe_s dL/dlogp_s  =  -height_t probe_t mask_t / (b accumulation factor)
 
-    for every loss that is a mean over b rows of a sum over tokens after the fold factor.
-
-    Args:
-        loss: the loss TRL returned, graph intact; it stays usable for backward.
-        logps_bt: the log-probabilities it was computed from.
-        advantages_bt: the folded advantages it was given, a leaf that requires grad.
-        mask_bt: 1 at trainable tokens.
-        factor_b1: what the advantages were multiplied with (`fold_factor`).
-        accumulation: micro-batches per optimiser step.
-        height_bt: slope of the surrogate by the log-probability (`surrogate_slope`), NaN where it is not looked at; None: 1.
-
-    Raises:
-        SpanwiseError: the weight of a token is not its own; the message names the first one and both numbers.
+    for every loss that is a mean over b rows of a sum over tokens after the fold factor; height is `surrogate_slope`, NaN where
+    nothing is looked at, None: 1. The loss stays usable for backward.
 
     Example:
         >>> logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)

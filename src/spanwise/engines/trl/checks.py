@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from datasets import Dataset, IterableDataset
 from packaging.version import Version
 from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.trl.dppo import check_dppo
-from spanwise.engines.trl.fold import check_loss_type
-from spanwise.errors import DataError, RecipeError, SpanwiseError
+from spanwise.engines.trl.fold import DPPO, check_loss_type
+from spanwise.errors import DataError, RecipeError, refuse, unknown
 from spanwise.layout import Layout, Part
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.rollouts.messages import prompt_fault
+from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
+
+_SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
+#: What TRL takes as it comes, and what would then turn a term of the loss around, or let it drown all others.
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
+    "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
+}  # fmt: skip
+#: What acts on TRL's own policy term, which is 0 under DPPO: the values that do nothing.
+_NOT_UNDER_DPPO = {
+    "delta": None,
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "use_liger_kernel": False,
+}
 
 
 def check_version(version: str) -> None:
@@ -26,105 +44,191 @@ def check_version(version: str) -> None:
         >>> check_version("1.16.0")
         >>> check_version("1.15.0")
         Traceback (most recent call last):
-        spanwise.errors.SpanwiseError: trl 1.15.0 cannot run GRPO without triton... Install trl 1.14.2, or 1.16 or newer.
+        spanwise.errors.RecipeError: trl 1.15.0 cannot run GRPO without triton... Install trl 1.14.2, or 1.16 or newer.
     """
     if Version(version) < Version("1.10"):
-        raise SpanwiseError(
-            f"trl {version} normalises some losses differently from what spanwise undoes. Install trl 1.10 or newer."
+        raise RecipeError(
+            f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer."
         )
     if Version(version) == Version("1.15.0"):
-        raise SpanwiseError(
-            "trl 1.15.0 cannot run GRPO without triton, for example on CPU. Install trl 1.14.2, or 1.16 or newer."
-        )
+        raise RecipeError("trl 1.15.0 cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.")
 
 
-def check_config(args: GRPOConfig, *, trl_version: str) -> None:
-    """Refuse options that would give wrong credit, and say which ones have no effect.
+def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
+    """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows.
+
+    Example:
+        >>> check_scheme("bae", None, {})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: The scheme is 'bae'; it says what is read, rewarded and compared. Write scheme=Scheme...
+        >>> from spanwise import Layout
+        >>> check_scheme(Scheme.preset("gae", Layout({"all": ["answer"]})), None, {})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: Method 'gae' needs a critic and there is none. Write critic=CriticConfig(...)...
+    """
+    parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
+    if parts:
+        raise RecipeError(f"{' and '.join(parts)} of a run stand in its scheme, not beside it. Write {_SCHEME}.")
+    if not isinstance(scheme, Scheme):
+        raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
+    faults: dict[str, Any] = {
+        unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known
+    }
+    faults |= {
+        f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": True
+        for one in scheme.objectives
+        if isinstance(one.reward, nn.Module)
+    }
+    faults |= {
+        f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
+        "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
+            critic is None and scheme.value_names
+        ),
+        f"The critic is {critic!r}; write critic=CriticConfig(learning_rate=1e-5, ...).": (
+            critic is not None and not isinstance(critic, CriticConfig)
+        ),
+    }
+    refuse(faults)
+    if critic is not None:
+        critic.check_scheme(scheme)
+    return scheme
+
+
+def check_args(args: Any) -> None:
+    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or with a constant that no training survives.
+
+    Example:
+        >>> check_args({"beta": 0.1})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: args is a dict; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).
+        >>> check_args(GRPOConfig("out", loss_type="dppo_tv", delta=2.0, use_cpu=True, bf16=False, gradient_checkpointing=None))
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: delta is 2.0, and loss_type 'dppo_tv' has no use for it... Leave it at None...
+    """
+    if not isinstance(args, GRPOConfig):
+        raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
+    check_loss_type(args.loss_type)
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
+    faults: dict[str, Any] = {
+        f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
+        for name, (least, most) in _BOUNDS.items()
+        if isinstance(given[name], int | float)
+    }
+    faults |= {
+        f"{name} is {given[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
+        f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
+        and given[name] != usual
+        for name, usual in _NOT_UNDER_DPPO.items()
+    }
+    faults |= {
+        f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "
+        "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
+        f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every token "
+        "with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'.": (
+            args.importance_sampling_level != "token"
+        ),
+    }
+    refuse(faults)
+
+
+def check_use(
+    args: GRPOConfig,
+    *,
+    trl_version: str,
+    model: Any = "",
+    reward_funcs: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect.
+
+    TRL loads the reference model of a KL term by the model's name.
 
     Example:
         >>> args = GRPOConfig("out", use_cpu=True, bf16=False, gradient_checkpointing=None)
-        >>> check_config(args, trl_version="1.16.0")
+        >>> check_use(args, trl_version="1.16.0")
     """
-    check_loss_type(args.loss_type)
-    check_dppo(args)
-    if args.reward_weights is not None:
-        raise RecipeError(
-            f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "
-            "instead, for example Objective('brier', weight=0.5, ...)."
-        )
-    if args.importance_sampling_level != "token":
-        raise RecipeError(
-            f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every "
-            "token with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'."
-        )
-    if args.use_liger_kernel and Version(trl_version) < Version("1.14"):
-        raise RecipeError(
-            f"use_liger_kernel=True with trl {trl_version} sends the advantages to a loss that takes one number per completion. "
-            "Set it to False, or install trl 1.14 or newer."
-        )
+    adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
+    named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    faults = {
+        "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
+        "blocks it pays.": reward_funcs,
+        f"use_liger_kernel=True with trl {trl_version} sends the advantages to a loss that takes one number per completion. Set it "
+        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and Version(trl_version) < Version("1.14"),
+        f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
+        "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
+            args.beta != 0.0 and not named
+        ),
+    }
+    refuse(faults)
     for name, usual in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
-        value = getattr(args, name)
-        if value != usual:
-            warnings.warn(
-                f"{name}={value!r} changes nothing: it shapes TRL's own advantage of a completion, and what is trained comes from "
-                "the objectives (their baseline, scale and weight).",
-                UserWarning,
-                stacklevel=3,
+        if getattr(args, name) != usual:
+            sentence = (
+                f"{name}={getattr(args, name)!r} changes nothing: it shapes TRL's own advantage of a completion, and what is "
+                "trained comes from the objectives (their baseline, scale and weight)."
             )
-
-
-def check_callables(objectives: Sequence[Objective], reward_funcs: Any) -> None:
-    """Refuse rewards that this trainer cannot call."""
-    if reward_funcs:
-        raise RecipeError(
-            "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known "
-            "which blocks it pays."
-        )
-    for objective in objectives:
-        if isinstance(objective.reward, nn.Module):
-            raise RecipeError(
-                f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
-                "completion."
-            )
+            warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objective]) -> None:
     """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it."""
-    extra = list(names)[len(objectives) :]
+    extra = ", ".join(names[len(objectives) :])
     if extra:
         raise RecipeError(
-            f"The environment {', '.join(extra)} has a get_reward method, and no block is paid by it. Rename the method and "
-            "call it from an objective: a reward function gets the environments as its argument 'environments'."
+            f"The environment {extra} has a get_reward method, and no block is paid by it. Rename the method and call it from an "
+            "objective: a reward function gets the environments as its argument 'environments'."
         )
 
 
-def check_columns(
-    objectives: Sequence[Objective], columns: Sequence[str] | None, *, called: str = "the training dataset"
+def check_datasets(
+    train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse a dataset without prompts, or without the gold answers that a built-in reward reads.
+    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes.
 
     Example:
-        >>> check_columns([Objective("correct", pays=("solution",))], ["prompt", "solution"])
+        >>> check_datasets([{"prompt": "2+2="}], None, [], {})
         Traceback (most recent call last):
-        spanwise.errors.DataError: Objective 'correct' reads the dataset column 'answer'... there are prompt, solution...
+        spanwise.errors.DataError: train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).
     """
-    if columns is None:
-        return
-    if "prompt" not in columns:
+    if train is None and options.get("environment_factory") is None:
+        raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
+    _check_dataset("train_dataset", train, objectives)
+    for name, one in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
+        called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+        _check_dataset(called, one, objectives, where=f"{called}: ", kind="evaluation")
+    prompts = len(train) if isinstance(train, Dataset) else needed
+    if prompts < needed:
         raise DataError(
-            f"{called[0].upper()}{called[1:]} has no column 'prompt', the text or the messages that completions are sampled for; "
-            f"there are {', '.join(columns) or 'none'}. Rename one: dataset.rename_column("
-            f"{next(iter(columns), 'question')!r}, 'prompt')."
+            f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a "
+            "single step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation down or num_generations up."
         )
-    for objective in objectives:
-        if objective.reward not in ("correct", "second_attempt"):
-            continue
+
+
+def _check_dataset(
+    called: str, dataset: Any, objectives: Sequence[Objective], *, where: str = "", kind: str = "training"
+) -> None:
+    """Refuse what is no dataset, one without prompts, or without the gold answers that a built-in reward reads."""
+    splits = list(dataset) if isinstance(dataset, Mapping) else []
+    columns = getattr(dataset, "column_names", None) if not splits else None
+    name, there = type(dataset).__name__, columns or ["none"]
+    faults: dict[str, Any] = {
+        f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{next(iter(splits), '')!r}].": splits,
+        f"{called} is a {name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
+        f"{called} is a {name}; pass a datasets.Dataset or IterableDataset.": (
+            dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
+        ),
+        f"{where}The {kind} dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+        f"{', '.join(there)}. Rename one: dataset.rename_column({there[0]!r}, 'prompt').": columns
+        and "prompt" not in columns,
+    }
+    for objective in objectives if columns is not None else ():
         column = objective.options.get("column", "answer")
-        if column not in columns:
-            raise DataError(
-                f"Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
-                f"{', '.join(columns)}. Rename the column, or set options: {{column: NAME}} in the objective."
-            )
+        faults[
+            f"{where}Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
+            f"{', '.join(there)}. Rename the column, or set options: {{column: NAME}} in the objective."
+        ] = objective.reward in ("correct", "second_attempt") and column not in there
+    refuse(faults, DataError)
 
 
 def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
@@ -141,22 +245,6 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
             raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
 
 
-def check_size(prompts: int | None, *, needed: int) -> None:
-    """Refuse a dataset that cannot fill one generation batch; TRL would end without a single step.
-
-    Example:
-        >>> check_size(1, needed=2)
-        Traceback (most recent call last):
-        spanwise.errors.DataError: The training dataset has 1 prompts and one generation batch takes 2... or num_generations up.
-    """
-    if prompts is not None and prompts < needed:
-        raise DataError(
-            f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a single "
-            "step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
-            "steps_per_generation down or num_generations up."
-        )
-
-
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters.
 
@@ -165,21 +253,18 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
     """
-    end = prompt.rstrip()
+    end, prefilled = prompt.rstrip(), layout.prefilled or ""
     opening = {part.mark: _openings(part) for part in layout.parts}
-    opened = next(((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign)), None)
-    if opened is not None and opened[0] != layout.prefilled:
-        mark, sign = opened
-        raise RecipeError(
-            f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
-            f"prefilled='{mark}')."
-        )
-    signs = opening.get(layout.prefilled or "", ())
-    if opened is None and signs:
-        raise RecipeError(
-            f"The layout says that the prompt opens {' or '.join(signs)}, and a prompt ends with {end[-40:]!r}. End the prompt "
-            f"with that {_noun(str(layout.prefilled), signs[0])}, or leave 'prefilled' out of the layout."
-        )
+    found = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
+    mark, sign = next(found, ("", ""))
+    signs = opening.get(prefilled, ())
+    faults = {
+        f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
+        f"prefilled='{mark}').": sign and mark != prefilled,
+        f"The layout says that the prompt opens {' or '.join(signs)}, and a prompt ends with {end[-40:]!r}. End the prompt with "
+        f"that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
+    }
+    refuse(faults)
 
 
 def _openings(part: Part) -> tuple[str, ...]:
@@ -188,5 +273,5 @@ def _openings(part: Part) -> tuple[str, ...]:
     return () if opens is None else tuple(sign.strip() for sign in opens(part.mark) if sign.strip())
 
 
-def _noun(mark: str, sign: str) -> str:
+def _noun(mark: str, sign: str = "") -> str:
     return "tag" if sign == f"<{mark}>" else "sign"

@@ -8,8 +8,7 @@ from typing import TypeVar
 from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.engines.keep import check_keeping
-from spanwise.engines.trl.dppo import check_dppo
-from spanwise.engines.trl.fold import check_loss_type
+from spanwise.engines.trl.checks import check_args
 from spanwise.errors import RecipeError
 
 _Class = TypeVar("_Class", bound=type)
@@ -64,19 +63,15 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        self._check_before()
-        try:
-            super().__post_init__()
-        except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
-            raise RecipeError(str(error)) from error
-        check_loss_type(self.loss_type)
-        check_dppo(self)
-        check_keeping(self.keep_rollouts, self.report)
-
-    def _check_before(self) -> None:
         # TRL's own message for a group of one is a bare ValueError after the distributed set-up; say it first.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a completion that is alone in its group has nobody to be "
                 "compared with, so its credit is always 0. Set num_generations to 2 or more."
             )
+        try:
+            super().__post_init__()
+        except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
+            raise RecipeError(str(error)) from error
+        check_args(self)
+        check_keeping(self.keep_rollouts, self.report)

@@ -1,4 +1,4 @@
-"""The factor that turns TRL's reduction of a loss into the mean over completions of a sum over tokens.
+"""The terms of the loss: a factor that turns TRL's reduction into the mean over completions of a sum over tokens, DPPO and KL.
 
 Every surrogate that TRL offers depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on
 the token's loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
@@ -13,20 +13,18 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import refuse, unknown
+from spanwise.losses import dppo
 
-#: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO (`engines.trl.dppo`).
+#: The values of `loss_type` that are DPPO, which TRL lacks, as verl calls them -> its divergence. The trainer adds it to a loss of
+#: TRL's whose policy term is 0.
+DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
+#: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
 
 
 def check_loss_type(loss_type: str) -> None:
     """Refuse a `loss_type` whose reduction cannot be undone exactly.
-
-    Args:
-        loss_type: the value of the TRL config.
-
-    Raises:
-        RecipeError: TRL does not know it, or (vespo) its weight of a token is not linear in the advantage of that token.
 
     Example:
         >>> check_loss_type("dr_grpo")
@@ -34,13 +32,13 @@ def check_loss_type(loss_type: str) -> None:
         Traceback (most recent call last):
         spanwise.errors.RecipeError: loss_type 'vespo' weighs a whole completion ... Use loss_type='dr_grpo'.
     """
-    if loss_type == "vespo":
-        raise RecipeError(
-            "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every "
-            "span has its own. Use loss_type='dr_grpo'."
-        )
-    if loss_type not in LOSS_TYPES:
-        raise RecipeError(unknown("loss_type", loss_type, LOSS_TYPES))
+    refuse(
+        {
+            "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span "
+            "has its own. Use loss_type='dr_grpo'.": loss_type == "vespo",
+            unknown("loss_type", loss_type, LOSS_TYPES): loss_type not in LOSS_TYPES,
+        }
+    )
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
@@ -65,20 +63,6 @@ def fold_factor(
     N / processes / steps_per_generation (`dapo`, `cispo`) or b (`luspo`). The factor is that divisor over b. DPPO is ours and is
     divided by b.
 
-    Args:
-        mask_bt: 1 at the tokens that enter the loss (completion mask times tool mask), any number or bool dtype.
-        loss_type: one of `LOSS_TYPES`.
-        max_completion_length: as in the config; read by `dr_grpo`.
-        num_items: N, `num_items_in_batch` of TRL; read by `dapo` and `cispo`.
-        processes: number of ranks.
-        steps_per_generation: micro-batches that one generation batch is split into; 1 in evaluation.
-
-    Returns:
-        (b, 1) float32, positive; a row without tokens counts as one token, as in TRL.
-
-    Raises:
-        RecipeError: the loss_type is not one of `LOSS_TYPES`.
-
     Example:
         >>> mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
         >>> fold_factor(mask, loss_type="grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
@@ -101,3 +85,70 @@ def fold_factor(
     if loss_type in ("dapo", "cispo"):
         return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * rows)
     return ones_b1
+
+
+def dppo_term(
+    logps_bt: Float[Tensor, "b t"],
+    inputs: Mapping[str, Any],
+    mask_bt: Num[Tensor, "b t"],
+    *,
+    loss_type: str,
+    deltas: tuple[float, float],
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The mean over the rows of a micro-batch of the sum over tokens of `dppo`, and the share of tokens that it leaves out."""
+    sampled_bt = inputs.get("sampling_per_token_logps")
+    sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
+    sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
+    there_bt, advantages_bt = mask_bt.bool(), inputs["advantages"]
+    loss_bt = dppo(
+        logps_bt,
+        sampled_bt,
+        advantages_bt,
+        there_bt,
+        delta_low=deltas[0],
+        delta_high=deltas[1],
+        divergence=DPPO[loss_type],
+    )
+    dropped_bt = there_bt & (advantages_bt != 0) & (loss_bt == 0)
+    return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / there_bt.sum().clamp(min=1)
+
+
+def token_kl(
+    logp_bt: Float[Tensor, "b t"],
+    ref_bt: Float[Tensor, "b t"],
+    mask_bt: Num[Tensor, "b t"],
+    *,
+    old_bt: Float[Tensor, "b t"] | None = None,
+) -> Float[Tensor, "b t"]:
+    r"""Estimate the KL divergence of the policy from the reference at every sampled token: never negative, 0 where they agree.
+
+    Equation
+        d = ref - logp,  kl = exp(d) - d - 1, times exp(logp - old) where `old_bt` is given
+
+    Example:
+        >>> logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, torch.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
+        >>> token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
+        tensor([[0.0000, 0.7183, 0.0000]])
+
+    Reference:
+        Shao et al. 2024 (arXiv 2402.03300), equation 4; Schulman's k3.
+    """
+    behind_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
+    kl_bt = behind_bt.exp() - behind_bt - 1
+    return kl_bt if old_bt is None else kl_bt * torch.where(mask_bt.bool(), logp_bt - old_bt, 0.0).exp()
+
+
+def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
+    r"""Average the divergence over the tokens of a completion, then over the completions.
+
+    Equation
+        (1/b) sum_i (1/n_i) sum_t kl[i, t],  n_i the tokens of completion i that enter the loss; without any it counts as 0
+
+    Example:
+        >>> kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]]))
+        tensor(3.)
+
+    Reference:
+        Shao et al. 2024 (arXiv 2402.03300), equation 3.
+    """
+    return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()

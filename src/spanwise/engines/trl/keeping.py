@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from spanwise.engines.keep import RunRecord, own_recipe
+from spanwise.engines.keep import RunRecord
 from spanwise.errors import RecipeError
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder
-from spanwise.scheme import Scheme
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
@@ -68,20 +66,25 @@ class Keeping(BatchCallback):
     """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch."""
 
     def __init__(self, trainer: Any, *, keep_rollouts: int, report: bool) -> None:
+        args = trainer.args
         self.trainer = trainer
-        self.record = RunRecord(trainer.args.output_dir, keep_rollouts=keep_rollouts, report=report, output="output_dir")
-        super().__init__(self.record.folder, per_batch=steps_per_batch(trainer.args), keep_rollouts=keep_rollouts)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Train inside."""
-        with self.record.running(main=self.trainer.accelerator.is_main_process):
-            yield
+        self.record = RunRecord(args.output_dir, keep_rollouts=keep_rollouts, report=report, option="output_dir")
+        super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a folder that holds something else, in every process; then begin it, or go on with it."""
-        step = state.global_step // self.per_batch
-        recipe = recipe_of(args, self.trainer.scheme, steps=-(-state.max_steps // self.per_batch), trainer=self.trainer)
+        step, size = state.global_step // self.per_batch, args.num_generations or 1
+        recipe = self.record.recipe(
+            self.trainer.scheme,
+            model=str(getattr(getattr(self.trainer.model, "config", None), "_name_or_path", "")) or None,
+            steps=-(-state.max_steps // self.per_batch),
+            prompts=max(1, (args.generation_batch_size or size) // size),
+            group_size=size,
+            learning_rate=args.learning_rate if 0 < args.learning_rate <= 1 else None,
+            temperature=args.temperature,
+            max_completion_length=args.max_completion_length,
+            seed=args.seed,
+        )
         self.record.check(recipe, step=step)
         self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has looked
         if state.is_world_process_zero:
@@ -103,22 +106,3 @@ class Keeping(BatchCallback):
         """What the trainer says of a step belongs to the line of its batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)
-
-
-def recipe_of(args: GRPOConfig, scheme: Scheme, *, steps: int, trainer: Any) -> dict[str, Any]:
-    """The `recipe.yaml` of a script's run: its rule of credit, and what a recipe has a field for."""
-    size = args.num_generations or 1
-    name = str(getattr(getattr(trainer.model, "config", None), "_name_or_path", ""))
-    return own_recipe(
-        scheme,
-        model=name or None,
-        steps=steps,
-        prompts=max(1, (args.generation_batch_size or size) // size),
-        group_size=size,
-        learning_rate=args.learning_rate if 0 < args.learning_rate <= 1 else None,
-        temperature=args.temperature,
-        max_completion_length=args.max_completion_length,
-        seed=args.seed,
-        keep_rollouts=trainer.args.keep_rollouts,
-        report=trainer.args.report,
-    )

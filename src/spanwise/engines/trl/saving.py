@@ -37,11 +37,7 @@ class Saving(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """TRL's training. A checkpoint that lacks anything is not gone on from: True takes the newest whole one.
-
-        Raises:
-            DataError: the checkpoint is not whole, or no whole one is there, and what is wrong.
-        """
+        """TRL's training. A checkpoint that lacks anything is not gone on from: True takes the newest whole one."""
         place = whole_checkpoint(self.args, resume_from_checkpoint)
         try:
             return super().train(place, *args, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,16 +18,13 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.batch import Batch
 from spanwise.engines.keep import reward_means
-from spanwise.engines.trl import arguments, checks
+from spanwise.engines.trl import checks
 from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.diverged import GradientGuard, check_loss
-from spanwise.engines.trl.dppo import DPPO, dppo_term
-from spanwise.engines.trl.fold import fold_factor, loss_mask
+from spanwise.engines.trl.fold import DPPO, dppo_term, fold_factor, kl_term, loss_mask, token_kl
 from spanwise.engines.trl.keeping import Keeping
-from spanwise.engines.trl.kl import kl_term, token_kl
 from spanwise.engines.trl.logged import cited, log_credit
-from spanwise.engines.trl.metrics import MetricBuffer
 from spanwise.engines.trl.saving import Saving
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
@@ -40,10 +37,10 @@ from spanwise.step import Ranks, ReadBatch, Step
 
 #: What TRL passes to a reward function besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that TRL's batches fill in.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-#: Those that are there when completions are read: TRL calls rewards before it computes log-probabilities.
+#: The fields of `Batch` that are there when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
+#: All that TRL's batches fill in.
+PROVIDES = (*AT_READ, "logp_nt")
 
 
 @dataclass
@@ -54,13 +51,12 @@ class _Generation:
         sampled: 1 at each token that the model wrote, 0 at a tool's; None: it wrote them all.
         told: what TRL passes to reward functions.
         own: what was read of the completions.
-        reward_means, seconds: what is logged of the rewards, and the time that reading took.
+        seconds: the time that reading took.
     """
 
     sampled: list[list[int]] | None = None
     told: dict[str, Any] = field(default_factory=dict)
     own: ReadBatch = field(init=False)
-    reward_means: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -115,28 +111,22 @@ class SpanGRPOTrainer(Saving):
         **options: Any,
     ) -> None:
         checks.check_version(trl.__version__)
-        scheme = arguments.check_scheme(scheme, options)
-        arguments.check_critic(critic, scheme)
+        scheme = checks.check_scheme(scheme, critic, options)
         modes = scheme.modes if critic is None else (*scheme.modes, critic)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
-        checks.check_callables(scheme.objectives, reward_funcs)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
             args = SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
-        arguments.check_args(args)
-        checks.check_config(args, trl_version=trl.__version__)
-        arguments.check_reference(args, model, options)
-        arguments.check_datasets(train_dataset, eval_dataset, scheme.objectives, options)
-        length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
-        checks.check_size(length, needed=(args.generation_batch_size or 0) // (args.num_generations or 1))
+        checks.check_args(args)
+        checks.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
+        needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
+        checks.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
         self.scheme = scheme
         self._name, self._paper = cited(scheme)
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         self._generation_batch = _Generation()
-        self._said_once: set[str] = set()
-        self._span_metrics = MetricBuffer()
-        self._prompts_checked = False
+        self._done: set[str] = set()
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # DPPO is no loss of TRL's.
@@ -152,10 +142,9 @@ class SpanGRPOTrainer(Saving):
             **options,
         )
         checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
-        if length is not None and options.get("rollout_func") is None and options.get("environment_factory") is None:
-            checks.check_prompts(
-                train_dataset["prompt"], template=bool(getattr(self.processing_class, "chat_template", None))
-            )
+        if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
+            template = bool(getattr(self.processing_class, "chat_template", None))
+            checks.check_prompts(train_dataset["prompt"], template=template)
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         several = self.accelerator.num_processes > 1
@@ -194,11 +183,9 @@ class SpanGRPOTrainer(Saving):
                 around.enter_context(part.generating())
             generated = super()._generate(*args, **kwargs)
         self._generation_batch = _Generation(generated[2])
-        if not self._prompts_checked:
-            for ids in generated[0]:
-                end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
-                checks.check_prefilled(end, self.scheme.layout)
-            self._prompts_checked = True
+        for ids in generated[0] if self._first("prompts") else ():
+            end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
+            checks.check_prefilled(end, self.scheme.layout)
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -211,17 +198,16 @@ class SpanGRPOTrainer(Saving):
         batch = Batch.jagged(completion_ids_list, group_n, sampled=now.sampled, columns=now.told, extras=extras)
         now.own = self.step.read(batch)
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
-        value_nm = now.own.everyone.worth_nm(self.scheme)
-        now.reward_means = reward_means(value_nm, self.scheme.names)
+        value_nm = now.own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
         now.seconds = time.perf_counter() - started
-        return value_nm.to(self.accelerator.device)
+        return value_nm
 
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         now, train = self._generation_batch, self.model.training
-        batch = self._with_values(now.own.batch, now.own.reading, output, "train" if train else "eval")
+        batch = self._with_values(now.own.batch, now.own.reading, output)
         started = time.perf_counter()
         own, mask_nt, number = replace(now.own, batch=batch), loss_mask(output).bool().cpu(), self.state.global_step
         whole = own.everyone
@@ -242,18 +228,19 @@ class SpanGRPOTrainer(Saving):
             learn=train,
         )
         shown = {**result.metrics, "spanwise/seconds": now.seconds + time.perf_counter() - started}
-        self._span_metrics.add("train" if train else "eval", shown)
+        self._note(shown)
         if train:
-            self.last_metrics = {**shown, **now.reward_means}
-        self._say_once("table", log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme))
+            self.last_metrics = {**shown, **reward_means(whole.worth_nm(self.scheme), self.scheme.names)}
+        said = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
-            self._say_once(
-                "cut off",
+            said["cut off"] = (
                 f"Step {number}: all {whole.completions} completions were cut off at max_completion_length="
                 f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is "
-                "learned from them. Set max_completion_length up, or mask_truncated_completions=False.",
+                "learned from them. Set max_completion_length up, or mask_truncated_completions=False."
             )
-        self._say(result.warnings)
+        once = [sentence for kind, sentence in said.items() if sentence and self._first(kind)]
+        for sentence in (*once, *result.warnings) if self.accelerator.is_main_process else ():
+            warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
 
     @torch.no_grad()
@@ -267,23 +254,25 @@ class SpanGRPOTrainer(Saving):
             logp_nt, self._logps = found[0], None
         return replace(batch, logp_nt=logp_nt[:, : rows.width].float().cpu())
 
-    def _with_values(self, batch: Batch, reading: Reading, output: dict[str, Any], mode: str) -> Batch:
+    def _with_values(self, batch: Batch, reading: Reading, output: dict[str, Any]) -> Batch:
         """The batch with all that the method needs of models: log-probabilities, and what modes say of its tokens."""
         if "logp_nt" in self.scheme.needs:
             batch = self._with_logps(batch, output)
         for part in self.parts.values():
             batch, shown = part.read(batch, reading, output)
-            self._span_metrics.add(mode, shown)
+            self._note(shown)
         return batch
 
-    def _say(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences if self.accelerator.is_main_process else ():
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+    def _first(self, what: str) -> bool:
+        """Whether something is done for the first time."""
+        first = what not in self._done
+        self._done.add(what)
+        return first
 
-    def _say_once(self, key: str, sentence: str) -> None:
-        if sentence and key not in self._said_once:
-            self._said_once.add(key)
-            self._say([sentence])
+    def _note(self, metrics: Mapping[str, float]) -> None:
+        """Let TRL log the mean of each over the batches since its last line, NaN left out."""
+        for name, value in metrics.items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     # ------------------------------------------------------------------ loss
 
@@ -333,7 +322,8 @@ class SpanGRPOTrainer(Saving):
         for part in self.parts.values():
             more, shown = part.loss(inputs)
             loss = loss + more / accumulation
-            self._span_metrics.add("train" if train else "eval", shown)
+            self._note(shown)
+            self.step.note(shown if train else {})
         return loss
 
     def _dppo(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor, loss_type: str) -> Tensor:
@@ -341,10 +331,10 @@ class SpanGRPOTrainer(Saving):
         assert logps_bt is not None, "TRL computed no log-probabilities"
         deltas = self.epsilon_low, self.epsilon_high
         term, dropped = dppo_term(logps_bt, inputs, mask_bt, loss_type=loss_type, deltas=deltas)
-        mode = "train" if self.model.training else "eval"
-        self._span_metrics.add(mode, {"dppo/dropped": float(dropped)})
-        if self._metrics[mode]["policy_loss"]:  # TRL logs it beside an entropy bonus
-            self._metrics[mode]["policy_loss"][-1] = float(term.detach())
+        self._note({"dppo/dropped": float(dropped)})
+        logged = self._metrics["train" if self.model.training else "eval"]["policy_loss"]
+        if logged:  # TRL logs it beside an entropy bonus
+            logged[-1] = float(term.detach())
         return term
 
     def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
@@ -358,7 +348,7 @@ class SpanGRPOTrainer(Saving):
         )
         totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
         sums: Any = self.accelerator.reduce(totals, reduction="sum")
-        self._span_metrics.add("train" if self.model.training else "eval", {"kl": float(sums[0] / sums[1].clamp(min=1))})
+        self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
         return kl_term(kl_bt, mask_bt)
 
     def _slope(self, logps_bt: Tensor, inputs: Any) -> Tensor:
@@ -390,7 +380,7 @@ class SpanGRPOTrainer(Saving):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's training; where the run folder is asked for, it is complete however training ends."""
-        with nullcontext() if self.keeping is None else self.keeping.running():
+        with self.keeping.record.running() if self.keeping and self.accelerator.is_main_process else nullcontext():
             return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -410,5 +400,4 @@ class SpanGRPOTrainer(Saving):
             if shown := part.logged(self._step_seconds):
                 logs.update(shown)
                 self._step_seconds = 0.0
-        logs.update(self._span_metrics.flush("train" if self.model.training else "eval"))
         super().log(logs, start_time)

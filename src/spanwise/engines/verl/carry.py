@@ -18,8 +18,8 @@ from torch import Tensor
 from spanwise.batch import Batch, Steps
 from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
-from spanwise.engines.returns import returns
 from spanwise.errors import AlignmentError, RecipeError
+from spanwise.modes.critic.elsewhere import returns
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns
@@ -59,18 +59,17 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
-    held: dict[str, Any] = {"masked": masked}
+    rollout: dict[str, Any] = {"masked": masked, "runs": []}
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
-        held["turns"] = turns.row_s.bincount(minlength=len(length_n)).tolist()
+        rollout["turns"] = turns.row_s.bincount(minlength=len(length_n)).tolist()
     if anchor is not None:
-        held["anchor"] = list(anchor)
-    held["runs"] = []
+        rollout["anchor"] = list(anchor)
     for block_t, length in zip(block_nt, length_n, strict=True):
         block_r, count_r = block_t[:length].unique_consecutive(return_counts=True)
-        held["runs"].append([*zip(block_r.tolist(), count_r.tolist(), strict=True)])
-    held["table"] = base64.b64encode(reading.pack().numpy().tobytes()).decode()
-    return json.dumps(held, separators=(",", ":"), default=str)
+        rollout["runs"].append([*zip(block_r.tolist(), count_r.tolist(), strict=True)])
+    rollout["table"] = base64.b64encode(reading.pack().numpy().tobytes()).decode()
+    return json.dumps(rollout, separators=(",", ":"), default=str)
 
 
 @dataclass(frozen=True)
@@ -105,22 +104,23 @@ def unpack(rows: Rows, scheme: Scheme, width: int) -> Carried:
             )
         if text not in seen:
             seen[text] = _loaded(text)
-        held, step = seen[text], 0 if rows.step is None else rows.step[n]
-        here = slice(held["first"][step], held["first"][step + 1])
-        tables.append(held["table"][here])
-        anchor += held["anchor"][here] if "anchor" in held else [None] * (here.stop - here.start)
-        split.append("turns" in held)
-        masked.append(bool(held["masked"]))
-        blocks, counts = zip(*held["runs"][step], strict=True) if held["runs"][step] else ((), ())
-        if sum(counts) > width:
-            raise AlignmentError(f"Row {n} was read with {sum(counts)} tokens and the trainer has room for {width}.")
-        row_t, at = block_nt[n], 0
-        for block, count in zip(blocks, counts, strict=True):
-            row_t[at : at + count] = block
-            at += count
+        rollout, step = seen[text], 0 if rows.step is None else rows.step[n]
+        here = slice(rollout["first"][step], rollout["first"][step + 1])
+        tables.append(rollout["table"][here])
+        anchor += rollout["anchor"][here] if "anchor" in rollout else [None] * (here.stop - here.start)
+        split.append("turns" in rollout)
+        masked.append(bool(rollout["masked"]))
+        block_r, count_r = torch.tensor(rollout["runs"][step], dtype=torch.long).reshape(-1, 2).unbind(dim=1)
+        length = int(count_r.sum())
+        if length > width:
+            raise AlignmentError(f"Row {n} was read with {length} tokens and the trainer has room for {width}.")
+        block_nt[n, :length] = block_r.repeat_interleave(count_r).to(block_nt.dtype)
     sampled_nt = block_nt >= 0
-    turns = _turns(sampled_nt, torch.tensor(split)) if any(split) else None
-    if turns is not None:  # a row that was read as one, and holds no token, is no turn
+    turns = None
+    # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
+    if any(split):
+        split_n1 = torch.tensor(split)[:, None]
+        turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
         tables = [part for part, one, some in zip(tables, split, sampled_nt.any(dim=1).tolist(), strict=True) if one or some]
         block_nt = turns.take(block_nt, fill=-1)
     reading = Reading.unpack(torch.cat(tables), scheme)
@@ -131,19 +131,13 @@ def unpack(rows: Rows, scheme: Scheme, width: int) -> Carried:
 
 def _loaded(text: str) -> dict[str, Any]:
     """What one rollout carries, with the first row of its table that each output has."""
-    held = json.loads(text)
-    count = held.get("turns") or [1] * len(held["runs"])
-    held["first"] = [0, *accumulate(count)]
-    table = np.frombuffer(base64.b64decode(held["table"])).reshape(max(held["first"][-1], 1), -1)
-    held["table"] = torch.from_numpy(table.copy())
-    if "anchor" in held:
-        held["anchor"] = [tuple(state) if isinstance(state, list) else state for state in held["anchor"]]
-    return held
-
-
-def _turns(sampled_nt: Tensor, split_n: Tensor) -> Turns:
-    """The turns of rows: runs of sampled tokens, or the whole of a row that was read as one."""
-    return split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n[:, None], -1))
+    rollout = json.loads(text)
+    rollout["first"] = [0, *accumulate(rollout.get("turns") or [1] * len(rollout["runs"]))]
+    table = np.frombuffer(base64.b64decode(rollout["table"])).reshape(max(rollout["first"][-1], 1), -1)
+    rollout["table"] = torch.from_numpy(table.copy())
+    if "anchor" in rollout:
+        rollout["anchor"] = [tuple(state) if isinstance(state, list) else state for state in rollout["anchor"]]
+    return rollout
 
 
 class Credited(NamedTuple):
@@ -172,49 +166,43 @@ def credited(
 
     verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, by row.
     """
-    mask_nt, scheme = mask_nt.bool(), step.scheme
-    real = rows.real
-
-    def taken(values: Sequence[Any] | None) -> list[Any] | None:
-        return None if values is None else [values[n] for n in real]
-
-    there = Rows(taken(rows.packed) or [], taken(rows.session), taken(rows.step))
-    carried = unpack(there, scheme, mask_nt.shape[1])
-    _check_tokens(mask_nt[real], carried.sampled_nt, carried.masked_n)
-    group_n, steps = group_index(taken(uids) or []), _steps(there, carried, scheme)
+    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
+    own_mask_nt = mask_nt[real]
+    session, output = ([values[n] for n in real] if values else None for values in (rows.session, rows.step))
+    carried = unpack(Rows([rows.packed[n] for n in real], step=output), scheme, mask_nt.shape[1])
+    _check_tokens(own_mask_nt, carried.sampled_nt, carried.masked_n)
+    steps = _steps(session, output, carried, scheme)
     for mode in scheme.modes if steps is not None else ():
         mode.check_turns()
+    group_n = group_index([uids[n] for n in real])
     bare = ReadBatch(Batch(group_n), carried.reading, len(real), carried.turns)
     tokens: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()}
     tokens |= {name: value_n[real] for name, value_n in (more or {}).items()}
     group_s = group_n if carried.turns is None else group_n[carried.turns.row_s]
     own = replace(bare, batch=Batch(group_s, mask_nt=bare.spans.block_nt >= 0, steps=steps, **tokens))
     result = step.finish(own, dtype=dtype)
-    result = replace(result, advantages_nt=result.advantages_nt.masked_fill(~own.take(mask_nt[real]), 0.0))
-    adv_nt = _placed(result.advantages_nt, mask_nt, real, own)
+    result = replace(result, advantages_nt=result.advantages_nt.masked_fill(~own.take(own_mask_nt), 0.0))
+
+    def placed(value_su: Tensor) -> Tensor:
+        """Of the tokens that were read, among all rows of the batch; 0 where verl trains nothing."""
+        value_nt = own.put(value_su)
+        return value_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), value_nt).masked_fill_(~mask_nt, 0.0)
+
+    adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result.metrics, result)
-    own_nt, error = returns(own.reading, own.batch, scheme, lam=value_lam)
-    return Credited(adv_nt, _placed(own_nt, mask_nt, real, own), {**result.metrics, **error}, result)
+    return_su, error = returns(own.reading, own.batch, scheme, lam=value_lam)
+    return Credited(adv_nt, placed(return_su), {**result.metrics, **error}, result)
 
 
-def _placed(own_nt: Tensor, mask_nt: Tensor, real: list[int], own: ReadBatch) -> Float[Tensor, "n t"]:
-    """What the tokens that were read hold, among all rows of the batch; 0 where verl trains nothing."""
-    own_nt = own.put(own_nt)
-    if len(real) < len(mask_nt):
-        own_nt = own_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), own_nt)
-    return own_nt.masked_fill_(~mask_nt, 0.0)
-
-
-def _steps(rows: Rows, carried: Carried, scheme: Scheme) -> Steps | None:
+def _steps(session: Sequence[Any] | None, output: Sequence[int] | None, carried: Carried, scheme: Scheme) -> Steps | None:
     """Where what was read stands in its rollouts, if any rollout has several turns or the scheme asks."""
-    session_n = torch.arange(len(rows.packed)) if rows.session is None else group_index(list(rows.session))
-    if carried.turns is None and len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
-        return None
-    output_n = torch.zeros_like(session_n) if rows.step is None else group_index(torch.tensor(list(rows.step)))
-    if carried.turns is None:
-        return Steps(session_n, output_n, carried.anchor)
-    return steps_of_turns(Steps(session_n, output_n), carried.turns, carried.anchor)
+    session_n = torch.arange(len(carried.masked_n)) if session is None else group_index(session)
+    output_n = torch.zeros_like(session_n) if output is None else group_index(torch.tensor(output))
+    if carried.turns is not None:
+        return steps_of_turns(Steps(session_n, output_n), carried.turns, carried.anchor)
+    several = len(session_n.unique()) < len(session_n)
+    return Steps(session_n, output_n, carried.anchor) if several or "steps" in scheme.needs else None
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:

@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spanwise.credit import group_index, method
-from spanwise.credit.spread import to_tokens
-from spanwise.credit.trajectories.stepwise import outcome_methods, step_rewards
+from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
 from spanwise.errors import RecipeError
 from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class

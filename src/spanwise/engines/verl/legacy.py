@@ -1,100 +1,86 @@
-"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and four functions are wrapped."""
+"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and some of its functions are wrapped."""
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.keeping import UPDATE, Keeper, Sampled
-from spanwise.engines.verl.memory import load_memory, save_memory
-from spanwise.engines.verl.settings import Settings, prepare
+from spanwise.engines.verl.plugin import around
+from spanwise.engines.verl.run import Sampled, VerlRun
+from spanwise.engines.verl.settings import prepare
 
 
 def attach(ray_trainer: Any) -> None:
     """Wrap the trainer's set-up, loop, advantages, update and metrics; nothing changes where the estimator is not `spanwise`."""
-    trainer, advantage = ray_trainer.RayPPOTrainer, ray_trainer.compute_advantage
-    data_metrics, update = ray_trainer.compute_data_metrics, trainer._update_actor
-    if getattr(advantage, "by_spanwise", False):
-        return
-    start, loop, state, shown = trainer.__init__, trainer.fit, {}, {}
-    save, load = trainer._save_checkpoint, trainer._load_checkpoint
+    kind = ray_trainer.RayPPOTrainer
+    kind.spanwise = None
+    last: Any = None  # the trainer that runs, which functions outside of it are not told
+    shown: dict[str, float] = {}
 
-    def keeper_of(one: Any) -> Keeper | None:
-        settings: Settings | None = state.get("settings") if state.get("trainer") is one else None
-        return None if settings is None else settings.keeper
-
-    @wraps(start)
-    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    @around(kind, "__init__")
+    def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal last
         if config.algorithm.adv_estimator == "spanwise":
-            state["settings"], state["trainer"] = prepare(config), self
-        start(self, config, *args, **kwargs)
+            self.spanwise, last = prepare(config), self
+        stock(self, config, *args, **kwargs)
 
-    @wraps(loop)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        keeper = keeper_of(self)
-        if keeper is None:
-            return loop(self, *args, **kwargs)
-        with keeper.running(self, done=None):
-            return loop(self, *args, **kwargs)
+    @around(kind, "fit")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.spanwise is None:
+            return stock(self, *args, **kwargs)
+        with self.spanwise.training(self):
+            return stock(self, *args, **kwargs)
 
-    @wraps(save)
-    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.get("trainer") is self:
-            save_memory(state["settings"].scheme, self.config, self.global_steps)
-        return save(self, *args, **kwargs)
+    @around(kind, "_save_checkpoint")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.spanwise is not None:
+            self.spanwise.save_memory(self.global_steps)
+        return stock(self, *args, **kwargs)
 
-    @wraps(load)
-    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load(self, *args, **kwargs)
-        if state.get("trainer") is self:
-            load_memory(state["settings"].scheme, self.config, self.global_steps)
+    @around(kind, "_load_checkpoint")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = stock(self, *args, **kwargs)
+        if self.spanwise is not None:
+            self.spanwise.load_memory(self.global_steps)
         return loaded
 
-    @wraps(advantage)
-    def compute_advantage(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        settings: Settings | None = state.get("settings")
-        if adv_estimator != "spanwise" or settings is None or KEY not in data.non_tensor_batch:
-            return advantage(data, adv_estimator, *args, **kwargs)
-        tokens = {name: data.batch[field] for name, field in settings.tokens.items()}
-        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
-        with settings.carrying(rows) as found:
-            data = advantage(data, adv_estimator, *args, **kwargs)
-        shown.update(found)
-        if settings.keeper is not None and settings.found is not None:
-            settings.keeper.keep(state["trainer"], rows, settings.found, found, lambda: sampled_of(data))
-        return data
-
-    @wraps(update)
-    def update_actor(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = update(self, *args, **kwargs)
-        if (keeper := keeper_of(self)) is not None:
-            keeper.record.add_update(ray_trainer.reduce_metrics(dict(output.meta_info["metrics"])), UPDATE)
+    @around(kind, "_update_actor")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = stock(self, *args, **kwargs)
+        if self.spanwise is not None:
+            self.spanwise.add_update(ray_trainer.reduce_metrics(dict(output.meta_info["metrics"])))
         return output
 
-    @wraps(data_metrics)
-    def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
-        found = {**data_metrics(*args, **kwargs), **shown}
-        shown.clear()
-        if (keeper := keeper_of(state.get("trainer"))) is not None:
-            keeper.record.add_update(found, UPDATE)
-        return found
+    @around(ray_trainer, "compute_advantage")
+    def _(stock: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        if adv_estimator != "spanwise" or last is None or KEY not in data.non_tensor_batch:
+            return stock(data, adv_estimator, *args, **kwargs)
+        run: VerlRun = last.spanwise
+        tokens = {name: data.batch[field] for name, field in run.tokens.items()}
+        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
+        with run.carrying(rows) as credited:
+            data = stock(data, adv_estimator, *args, **kwargs)
+        shown.update(credited)
+        run.keep(last, rows, credited, lambda: sampled_of(data))
+        return data
 
-    compute_advantage.by_spanwise = True  # type: ignore[attr-defined]
-    trainer.__init__, trainer.fit, trainer._update_actor = init, fit, update_actor
-    trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
-    ray_trainer.compute_advantage = compute_advantage
-    ray_trainer.compute_data_metrics = compute_data_metrics
+    @around(ray_trainer, "compute_data_metrics")
+    def _(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        logged = {**stock(*args, **kwargs), **shown}
+        shown.clear()
+        if last is not None:
+            last.spanwise.add_update(logged)
+        return logged
 
 
 def sampled_of(data: Any) -> Sampled:
     """What the rows of a batch of V0 are; prompts are padded on the left."""
     ids_nt, prompts_nt = data.batch["responses"], data.batch["prompts"]
     there_nt = data.batch["attention_mask"][:, : prompts_nt.shape[1]].bool()
-    told = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
+    given = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
     return Sampled(
         uids=data.non_tensor_batch["uid"].tolist(),
         prompts=[ids_t[there_t].tolist() for ids_t, there_t in zip(prompts_nt, there_nt, strict=True)],
         ids_nt=ids_nt,
-        answers=[(row or {}).get("ground_truth") for row in told],
+        answers=[(row or {}).get("ground_truth") for row in given],
     )

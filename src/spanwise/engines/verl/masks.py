@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
+from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import scheme_in
 from spanwise.mode import parts_of
 
@@ -14,30 +14,23 @@ KEY = "spanwise_mask"
 
 def attach(agent_loop: Any) -> None:
     """Let every output carry its mask while it is scored, and no longer; then what its modes append."""
-    worker = agent_loop.AgentLoopWorker
-    score, teach = worker._compute_score, worker._compute_teacher_logprobs
-    if getattr(score, "by_spanwise", False):
-        return
 
-    @wraps(score)
-    async def with_masks(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(agent_loop.AgentLoopWorker, "_compute_score")
+    async def _(stock: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         for output in outputs:
             output.extra_fields[KEY] = list(output.response_mask)
         try:
-            return await score(self, outputs, *args, **kwargs)
+            return await stock(self, outputs, *args, **kwargs)
         finally:
             for output in outputs:
                 output.extra_fields.pop(KEY, None)
 
-    @wraps(teach)
-    async def with_token(self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
-        found = await teach(self, output, *args, validate=validate, **kwargs)
+    @around(agent_loop.AgentLoopWorker, "_compute_teacher_logprobs")
+    async def _(stock: Any, self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
+        logprobs = await stock(self, output, *args, validate=validate, **kwargs)
         for part in [] if validate else _parts(self).values():  # what comes next is to store the output
             part.append(output)
-        return found
-
-    with_masks.by_spanwise = True  # type: ignore[attr-defined]
-    worker._compute_score, worker._compute_teacher_logprobs = with_masks, with_token
+        return logprobs
 
 
 def _parts(worker: Any) -> dict[str, Any]:

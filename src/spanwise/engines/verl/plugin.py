@@ -11,12 +11,13 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from spanwise.engines.windows import WINDOWS, is_tested
+from spanwise.engines.windows import untested
 
 #: Module of verl -> the module of this package whose `attach` is called with it.
 PARTS = {
@@ -32,14 +33,30 @@ FAULTS: dict[str, str] = {}
 def register() -> None:
     """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
-    if version != "unknown" and not is_tested("verl", version):
-        _say(f"spanwise is tested with verl {WINDOWS['verl']} and this is verl {version}: compare a short run first.")
+    if version != "unknown" and (sentence := untested("verl", version)):
+        _say(sentence)
     if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Behind())
     for name in PARTS:
         module = sys.modules.get(name)
         if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
             _attach(module)
+
+
+def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Put a function in the place of one of verl's, which it is given first; once, however often it is asked."""
+    stock = getattr(owner, name)
+
+    def put(function: Callable[..., Any]) -> None:
+        @wraps(stock)
+        def own(*args: Any, **kwargs: Any) -> Any:
+            return function(stock, *args, **kwargs)
+
+        own.by_spanwise = True  # type: ignore[attr-defined]
+        if not hasattr(stock, "by_spanwise"):
+            setattr(owner, name, own)
+
+    return put
 
 
 class _Behind(MetaPathFinder):
@@ -51,17 +68,13 @@ class _Behind(MetaPathFinder):
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            loader.exec_module = _then_attach(loader.exec_module)
+
+            @around(spec.loader, "exec_module")
+            def _(stock: Callable[[ModuleType], None], module: ModuleType) -> None:
+                stock(module)
+                _attach(module)
+
         return spec
-
-
-def _then_attach(run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def exec_module(module: ModuleType) -> None:
-        run(module)
-        _attach(module)
-
-    return exec_module
 
 
 def _attach(module: ModuleType) -> None:

@@ -14,8 +14,8 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 from spanwise.batch import Batch, Steps
 from spanwise.credit.assign import completed
 from spanwise.engines.verl import carry, masks
+from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import scheme_in
-from spanwise.engines.verl.vocabulary import vocabulary_of
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.step import Step

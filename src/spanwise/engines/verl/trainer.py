@@ -11,8 +11,7 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.keeping import UPDATE, Sampled
-from spanwise.engines.verl.memory import load_memory, save_memory
+from spanwise.engines.verl.run import Sampled
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
@@ -46,18 +45,16 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             super().__init__(config)
 
         def fit(self, *args: Any, **kwargs: Any) -> Any:
-            if self.spanwise.keeper is None:
-                return super().fit(*args, **kwargs)
-            with self.spanwise.keeper.running(self, done=self.global_steps):
+            with self.spanwise.training(self, done=getattr(self, "global_steps", 0)):
                 return super().fit(*args, **kwargs)
 
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            save_memory(self.spanwise.scheme, self.config, self.global_steps)
+            self.spanwise.save_memory(self.global_steps)
             return super()._save_checkpoint(*args, **kwargs)
 
         def _load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             loaded = super()._load_checkpoint(*args, **kwargs)
-            load_memory(self.spanwise.scheme, self.config, self.global_steps)
+            self.spanwise.load_memory(self.global_steps)
             return loaded
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -67,16 +64,13 @@ def credited_trainer(stock: Any, mode: str) -> Any:
             metrics.update(shown)
             if self.spanwise.parts:
                 rewrite(batch, rows, self.spanwise.parts)
-            keeper, found = self.spanwise.keeper, self.spanwise.found
-            if keeper is not None and found is not None:
-                keeper.keep(self, rows, found, shown, lambda: sampled_of(batch))
+            self.spanwise.keep(self, rows, shown, lambda: sampled_of(batch))
             return batch
 
         def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            told = super()._compute_metrics(batch, metrics, *args, **kwargs)
-            if self.spanwise.keeper is not None:
-                self.spanwise.keeper.record.add_update(metrics, UPDATE)
-            return told
+            returned = super()._compute_metrics(batch, metrics, *args, **kwargs)
+            self.spanwise.add_update(metrics)
+            return returned
 
     SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
     return SpanTrainer
@@ -84,8 +78,7 @@ def credited_trainer(stock: Any, mode: str) -> Any:
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, Any] | None = None) -> Rows:
     """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token."""
-    fields = ["extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else [])]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
     return Rows(
@@ -98,10 +91,13 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, Any] | No
     )
 
 
+def _queued(batch: Any, *fields: str) -> Any:
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
+
+
 def rewrite(batch: Any, rows: Rows, parts: Mapping[str, Any]) -> None:
     """Put what the losses of modes read into the old log-probabilities, in the TransferQueue."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["old_log_probs"])
-    own = list(data["old_log_probs"].unbind())
+    own = list(_queued(batch, "old_log_probs")["old_log_probs"].unbind())
     for name, part in parts.items():
         own = part.rewrite(own, rows.places[name])
     written = TensorDict({"old_log_probs": torch.nested.as_nested_tensor(own, layout=torch.jagged)}, batch_size=len(own))
@@ -110,8 +106,7 @@ def rewrite(batch: Any, rows: Rows, parts: Mapping[str, Any]) -> None:
 
 def sampled_of(batch: Any) -> Sampled:
     """What stands in the TransferQueue for the rows of a batch: prompts, responses, and the dataset's answers if it has any."""
-    fields = ["prompts", "responses", "reward_model"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    data = _queued(batch, "prompts", "responses", "reward_model")
     there = set(data.keys())  # a TensorDict does not answer `in`
     told = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
     return Sampled(

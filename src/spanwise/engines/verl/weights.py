@@ -20,13 +20,6 @@ _USE = "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean."
 def check_mode(mode: str, *, horizon: int | float | None) -> None:
     """Refuse a `loss_agg_mode` that divides by what is not known before the loss.
 
-    Args:
-        mode: `actor.loss_agg_mode`.
-        horizon: `actor.loss_scale_factor`.
-
-    Raises:
-        RecipeError: with what to write instead.
-
     Example:
         >>> check_mode("seq-mean-token-sum-norm", horizon=512)
         >>> check_mode("seq-mean-token-sum-norm", horizon=None)
@@ -62,17 +55,6 @@ def loss_factor(
 
     verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`), whatever these are; rows / rollouts counts
     padding and the several rows of one rollout out again, on average over the mini-batches.
-
-    Args:
-        mask_nt: the tokens in the loss; padding rows have none.
-        mode: `actor.loss_agg_mode`.
-        rollouts: the rollouts among these rows.
-        mini_batch: rows per optimiser step, padding included.
-        tokens: what `token-mean` divides by: the response tokens of the model, rejected ones too.
-        horizon: `actor.loss_scale_factor`.
-
-    Raises:
-        RecipeError: `token-mean` with several mini-batches, each of which divides by its own number of tokens.
 
     Example:
         >>> import torch

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from spanwise.errors import RecipeError, check_number, unknown
-from spanwise.mode import Mode
+from spanwise.errors import RecipeError, check_number, refuse
+from spanwise.metric import Metric
+from spanwise.mode import Mode, Page, setting
+from spanwise.modes.critic.page import EXPLAINED, PAGE
+from spanwise.registry import register
 from spanwise.scheme import Scheme
 
 #: The folder of a run and of a checkpoint that holds its critic.
@@ -17,6 +20,7 @@ Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
 
+@register("critic", kind="mode")
 @dataclass(frozen=True)
 class CriticConfig(Mode):
     """A value model beside the policy: where it comes from, how it is fitted on every generation batch, what it stands for.
@@ -48,47 +52,36 @@ class CriticConfig(Mode):
         spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted once ... set epochs up.
     """
 
-    name: ClassVar[str] = "critic"
+    about: ClassVar[str] = (
+        "the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ..."
+    )
+    metrics: ClassVar[tuple[Metric, ...]] = (EXPLAINED,)
+    page: ClassVar[Page | None] = PAGE
+    elsewhere: ClassVar[tuple[str, ...]] = ("gae_lambda_value", "policy_training_start_step", "truncated")
+    in_scheme: ClassVar[bool] = False
     adds: ClassVar[frozenset[str]] = frozenset({"value_nt", "bootstrap_n"})
     parts: ClassVar[Mapping[str, str]] = {"trl": "spanwise.modes.critic.trl:CriticInTrl"}
 
     model: str | None = None
     head: Head = "scalar"
-    bins: int = 51
+    bins: int = setting(51, least=2.0)
     value_range: tuple[float, float] = (0.0, 1.0)
-    learning_rate: float = 1e-5
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    max_grad_norm: float = 1.0
-    epochs: int = 1
-    mini_batches: int = 1
-    micro_batch: int | None = None
-    value_clip: float | None = None
-    gae_lambda_value: float = 1.0
-    policy_training_start_step: int = 0
+    learning_rate: float = setting(1e-5, above=0.0)
+    weight_decay: float = setting(0.0, least=0.0)
+    warmup_steps: int = setting(0, least=0.0)
+    max_grad_norm: float = setting(1.0, above=0.0)
+    epochs: int = setting(1, least=1.0)
+    mini_batches: int = setting(1, least=1.0)
+    micro_batch: int | None = setting(None, least=1.0)
+    value_clip: float | None = setting(None, above=0.0)
+    gae_lambda_value: float = setting(1.0, least=0.0, most=1.0)
+    policy_training_start_step: int = setting(0, least=0.0)
     truncated: Truncated = "terminal"
     gradient_checkpointing: bool = False
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("head", get_args(Head)), ("truncated", get_args(Truncated))):
-            if getattr(self, name) not in known:
-                raise RecipeError(unknown(f"critic.{name}", getattr(self, name), known))
-        for name, least in (("bins", 2), ("epochs", 1), ("mini_batches", 1), ("warmup_steps", 0)):
-            _check_count(name, getattr(self, name), least)
-        _check_count("policy_training_start_step", self.policy_training_start_step, 0)
-        if self.micro_batch is not None:
-            _check_count("micro_batch", self.micro_batch, 1)
-        for name in ("learning_rate", "max_grad_norm"):
-            check_number(f"critic.{name}", getattr(self, name), above=0.0)
-        for name in ("weight_decay", "gae_lambda_value"):
-            check_number(f"critic.{name}", getattr(self, name), least=0.0)
-        if self.gae_lambda_value > 1:
-            raise RecipeError(f"critic.gae_lambda_value is {self.gae_lambda_value}; it must lie between 0 and 1.")
-        self._check_range()
-        self._check_used()
-
-    def _check_range(self) -> None:
+        super().__post_init__()
         if not isinstance(self.value_range, list | tuple) or len(self.value_range) != 2:
             raise RecipeError(f"critic.value_range is {self.value_range!r}; write two numbers, such as [0, 1].")
         low, high = self.value_range
@@ -97,28 +90,21 @@ class CriticConfig(Mode):
         if not low < high:
             raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(low), float(high)))
-
-    def _check_used(self) -> None:
-        """Refuse what would change nothing."""
-        if self.head == "scalar":
-            for name in ("bins", "value_range"):
-                if getattr(self, name) != _DEFAULTS[name]:
-                    raise RecipeError(
-                        f"critic.{name} is {getattr(self, name)}, which the scalar head does not look at; set head to hl_gauss or "
-                        "leave it out."
-                    )
-        if self.value_clip is None:
-            return
-        check_number("critic.value_clip", self.value_clip, above=0.0)
-        if self.head == "hl_gauss":
-            raise RecipeError(
-                f"critic.value_clip is {self.value_clip}, but a categorical head (hl_gauss) has no clipped loss."
-            )
-        if self.epochs == 1:
-            raise RecipeError(
-                f"critic.value_clip is {self.value_clip}, but every value is fitted once and never differs from the old one, so it "
-                "would change nothing; set epochs up."
-            )
+        usual = {one.name: one.default for one in fields(self)}
+        for name in ("bins", "value_range"):
+            if self.head == "scalar" and getattr(self, name) != usual[name]:
+                raise RecipeError(
+                    f"critic.{name} is {getattr(self, name)}, which the scalar head does not look at; set head to hl_gauss or "
+                    f"leave it out."
+                )
+        clip = f"critic.value_clip is {self.value_clip}, but"
+        useless = f"{clip} every value is fitted once and never differs from the old one; set epochs up."
+        refuse(
+            {
+                f"{clip} a categorical head (hl_gauss) has no clipped loss.": self.value_clip and self.head == "hl_gauss",
+                useless: self.value_clip and self.epochs == 1,
+            }
+        )
 
     def check_scheme(self, scheme: Scheme) -> None:
         """Refuse a method that reads no values."""
@@ -130,9 +116,6 @@ class CriticConfig(Mode):
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> CriticConfig:
         """The configuration that a recipe's `critic:` section says.
-
-        Raises:
-            RecipeError: an unknown field, with a suggestion; see `CriticConfig`.
 
         Example:
             >>> CriticConfig.of({"gae_lambda_policy": 0.95})
@@ -147,11 +130,3 @@ class CriticConfig(Mode):
         critic = super().of(written)
         assert isinstance(critic, CriticConfig), "a mode makes itself"
         return critic
-
-
-_DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(CriticConfig)}
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RecipeError(f"critic.{name} is {value!r}; it must be a whole number, at least {least}.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -25,15 +25,8 @@ from spanwise.modes.critic.value_model import ABOUT, Sequences, ValueModel
 STATE = "optimizer.pt"
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a critic said of a batch before it was fitted to it.
-
-    Attributes:
-        value_nts: before each token.
-        bootstrap_ns: after the last token of completions that were cut off, see `bootstrap_values`.
-        metrics: of the values and of the fit; of a batch of all processes.
-    """
+class Learned(NamedTuple):
+    """What a critic said of a batch before it was fitted to it: values before each token and behind cut-off rows, and metrics."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -81,80 +74,74 @@ class Critic:
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
         """Say the values of a batch, then fit the critic to it."""
-        started = time.perf_counter()
+        started, n = time.perf_counter(), len(truncated_n)
         with self._awake():
-            own_n = torch.arange(len(truncated_n))
-            whole = _Batch(rows, streams, truncated_n, own_n, self.config, self.gamma).to(self.accelerator.device)
-            said, size = self._fit(whole) if fit else (self._values(whole), {})
+            batch = _Batch(rows, streams, truncated_n, torch.arange(n), self.config, self.gamma).to(self.accelerator.device)
+            values, size = self._fit(batch) if fit else (self._values(batch), {})
             if not fit:
-                self._check_finite(whole.lost_n(*said), own_n)
-        value_nts, end_ns = (x.cpu() for x in said)
-        whole = whole.to(torch.device("cpu"))
-        shown = {**self._compare(whole, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
-        return Learned(value_nts, whole.bootstrap(end_ns), {f"critic/{name}": number for name, number in shown.items()})
+                self._check_finite(batch.lost_n(*values), batch.own_n)
+        batch, value_nts, end_ns = batch.to("cpu"), *(x.cpu() for x in values)
+        metrics = {**self._compare(batch, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
+        return Learned(value_nts, batch.bootstrap(end_ns), {f"critic/{name}": number for name, number in metrics.items()})
 
-    def _fit(self, whole: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
+    def _fit(self, batch: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
         """All epochs; what was said of every row before it was first fitted, and the mean size of losses and gradients."""
-        n, width, streams = len(whole), whole.rows.width, len(self.model.names)
-        value_nts = torch.zeros(n, width, streams, device=self.accelerator.device)
-        end_ns = torch.zeros(n, streams, device=self.accelerator.device)
+        n, streams, device = len(batch), len(self.model.names), self.accelerator.device
+        value_nts, end_ns = torch.zeros(n, batch.rows.width, streams, device=device), torch.zeros(n, streams, device=device)
         sizes = []
         for epoch in range(self.config.epochs):
             for part in self._parts(n, epoch):
-                before = (value_nts[part], end_ns[part]) if epoch > 0 else None
-                found, size = self._update(whole.take(part), before)
+                values, size = self._update(batch.take(part), (value_nts[part], end_ns[part]) if epoch else None)
                 sizes.append(size)
                 if epoch == 0:
-                    value_nts[part], end_ns[part] = found
+                    value_nts[part], end_ns[part] = values
         self.batches += 1
         return (value_nts, end_ns), {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
     @torch.no_grad()
-    def _values(self, whole: _Batch) -> tuple[Tensor, Tensor]:
+    def _values(self, batch: _Batch) -> tuple[Tensor, Tensor]:
         """Values before each token, and after the last one of each row."""
         self.model.eval()
-        found = []
-        for part in torch.arange(len(whole)).split(self.micro_batch):
-            with self.accelerator.autocast():
-                said = self.model(whole.rows.take(part))
-            found.append(_split(self.model.value(said), whole.rows.take(part)))
-        return torch.cat([value for value, _ in found]), torch.cat([end for _, end in found])
+        parts = [self._read(batch.take(part))[1:] for part in torch.arange(len(batch)).split(self.micro_batch)]
+        return torch.cat([value for value, _ in parts]), torch.cat([end for _, end in parts])
 
-    def _parts(self, n: int, epoch: int) -> Iterator[Tensor]:
+    def _read(self, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """What the head says, the values before each token, and those after each row's last one."""
+        with self.accelerator.autocast():
+            logits = self.model(batch.rows)
+        value_nts = self.model.value(logits).detach()
+        end_n11 = batch.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])
+        return logits, value_nts[:, :-1], value_nts.gather(1, end_n11).squeeze(1)
+
+    def _parts(self, n: int, epoch: int) -> Sequence[Tensor]:
         """The rows of each mini-batch of an epoch; one mini-batch is the batch in its order."""
         if self.config.mini_batches == 1:
-            return iter([torch.arange(n)])
+            return [torch.arange(n)]
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-        return iter(torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n)))
+        return torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
 
     def _update(self, batch: _Batch, old: tuple[Tensor, Tensor] | None) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
         """One optimizer step; what the model said on the way, and the size of loss and gradient."""
         self.model.train()
         count = self._sum(batch.mask_nts.sum().float()).clamp(min=1)
-        said, total, lost = [], torch.zeros((), device=count.device), []
+        values, lost, total = [], [], torch.zeros((), device=count.device)
         for part in torch.arange(len(batch)).split(self.micro_batch):
             here = batch.take(part)
-            with self.accelerator.autocast():
-                logits = self.model(here.rows)
-            value_nts, end_ns = _split(self.model.value(logits), here.rows)
-            said.append((value_nts.detach(), end_ns.detach()))
-            before_nts, after_ns = said[-1] if old is None else (old[0][part], old[1][part])
+            logits, *said = self._read(here)
+            values.append(said)
+            before_nts, after_ns = said if old is None else (old[0][part], old[1][part])
             lost.append(here.lost_n(before_nts, after_ns))
-            target_nts = here.targets(before_nts, after_ns)
-            loss = torch.zeros((), device=count.device)
-            for s in range(len(self.model.names)):
-                mask_nt = here.mask_nts[..., s]
-                loss = (
-                    loss + self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nt, before_nts[..., s]).sum() / count
-                )
+            target_nts, mask_nts = here.targets(before_nts, after_ns), here.mask_nts
+            losses = (
+                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], before_nts[..., s]).sum() / count
+                for s in range(len(self.model.names))
+            )
+            loss = sum(losses, start=torch.zeros((), device=count.device))
             loss.backward()
             total += loss.detach()
         self._check_finite(torch.cat(lost), batch.own_n)
-        norm = self._step()
-        return (
-            (torch.cat([v for v, _ in said]), torch.cat([e for _, e in said])),
-            {"loss": float(self._sum(total)), "grad_norm": norm},
-        )
+        value_nts, end_ns = (torch.cat(parts) for parts in zip(*values, strict=True))
+        return (value_nts, end_ns), {"grad_norm": self._step(), "loss": float(self._sum(total))}
 
     def _step(self) -> float:
         """Sum the gradients over processes, look at them, then change the weights; the norm of the gradient."""
@@ -174,7 +161,7 @@ class Critic:
         """Stop all processes before anything is made of values that are not finite in one of them."""
         count = int(self._sum(lost_n.sum()))
         if count:
-            here = own_n[lost_n.cpu() > 0].tolist()
+            here = own_n[lost_n > 0].tolist()
             where = f"of completion {here[0]} first" if here else "of completions of another process"
             raise self._diverged(f"{count:g} of its values are not finite, {where}")
 
@@ -194,16 +181,15 @@ class Critic:
 
     def _compare(self, batch: _Batch, value_nts: Tensor, end_ns: Tensor) -> dict[str, float]:
         """How good the values were, in all processes together."""
-        target_nts = batch.targets(value_nts, end_ns)
-        shown: dict[str, float] = {}
+        target_nts, figures = batch.targets(value_nts, end_ns), {}
         for s, name in enumerate(self.model.names):
-            found = critic_error(value_nts[..., s], target_nts[..., s], batch.mask_nts[..., s])
+            error = critic_error(value_nts[..., s], target_nts[..., s], batch.mask_nts[..., s])
             if self.accelerator.num_processes > 1:
-                gathered: Any = self.accelerator.gather(found.numbers().to(self.accelerator.device)[None])
-                found = CriticError.joined(gathered)
+                gathered: Any = self.accelerator.gather(error.numbers().to(self.accelerator.device)[None])
+                error = CriticError.joined(gathered)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
-            shown |= {f"{prefix}{key}": number for key, number in found.figures().items()}
-        return shown
+            figures |= {f"{prefix}{key}": number for key, number in error.figures().items()}
+        return figures
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -261,16 +247,16 @@ class _Batch:
     @property
     def mask_nts(self) -> Tensor:
         """The tokens that have a target."""
-        cut_sn = self.streams.last_sn & self.truncated_n if self.config.truncated == "mask" else None
-        mask_snt = self.streams.mask_snt if cut_sn is None else self.streams.mask_snt & ~cut_sn[..., None]
+        mask_snt = self.streams.mask_snt
+        if self.config.truncated == "mask":
+            mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, end_ns: Tensor) -> Tensor:
         """The values after the last token, as the configuration takes truncation."""
         options: Any = {"truncated": self.config.truncated}
-        return torch.stack(
-            [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)], 1
-        )
+        ends = [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)]
+        return torch.stack(ends, 1)
 
     def lost_n(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
         """How many of the values that are read are not finite, of each row."""
@@ -287,22 +273,23 @@ class _Batch:
 
     def take(self, rows: Tensor) -> _Batch:
         """Some of the rows."""
-        some = _changed(self.streams, lambda x_sn: x_sn[:, rows])
-        return replace(
-            self, rows=self.rows.take(rows), streams=some, truncated_n=self.truncated_n[rows], own_n=self.own_n[rows]
-        )
+        return self._changed(lambda x: x[rows.to(x.device)])
 
-    def to(self, device: torch.device) -> _Batch:
+    def to(self, device: torch.device | str) -> _Batch:
         """The same on a device."""
-        rows = Sequences(self.rows.ids_nl.to(device), self.rows.attention_nl.to(device), self.rows.width)
-        there = _changed(self.streams, lambda x: x.to(device))
-        return replace(self, rows=rows, streams=there, truncated_n=self.truncated_n.to(device))
+        return self._changed(lambda x: x.to(device))
 
-
-def _changed(streams: Streams, change: Callable[[Tensor], Tensor]) -> Streams:
-    """The streams with what they say of each completion changed."""
-    names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
-    return replace(streams, **{name: change(getattr(streams, name)) for name in names})
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
+        """Each of its tables changed, with the rows as its first dimension."""
+        names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
+        streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
+        return replace(
+            self,
+            rows=Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width),
+            streams=replace(self.streams, **streams),
+            truncated_n=change(self.truncated_n),
+            own_n=change(self.own_n),
+        )
 
 
 def megabytes(model: nn.Module) -> float:
@@ -312,9 +299,3 @@ def megabytes(model: nn.Module) -> float:
     4.0
     """
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6
-
-
-def _split(value_nts: Tensor, rows: Sequences) -> tuple[Tensor, Tensor]:
-    """Values before each token, and the value after each row's last one."""
-    end_n11 = rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])
-    return value_nts[:, :-1], value_nts.gather(1, end_n11).squeeze(1)

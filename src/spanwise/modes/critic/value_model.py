@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 from transformers.utils.hub import has_file
 
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import DataError, RecipeError, refuse
 from spanwise.losses import categorical_value, categorical_value_loss, value_loss
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences
@@ -26,15 +25,8 @@ from spanwise.modes.sequences import Sequences
 ABOUT = "critic.json"
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a saved critic says of itself.
-
-    Attributes:
-        names: of its values.
-        config: which head it has; everything else as it is by default.
-        tokenizer: fingerprint of the one whose ids it was fitted to; None: not known.
-    """
+class Saved(NamedTuple):
+    """What a saved critic says of itself: the names of its values, its head, the tokenizer (None: not known) it was fitted to."""
 
     names: list[str]
     config: CriticConfig
@@ -45,9 +37,9 @@ class Saved:
         """What stands in a folder; None: nothing, as with any other token classifier."""
         file = Path(place) / ABOUT
         try:
-            said = json.loads(file.read_text(encoding="utf-8"))
-            bins = {} if said["head"] == "scalar" else {"bins": said["bins"], "value_range": tuple(said["value_range"])}
-            return Saved(list(said["values"]), CriticConfig(head=said["head"], **bins), said.get("tokenizer"))
+            about = json.loads(file.read_text(encoding="utf-8"))
+            bins = {} if about["head"] == "scalar" else {"bins": about["bins"], "value_range": tuple(about["value_range"])}
+            return Saved(list(about["values"]), CriticConfig(head=about["head"], **bins), about.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -184,18 +176,19 @@ def _zero_head(model: Any) -> None:
 
 def _check_saved(place: str, saved: Saved, names: Sequence[str], config: CriticConfig) -> None:
     """Refuse a saved critic of other values."""
-    if list(names) != saved.names:
-        raise RecipeError(
-            f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
-            f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values."
-        )
-    told = ("head",) if config.head == saved.config.head == "scalar" else ("head", "bins", "value_range")
-    for name in told:
-        value = getattr(saved.config, name)
-        if getattr(config, name) != value:
+    refuse(
+        {
+            f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs {len(names)} "
+            f"({', '.join(names)}). Use a critic of the same objectives and the same values.": list(names) != saved.names
+        }
+    )
+    for name in ("head", "bins", "value_range"):
+        value, asked = getattr(saved.config, name), getattr(config, name)
+        written = list(value) if isinstance(value, tuple) else value
+        scalar = config.head == saved.config.head == "scalar"
+        if asked != value and not scalar:
             raise RecipeError(
-                f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
-                f"{{{name}: {list(value) if isinstance(value, tuple) else value}}}."
+                f"The critic '{place}' has the {name} {value} and the recipe says {asked}; write critic: {{{name}: {written}}}."
             )
 
 
@@ -206,10 +199,9 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
         try:
             if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer
                 return
-            other = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            theirs = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # many ways to have none; the number of ids is compared then
             return
-        theirs = fingerprint(other)
     if own != theirs:
         raise DataError(
             f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({theirs} and {own}), so it would "

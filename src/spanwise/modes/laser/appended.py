@@ -8,7 +8,6 @@ advantage is a weight and the old log-probability a target (`Appended.lesson`), 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,73 +29,67 @@ class Lesson(NamedTuple):
 
     weight_n: Float[Tensor, " n"]
     target_n: Float[Tensor, " n"]
-    shown: dict[str, float]
+    metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
 class Appended:
-    """The reserved token of a policy, and what its log-probability is worth.
+    """The reserved token of a policy in a trainer's rows, and what its log-probability is worth.
 
-    Attributes:
+    Args:
         laser: with its reference.
-        token: the reserved token.
-        ends: ids that end a completion, which it may stand behind.
+        tokenizer, size: of the policy, and how many ids it knows.
+        generation: its generation configuration; None: it has none.
         temperature: at which the trainer gives log-probabilities.
     """
 
-    laser: Laser
-    token: int
-    ends: frozenset[int]
-    temperature: float = 1.0
-
-    @staticmethod
-    def of(laser: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> Appended:
-        """For a policy with this tokenizer, size of its embedding and generation configuration (None: it has none)."""
-        check_reference(laser)
-        said = getattr(generation, "eos_token_id", None)
-        ends = {tokenizer.eos_token_id, *(said if isinstance(said, list) else [said])} - {None}
-        return Appended(laser, reserved_id(laser, tokenizer, size=size, ends=ends), frozenset(ends), temperature)
+    def __init__(self, laser: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
+        more = getattr(generation, "eos_token_id", None)
+        self.laser, self.reference, self.temperature = laser, check_reference(laser), temperature
+        self.ends = {tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])} - {None}
+        self.token = reserved_id(laser, tokenizer, size=size, ends=self.ends)
+        self._score_n = torch.zeros(0)
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Whether the last token of a row is the model's own, trained, and one that ends a completion.
-
-        >>> reserved = Appended(Laser("<unk>", reference=-23.0), 2, frozenset([1]))
-        >>> reserved.ended([7, 1], [1, 1]), reserved.ended([7, 8], [1, 1]), reserved.ended([7, 1], [1, 0]), reserved.ended([], [])
-        (True, False, False, False)
-        """
+        """Whether the last token of a row is the model's own, trained, and one that ends a completion."""
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
-    def scores(self, logp_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """The self-rewarding score by the trainer's log-probability, NaN for NaN."""
-        return self_reward(self.temperature * logp_n.float(), beta=self.laser.beta, reference=check_reference(self.laser))
+    def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
+        """The score of each row by the trainer's log-probability, NaN for NaN, once it is mixed in."""
+        self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.laser.beta, reference=self.reference)
+        return {"score_n": self._score_n} if self.laser.mixes(number) else {}
 
-    def lesson(self, score_n: Float[Tensor, " n"], verdict_n: Float[Tensor, " n"], *, batch: int, rows: int) -> Lesson:
-        r"""The verification loss as a squared error of log-probabilities.
+    def lesson(self, reading: Reading, scheme: Scheme, number: int, *, real: Sequence[int] | None = None) -> Lesson:
+        r"""The verification loss of the rows that were scored last, as a squared error of log-probabilities.
 
         Equation
             alpha l = 1/rows * sum of weight (logp - target)^2
             weight = alpha w (beta T)^2 rows / (N_c + N_i),   target = (reference + r_v / beta) / T
 
         Where a batch makes several optimiser steps, w and N_c + N_i are those of the batch, as in the mean over the steps.
-
-        Example:
-            >>> reserved = Appended(Laser("<unk>", reference=-23.0), 2, frozenset([1]))
-            >>> score_n, verdict_n = torch.tensor([.9, .7, .3, .1]), torch.tensor([1., 0., 0., 0.])
-            >>> found = reserved.lesson(score_n, verdict_n, batch=0, rows=4)
-            >>> [round(w, 6) for w in found.weight_n.tolist()], found.target_n.tolist(), found.shown["laser/accuracy"]
-            ([0.002, 0.000667, 0.000667, 0.000667], [-13.0, -23.0, -23.0, -23.0], 0.75)
+        `real`: the rows that were read; the verdict of padding is absent.
         """
-        laser = self.laser
+        verdict_n = completed(reading.scores, scheme.objectives)[:, scheme.names.index(self.laser.verdict)].double()
+        if real is not None:
+            verdict_n = (
+                torch.full((len(self._score_n),), torch.nan)
+                .double()
+                .index_copy(0, torch.tensor(real, dtype=torch.long), verdict_n)
+            )
+        return self.taught(self._score_n, verdict_n, batch=number)
+
+    def taught(self, score_n: Float[Tensor, " n"], verdict_n: Float[Tensor, " n"], *, batch: int) -> Lesson:
+        """The lesson of scores and verdicts, NaN where there is none."""
+        laser, rows = self.laser, len(score_n)
         known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(known_n, verdict_n.double(), torch.nan)
-        w_n, count, shown = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum()), {}
+        w_n, count, metrics = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum()), {}
         if count:
             right_n = (score_n > 0.5) == (verdict_n > 0.5)
-            shown["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=w_n))
-            shown["laser/accuracy"] = float(right_n[known_n].double().mean())
+            metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=w_n))
+            metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
         scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(count, 1)
-        target_n = (check_reference(laser) + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
-        return Lesson((scale * w_n * (batch >= laser.first_loss)).float(), target_n.float(), shown)
+        target_n = (self.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
+        return Lesson((scale * w_n * (batch >= laser.first_loss)).float(), target_n.float(), metrics)
 
 
 def check_reference(laser: Laser) -> float:
@@ -114,11 +107,6 @@ def check_reference(laser: Laser) -> float:
     return laser.reference
 
 
-def verdicts_of(reading: Reading, scheme: Scheme, laser: Laser) -> Float[Tensor, " n"]:
-    """The verdict on each completion; what is left out counts as what it stands for, NaN where that is not said."""
-    return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)].double()
-
-
 class Parted(NamedTuple):
     """Old log-probabilities and advantages without what travels in them, and the weighted squared errors (0 elsewhere)."""
 
@@ -132,11 +120,10 @@ def parted(
 ) -> Parted:
     """Take a lesson out of a batch. What is left is a batch in which a reserved token is one more token that nothing reads.
 
-    Example:
-        >>> logp_nt, mask_nt = torch.tensor([[-1., -20.]]), torch.tensor([[1, 0]])
-        >>> found = parted(logp_nt, torch.tensor([[-1.5, -13.]]), torch.tensor([[.5, .01]]), mask_nt)
-        >>> found.old_nt.tolist(), found.adv_nt.tolist(), round(float(found.error_nt.sum()), 6)
-        ([[-1.5, -20.0]], [[0.5, 0.0]], 0.49)
+    >>> logp_nt, mask_nt = torch.tensor([[-1., -20.]]), torch.tensor([[1, 0]])
+    >>> found = parted(logp_nt, torch.tensor([[-1.5, -13.]]), torch.tensor([[.5, .01]]), mask_nt)
+    >>> found.old_nt.tolist(), found.adv_nt.tolist(), round(float(found.error_nt.sum()), 6)
+    ([[-1.5, -20.0]], [[0.5, 0.0]], 0.49)
     """
     here_nt = _places(mask_nt, adv_nt)
     gap_nt = torch.where(here_nt, logp_nt - old_nt, 0.0)

@@ -7,25 +7,26 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.errors import DataError, RecipeError, check_number, unknown
-from spanwise.mode import Mode
-from spanwise.modes.laser.mixing import mixed_credit
+from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.mode import Mode, setting
+from spanwise.modes.laser.mixing import mixed_credit, own_opinion
 from spanwise.pipeline import Reading
+from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
 #: What a run, and each of its checkpoints, keeps of the reference that training measured.
 FILE = "laser.json"
-_SCALES = ("std", "none")
 
 
+@register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
     """How a self-rewarding score is read, trained and mixed into the credit of a verdict, beside any method.
@@ -65,8 +66,10 @@ class Laser(Mode):
         spanwise.errors.RecipeError: laser: with beta 0.1 and the reference -4.2 no score can exceed 0.42, ... beta to 0.24 or more.
     """
 
-    name: ClassVar[str] = "laser"
-    adds: ClassVar[frozenset[str]] = frozenset({"self_reward_n"})
+    about: ClassVar[str] = (
+        "a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ..."
+    )
+    adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
         "trl": "spanwise.modes.laser.trl:SelfRewarding",
         "verl": "spanwise.modes.laser.verl:TokenInVerl",
@@ -76,43 +79,25 @@ class Laser(Mode):
 
     token: str | int
     verdict: str = "correct"
-    beta: float = 0.1
-    reference: float | None = None
-    alpha: float = 0.1
-    mix: float = 0.1
-    threshold: float = 0.1
-    scale: str = "std"
+    beta: float = setting(0.1, above=0.0)
+    reference: float | None = setting(None, most=math.inf)
+    alpha: float = setting(0.1, above=0.0)
+    mix: float = setting(0.1, least=0.0, most=1.0)
+    threshold: float = setting(0.1, least=0.0)
+    scale: Literal["std", "none"] = "std"
     balanced: bool = True
-    reasoning_warmup: int = 0
-    self_rewarding_warmup: int = 200
+    reasoning_warmup: int = setting(0, least=0.0)
+    self_rewarding_warmup: int = setting(200, least=0.0)
 
     def __post_init__(self) -> None:
         if isinstance(self.token, bool) or not isinstance(self.token, str | int) or self.token == "":
             raise RecipeError(f"laser.token is {self.token!r}; name one token of the vocabulary, or its id.")
-        check_number("laser.beta", self.beta, above=0.0)
-        check_number("laser.alpha", self.alpha, above=0.0)
-        check_number("laser.mix", self.mix, least=0.0)
-        check_number("laser.threshold", self.threshold, least=0.0)
-        if self.mix > 1:
-            raise RecipeError(f"laser.mix is {self.mix}; it is a share, between 0 and 1.")
-        if self.scale not in _SCALES:
-            raise RecipeError(unknown("laser.scale", self.scale, _SCALES))
-        if not isinstance(self.balanced, bool):
-            raise RecipeError(f"laser.balanced is {self.balanced!r}; write true or false.")
-        for name in ("reasoning_warmup", "self_rewarding_warmup"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise RecipeError(f"laser.{name} is {value!r}; it must be a whole number of generation batches.")
+        super().__post_init__()
         if self.reference is not None:
-            check_number("laser.reference", self.reference)
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference from which no answer could be called right: a log-probability is never above 0.
-
-        Raises:
-            RecipeError: the highest score there can be is below 1.
-        """
+        """Refuse a reference from which no answer could be called right: a log-probability is never above 0."""
         if -self.beta * reference < 1:
             needed = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
             mend = f"set beta to {needed:.2f} or more" if reference < 0 else "a log-probability is below 0"
@@ -154,10 +139,10 @@ class Laser(Mode):
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Refuse batches whose completions have no score."""
-        if "self_reward_n" not in provided:
+        if "score_n" not in provided:
             raise RecipeError(
                 f"laser reads the log-probability of '{self.token}' after the end of each completion, and nothing here "
-                f"gives it (self_reward_n). Leave laser out, or train with TRL."
+                f"gives it (score_n). Leave laser out, or train with TRL."
             )
 
     def check_turns(self) -> None:
@@ -192,20 +177,21 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """The scores that a rollout file holds of some rows of one step, if they are mixed in there.
-
-        Raises:
-            RecipeError: they are mixed in, and the file has none.
-        """
+        """The scores that a rollout file holds of some rows of one step, if they are mixed in there."""
         if self.first_mix is None:
             return {}
-        if table.self_reward_n is None:
+        if table.score_n is None:
             raise RecipeError(
                 f"The recipe has laser, which mixes a score of its own into the credit of each completion, and '{table.path}' has "
                 f"no column 'self_reward' with it. Take the rollouts of a run with laser, or leave laser out."
             )
         mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
-        return {"self_reward_n": table.self_reward_n[rows]} if mixed else {}
+        return {"score_n": table.score_n[rows]} if mixed else {}
+
+    def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Tau and z (`own_opinion`), where the score is mixed in."""
+        score_n = score_n.masked_fill(~self.mixes_at(step_n), torch.nan)
+        return own_opinion(score_n, group_n, mix=self.mix, threshold=self.threshold, scale=self.scale)
 
     @property
     def readable(self) -> bool:
@@ -213,12 +199,7 @@ class Laser(Mode):
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """The same with the reference that a run has measured, where the recipe names none.
-
-        Raises:
-            DataError: neither recipe nor run says the reference, or the run has measured that of another token.
-            RecipeError: a reference from which no answer could be called right.
-        """
+        """The same with the reference that a run has measured, where the recipe names none."""
         file = next((file for place in places if (file := place / FILE).is_file()), None)
         if file is None:
             if self.reference is None:
@@ -227,18 +208,19 @@ class Laser(Mode):
                     f"no {FILE} of a run that has measured one. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
-        measured = _read_json(file)
-        missing = [name for name in ("token", "id", "reference") if name not in measured]
-        if missing or not isinstance(measured["reference"], int | float):
-            raise DataError(
-                f"'{file}' is not what a run measures: it has no {' and no '.join(missing) or 'number as reference'}."
-            )
-        if self.token not in (measured["token"], measured["id"]):
+        try:
+            measured = json.loads(file.read_text(encoding="utf-8"))
+            token, number, reference = measured["token"], measured["id"], float(measured["reference"])
+        except KeyError as error:
+            raise DataError(f"'{file}' is not what a run measures: it has no {error.args[0]}.") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"'{file}' is not what a run measures: {error}.") from error
+        if self.token not in (token, number):
             raise DataError(
                 f"The recipe reads the score off the token '{self.token}', and '{file}' says that the run was trained with "
-                f"'{measured['token']}' (id {measured['id']}); use the token that was trained."
+                f"'{token}' (id {number}); use the token that was trained."
             )
-        return self if self.reference is not None else replace(self, reference=float(measured["reference"]))
+        return self if self.reference is not None else replace(self, reference=reference)
 
     @property
     def judge(self) -> str:
@@ -247,19 +229,18 @@ class Laser(Mode):
 
     def note(self, table: Any) -> str:
         """How many completions of a rollout file are of steps before the score is mixed in."""
-        if self.first_mix is None or table.self_reward_n is None:
+        if self.first_mix is None or table.score_n is None:
             return ""
         early = int((~self.mixes_at(table.step_n)).sum())
-        return (
+        sentence = (
             f"laser mixes the score into the credit from step {self.first_mix + 1} on; {early:,} of {len(table):,} completions are "
             f"of steps before (self_rewarding_warmup)."
-            if early
-            else ""
         )
+        return sentence if early else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         """The score mixed into the blocks that the verdict pays (`mixed_credit`); without scores there is nothing to mix yet."""
-        if batch.self_reward_n is None:
+        if batch.score_n is None:
             return credit
         if batch.steps is not None:
             self.check_turns()
@@ -267,7 +248,7 @@ class Laser(Mode):
         pays_k = torch.tensor([name in paid for name in scheme.layout.names], device=reading.length_nk.device)
         return mixed_credit(
             credit,
-            batch.self_reward_n,
+            batch.score_n,
             batch.group_n,
             objectives=scheme.objectives,
             verdict=self.verdict,
@@ -283,9 +264,6 @@ class Laser(Mode):
     def of(cls, written: Mapping[str, Any]) -> Laser:
         """The configuration that a recipe's `laser:` section says.
 
-        Raises:
-            RecipeError: an unknown field, with a suggestion, or no token; see `Laser`.
-
         Example:
             >>> Laser.of({"token": "<unk>", "tau": 0.2})
             Traceback (most recent call last):
@@ -296,12 +274,3 @@ class Laser(Mode):
         laser = super().of(written)
         assert isinstance(laser, Laser), "a mode makes itself"
         return laser
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise DataError(f"'{file}' cannot be read: {error.strerror or error}.") from error
-    except (ValueError, TypeError) as error:
-        raise DataError(f"'{file}' is not a JSON object: {error}.") from error

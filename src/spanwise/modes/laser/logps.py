@@ -117,30 +117,15 @@ class ScoreReader:
         self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
         self.token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
 
-    def logps(
-        self,
-        prompts: Sequence[Sequence[int]],
-        ids_nt: Int[Tensor, "n t"],
-        there_nt: Bool[Tensor, "n t"],
-        *,
-        temperature: float,
-    ) -> Float[Tensor, " n"]:
-        """The log-probability of the token after each completion (`end_logps`)."""
-        pad = int(self.tokenizer.pad_token_id)
-        how: dict[str, Any] = {"token": self.token, "ends": self.ends, "pad": pad, "temperature": temperature}
-        return end_logps(self.model, prompts, ids_nt, there_nt, **how)
+    def logps(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
+        """The log-probability of the token after each completion: of prompts, ids_nt, there_nt (`end_logps`)."""
+        how: dict[str, Any] = {"token": self.token, "ends": self.ends, "pad": int(self.tokenizer.pad_token_id)}
+        return end_logps(self.model, *completions, **how, temperature=temperature)
 
-    def scores(
-        self,
-        prompts: Sequence[Sequence[int]],
-        ids_nt: Int[Tensor, "n t"],
-        there_nt: Bool[Tensor, "n t"],
-        *,
-        temperature: float,
-    ) -> Float[Tensor, " n"]:
+    def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
         """The score of each completion, NaN for those that did not end."""
         assert self.laser.reference is not None, "scores are read once the reference is known"
-        logp_n = self.logps(prompts, ids_nt, there_nt, temperature=temperature)
+        logp_n = self.logps(*completions, temperature=temperature)
         return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
 
 
@@ -149,10 +134,9 @@ def measured(
 ) -> tuple[Laser, dict[str, Any], str | None]:
     """The reference of the starting policy: the mean of what it says of the reserved token; a given one is held against that.
 
-    Example:
-        >>> found, about, warning = measured(Laser("<unk>"), 2, torch.tensor([-18., -20., float("nan")]), temperature=1.0)
-        >>> found.reference, about["completions"], warning
-        (-19.0, 2, None)
+    >>> found, about, warning = measured(Laser("<unk>"), 2, torch.tensor([-18., -20., float("nan")]), temperature=1.0)
+    >>> found.reference, about["completions"], warning
+    (-19.0, 2, None)
     """
     known_n = logp_n[~logp_n.isnan()].double()
     if not len(known_n):
@@ -160,25 +144,19 @@ def measured(
             f"laser: none of the {len(logp_n)} completions of the first batch ended, so there is no end after which to read "
             f"'{laser.token}'. Set max_completion_length up."
         )
-    mean, std = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0
+    mean, std, warning = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0, None
     if laser.reference is None:
         laser.check_reach(mean)
-        found, warning = replace(laser, reference=mean), None
+        laser = replace(laser, reference=mean)
     else:
-        found, warning = laser, _held(laser, laser.reference, mean, std)
-    about = {"token": laser.token, "id": token, "reference": found.reference, "mean": mean, "std": std}
-    return found, {**about, "completions": len(known_n), "temperature": temperature}, warning
-
-
-def _held(laser: Laser, reference: float, mean: float, std: float) -> str | None:
-    """What to say of a reference that is given, where the starting policy's own mean is another."""
-    start = laser.beta * (mean - reference)
-    said = (
-        f"laser.reference is {reference:g}, and the starting policy gives '{laser.token}' {mean:.4g} nats (+- {std:.2g}), so its "
-        f"answers start at a score of {start:.2g}"
-    )
-    if not -_FAR <= start <= 1 + _FAR:
-        raise RecipeError(f"{said}: the reference is of another model, or token. Leave it out, and it is measured.")
-    if abs(start) > _NEAR:
-        return f"{said}. That is as it should be only for a policy that was trained with this score before."
-    return None
+        start = laser.beta * (mean - laser.reference)
+        sentence = (
+            f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean:.4g} nats "
+            f"(+- {std:.2g}), so its answers start at a score of {start:.2g}"
+        )
+        if not -_FAR <= start <= 1 + _FAR:
+            raise RecipeError(f"{sentence}: the reference is of another model, or token. Leave it out, and it is measured.")
+        if abs(start) > _NEAR:
+            warning = f"{sentence}. That is as it should be only for a policy that was trained with this score before."
+    about = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
+    return laser, {**about, "completions": len(known_n), "temperature": temperature}, warning

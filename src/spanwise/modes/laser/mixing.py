@@ -138,7 +138,6 @@ def mixed_credit(
                 [-0.5000,  0.0000]], dtype=torch.float64)
     """
     share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
-    found = replace(found, share_n=share_n, own_n=own_n)
     share_n1, own_n1 = share_n[:, None], own_n[:, None]
     if by_objective and found.adv_nm is not None:
         m = [objective.name for objective in objectives].index(verdict)

@@ -10,8 +10,8 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # pyr
 from torch import Tensor
 from transformers import GenerationConfig
 
-from spanwise.errors import RecipeError
-from spanwise.modes.laser.appended import Appended, check_reference, parted, verdicts_of
+from spanwise.errors import refuse
+from spanwise.modes.laser.appended import Appended, check_reference, parted
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.parts import SkyrlPart
 from spanwise.pipeline import Reading
@@ -23,11 +23,7 @@ LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 
 
 class TokenInSkyrl(SkyrlPart):
-    """The reserved token of a run in SkyRL's rows.
-
-    Attributes:
-        reserved: the token, and what its log-probability is worth.
-    """
+    """The reserved token of a run in SkyRL's rows."""
 
     def __init__(self, mode: Laser, cfg: Any, tokenizer: Any, size: int | None) -> None:
         super().__init__(mode, cfg, tokenizer, size)
@@ -35,30 +31,27 @@ class TokenInSkyrl(SkyrlPart):
             generation = GenerationConfig.from_pretrained(cfg.trainer.policy.model.path)
         except OSError:
             generation = None
-        size = len(tokenizer) if size is None else size
-        temperature = cfg.trainer.algorithm.temperature
-        self.reserved = Appended.of(mode, tokenizer, size=size, generation=generation, temperature=temperature)
-        self._ended: list[bool] = []
-        self._score_n = torch.zeros(0)
+        size, temperature = size or len(tokenizer), cfg.trainer.algorithm.temperature
+        self.reserved = Appended(mode, tokenizer, size=size, generation=generation, temperature=temperature)
+        self._ended = torch.zeros(0).bool()
 
     @staticmethod
     def check(mode: Laser, cfg: Any) -> None:
         """Refuse rows that are no completions, and passes that do not give the log-probability of a token not sampled."""
-        algorithm, generator = cfg.trainer.algorithm, cfg.generator
-        sentences = {
-            "laser scores a completion at its end, and generator.step_wise_trajectories=true makes rows of turns, which have ends "
-            "of their own. Use flat rows, or leave laser out.": generator.step_wise_trajectories,
-            "laser is trained by SkyRL's synchronous trainer; set trainer.fully_async.enabled=false, or leave laser out.": (
-                cfg.trainer.fully_async.enabled
-            ),
-            f"trainer.algorithm.policy_loss_type is '{algorithm.policy_loss_type}', beside which no loss of laser is there; use "
-            f"one of {', '.join(LOSSES)}.": algorithm.policy_loss_type.removeprefix(WITH_LASER) not in LOSSES,
-            "trainer.algorithm.enable_sample_support_replay=true needs what the sampler saw at each token, and laser's token was "
-            "not sampled; leave one of them out.": getattr(algorithm, "enable_sample_support_replay", False),
-        }
-        for sentence, wrong in sentences.items():
-            if wrong:
-                raise RecipeError(sentence)
+        algorithm = cfg.trainer.algorithm
+        refuse(
+            {
+                "laser scores a completion at its end, and generator.step_wise_trajectories=true makes rows of turns, which have "
+                "ends of their own. Use flat rows, or leave laser out.": cfg.generator.step_wise_trajectories,
+                "laser is trained by SkyRL's synchronous trainer; set trainer.fully_async.enabled=false, or leave laser out.": (
+                    cfg.trainer.fully_async.enabled
+                ),
+                f"trainer.algorithm.policy_loss_type is '{algorithm.policy_loss_type}', beside which no loss of laser is there; "
+                f"use one of {', '.join(LOSSES)}.": algorithm.policy_loss_type.removeprefix(WITH_LASER) not in LOSSES,
+                "trainer.algorithm.enable_sample_support_replay=true needs what the sampler saw at each token, and laser's token "
+                "was not sampled; leave one of them out.": getattr(algorithm, "enable_sample_support_replay", False),
+            }
+        )
         check_reference(mode)
 
     def loss_type(self, kind: str) -> str:
@@ -70,34 +63,28 @@ class TokenInSkyrl(SkyrlPart):
 
     def append(self, output: Mapping[str, Any]) -> dict[str, Any]:
         """The token behind every response that ended, as one that the model did not sample."""
-        rows = zip(output["response_ids"], output["loss_masks"], strict=True)
-        self._ended = [self.reserved.ended(ids, mask) for ids, mask in rows]
+        ended = list(map(self.reserved.ended, output["response_ids"], output["loss_masks"]))
+        self._ended = torch.tensor(ended)
         more = {"response_ids": self.reserved.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
         longer = {
-            name: [[*row, value] if last else row for row, last in zip(output[name], self._ended, strict=True)]
+            name: [[*row, value] if last else row for row, last in zip(output[name], ended, strict=True)]
             for name, value in more.items()
             if output.get(name) is not None
         }
         return {**output, **longer}
 
     def fields(self, data: Any, number: int) -> dict[str, Tensor]:
-        """The score of each row, NaN where it did not end, once it is mixed in.
-
-        SkyRL's rows are right-aligned, so the token is the last.
-        """
+        """The score of each row, NaN where it did not end, once it is mixed in; rows are right-aligned: the token is the last."""
         logp_n = data["action_log_probs"][: len(self._ended), -1]
-        self._score_n = self.reserved.scores(torch.where(torch.tensor(self._ended), logp_n, torch.nan))
-        return {"self_reward_n": self._score_n} if self.mode.mixes(number) else {}
+        return self.reserved.fields(torch.where(self._ended, logp_n, torch.nan), number)
 
     def teach(self, data: Any, reading: Reading, scheme: Scheme, factor_n: Tensor, number: int) -> dict[str, float]:
         """Weights among the advantages, targets among the old log-probabilities."""
-        verdict_n = verdicts_of(reading, scheme, self.reserved.laser)
-        lesson = self.reserved.lesson(self._score_n, verdict_n, batch=number, rows=len(self._score_n))
-        at = torch.tensor(self._ended).nonzero()[:, 0]
+        lesson, at = self.reserved.lesson(reading, scheme, number), self._ended.nonzero()[:, 0]
         for name, value_n in {"advantages": lesson.weight_n * factor_n, "action_log_probs": lesson.target_n}.items():
             data[name] = data[name].clone()
             data[name][at, -1] = value_n[at].to(data[name].dtype)
-        return lesson.shown
+        return lesson.metrics
 
 
 def _with_laser(

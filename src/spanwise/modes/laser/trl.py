@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,6 @@ class SelfRewarding(TrlPart):
         overheard: what was heard while completions were generated.
     """
 
-    mode: Any
-
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)
         self.temperature, self.tokenizer = trainer.temperature, trainer._text_tokenizer
@@ -57,6 +55,18 @@ class SelfRewarding(TrlPart):
         self._written = False
         self._score_n: Tensor | None = None
 
+    @property
+    def _generation(self) -> int:
+        """The number of the generation batch, from 0."""
+        args = self.trainer.args
+        per_batch = args.steps_per_generation * self.trainer.num_iterations
+        return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
+
+    @property
+    def _needed(self) -> bool:
+        """Whether scores are needed before the training's own pass."""
+        return self.measured is None or self.mode.mixes(self._generation)
+
     # ------------------------------------------------------------------ what TRL calls
 
     @contextmanager
@@ -64,12 +74,10 @@ class SelfRewarding(TrlPart):
         """Listen to the steps of `generate`, where a score is needed before the training's own pass."""
         self.passes.clear()
         self.overheard.forget()
-        if not self.trainer.model.training or not (self._mixes or self.measured is None):
-            yield
-            return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
-        with self.overheard.listening(inside):
+        listening = self.trainer.model.training and self._needed
+        with self.overheard.listening(inside) if listening else nullcontext():
             yield
 
     def forward(
@@ -97,37 +105,55 @@ class SelfRewarding(TrlPart):
         if not self.trainer.model.training:
             return batch, whole
         written_n = ((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1)
-        sentences = [self.check_unwritten(self.gather(written_n))]
+        sentences = [self._check_unwritten(self.gather(written_n))]
         ended_n = sampled_end(batch, self.ends)
         logp_n = self._known_logps(ended_n, output)
         missing_n = ended_n & logp_n.isnan()
-        if (self._mixes or self.measured is None) and bool(self.gather(missing_n).any()):
+        if self._needed and bool(self.gather(missing_n).any()):
             logp_n = torch.where(missing_n, self._read_ends(batch, output, missing_n), logp_n)
         if self.measured is None:
-            sentences.append(self.measure(self.gather(logp_n)))
+            known_n = self.gather(logp_n)
+            self.mode, self.measured, warning = measured(self.mode, self.token, known_n, temperature=self.temperature)
+            sentences.append(warning)
         for sentence in filter(None, sentences if self.trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {self.trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
-        score_n = self._score_n = self.scores(logp_n)
+        score_n = self._score_n = self._scores(logp_n)
         if self._generation >= self.mode.first_loss:
-            scheme = self.trainer.scheme
-            verdict_n = completed(everyone.scores, scheme.objectives)[:, scheme.names.index(self.mode.verdict)]
-            verdict_n, weight_n = self.targets(verdict_n, self.gather(ended_n).bool())
-            device = output["completion_ids"].device
-            output["laser_verdict"], output["laser_weight"] = (v_n[here].float().to(device) for v_n in (verdict_n, weight_n))
-            output["laser_row"] = torch.arange(len(score_n), device=device)
-        mixed = replace(whole, self_reward_n=self.gather(score_n)) if self._mixes else whole
-        return replace(batch, self_reward_n=score_n), mixed
+            self._lay_out_lesson(everyone, self.gather(ended_n).bool(), here, output)
+        mixed = replace(whole, score_n=self.gather(score_n)) if self.mode.mixes(self._generation) else whole
+        return replace(batch, score_n=score_n), mixed
+
+    def _lay_out_lesson(self, everyone: Reading, ended_n: Tensor, here: slice, output: dict[str, Any]) -> None:
+        """Verdict and weight of each completion, so that the loss is the mean over rows of weight times squared error."""
+        scheme, device = self.trainer.scheme, output["completion_ids"].device
+        verdict_n = completed(everyone.scores, scheme.objectives)[:, scheme.names.index(self.mode.verdict)]
+        known_n = torch.where(ended_n, verdict_n, torch.nan)  # what did not end, or has no verdict, has the weight 0
+        scale = len(known_n) / max(int((~known_n.isnan()).sum()), 1)
+        weight_n = class_weights(known_n, balanced=self.mode.balanced) * scale
+        output["laser_verdict"] = known_n.nan_to_num(nan=0.0)[here].float().to(device)
+        output["laser_weight"] = weight_n[here].float().to(device)
+        output["laser_row"] = torch.arange(len(output["laser_weight"]), device=device)
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """The part of a micro-batch in the loss of the score, 0 where it has none; it fills in the scores not known yet."""
+        """The part of a micro-batch in the loss of the score, 0 where it has none; it fills in the scores not known yet.
+
+        Its mean over micro-batches of one size is the `verification_loss` of the batch.
+        """
         if "laser_weight" not in inputs:
             return 0.0, {}
-        loss, (right, wrong) = self.verification(inputs["laser_verdict"], inputs["laser_weight"])
-        sums: Any = self.trainer.accelerator.reduce(torch.stack([*right, *wrong]), reduction="sum")
-        means = {"score_right": sums[0] / sums[1], "score_wrong": sums[2] / sums[3], "loss": loss.detach()}
+        assert self.logp_b is not None, "a forward pass came before"
+        weight_b, score_b = inputs["laser_weight"], self._scores(self.logp_b)
+        known_b = torch.where(weight_b > 0, inputs["laser_verdict"], torch.nan)
+        loss = verification_loss(score_b, known_b, weight_n=weight_b, count=float(len(weight_b)))
+        seen_b, sums = score_b.detach(), []
+        for verdict in (1, 0):
+            of_class_b = known_b == verdict
+            sums += [torch.where(of_class_b, seen_b, 0.0).sum(), of_class_b.sum().to(seen_b.dtype)]
+        right, rights, wrong, wrongs = self.trainer.accelerator.reduce(torch.stack(sums), reduction="sum")
         if self._score_n is not None:
-            row_b, seen_b = inputs["laser_row"].cpu(), self.scores(self.passes[-1]).to(self._score_n)
-            self._score_n[row_b] = torch.where(self._score_n[row_b].isnan(), seen_b, self._score_n[row_b])
+            row_b, own_b = inputs["laser_row"].cpu(), self._scores(self.passes[-1]).to(self._score_n)
+            self._score_n[row_b] = torch.where(self._score_n[row_b].isnan(), own_b, self._score_n[row_b])
+        means = {"score_right": right / rights, "score_wrong": wrong / wrongs, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
     # ------------------------------------------------------------------ scores of a generation batch
@@ -143,26 +169,14 @@ class SelfRewarding(TrlPart):
         rows = sequences(output, batch)
         count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:count]
-        there = row_r.to(rows.ids_nl.device)
-        whole = [ids[mask.bool()].tolist() for ids, mask in zip(rows.ids_nl[there], rows.attention_nl[there], strict=True)]
+        some = rows.take(row_r.to(rows.ids_nl.device))
+        whole = [ids[mask.bool()].tolist() for ids, mask in zip(some.ids_nl, some.attention_nl, strict=True)]
         size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
             how = {"pad": pad_id, "temperature": self.temperature, "batch_size": size}
             logp_n[row_r] = end_logp(self.trainer.model, whole, self.token, **how)
         return logp_n
-
-    @property
-    def _mixes(self) -> bool:
-        """Whether the score is mixed into the credit of this generation batch."""
-        return self.mode.mixes(self._generation)
-
-    @property
-    def _generation(self) -> int:
-        """The number of the generation batch, from 0."""
-        args = self.trainer.args
-        per_batch = args.steps_per_generation * self.trainer.num_iterations
-        return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
 
     # ------------------------------------------------------------------ the forward pass
 
@@ -195,53 +209,21 @@ class SelfRewarding(TrlPart):
             return torch.full((len(ended_n),), torch.nan)
         return torch.where(ended_n, heard_n, torch.nan)
 
-    # ------------------------------------------------------------------ the reference
-
-    def measure(self, logp_n: Float[Tensor, " n"]) -> str | None:
-        """Take the reference from the first batch of the starting policy, or hold the given one against it."""
-        self.mode, self.measured, warning = measured(self.mode, self.token, logp_n, temperature=self.temperature)
-        return warning
-
-    def check_unwritten(self, written_n: Tensor) -> str | None:
+    def _check_unwritten(self, written_n: Tensor) -> str | None:
         """What to say, once, where completions hold the reserved token itself."""
-        held = int(written_n.sum())
-        if not held or self._written:
+        count = int(written_n.sum())
+        if not count or self._written:
             return None
-        said = f"laser.token '{self.mode.token}' (id {self.token}) was sampled in {held} of {len(written_n)} completions"
-        if self.measured is None:
-            raise RecipeError(f"{said} of the first batch; name one that the policy never writes.")
-        self._written = True
-        return f"{said}: its score leaks into what the policy writes. Set beta or alpha down, or name another token."
-
-    # ------------------------------------------------------------------ loss
-
-    def targets(self, verdict_n: Float[Tensor, " n"], ended_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Verdict and weight of each completion, so that the loss is the mean over rows of weight times squared error.
-
-        A completion that did not end, or has no verdict, has the weight 0.
-        """
-        known_n = torch.where(ended_n, verdict_n, torch.nan)
-        count = int((~known_n.isnan()).sum())
-        return known_n.nan_to_num(nan=0.0), class_weights(known_n, balanced=self.mode.balanced) * (
-            len(known_n) / max(count, 1)
+        sentence = (
+            f"laser.token '{self.mode.token}' (id {self.token}) was sampled in {count} of {len(written_n)} completions"
         )
+        if self.measured is None:
+            raise RecipeError(f"{sentence} of the first batch; name one that the policy never writes.")
+        self._written = True
+        return f"{sentence}: its score leaks into what the policy writes. Set beta or alpha down, or name another token."
 
-    def verification(
-        self, verdict_b: Float[Tensor, " b"], weight_b: Float[Tensor, " b"]
-    ) -> tuple[Float[Tensor, ""], list[list[Tensor]]]:
-        """This micro-batch's part of `verification_loss`: its mean over micro-batches of one size is the loss of the batch."""
-        assert self.logp_b is not None, "a forward pass came before"
-        score_b = self.scores(self.logp_b)
-        known_b = torch.where(weight_b > 0, verdict_b, torch.nan)
-        loss = verification_loss(score_b, known_b, weight_n=weight_b, count=float(len(weight_b)))
-        seen_b = score_b.detach()
-        classes = [known_b == verdict for verdict in (1, 0)]
-        said = [[torch.where(held_b, seen_b, 0.0).sum(), held_b.sum().to(seen_b.dtype)] for held_b in classes]
-        return loss, said
-
-    def scores(self, logp_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def _scores(self, logp_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """r_s of completions, NaN where they did not end."""
-        assert self.mode.reference is not None, "it was measured on the first batch"
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     # ------------------------------------------------------------------ checkpoints

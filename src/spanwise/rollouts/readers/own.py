@@ -13,7 +13,7 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.parquet import flat, joined, offsets, steps_of
+from spanwise.rollouts.files import flat, joined, offsets, steps_of
 from spanwise.rollouts.recorded import numbers
 from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, finite
 from spanwise.rollouts.text import cut_text, load_tokenizer
@@ -33,22 +33,24 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     folder = run_folder(files[0])
     found = pq.read_schema(files[0])
     source = schema.IDS if schema.IDS in found.names else schema.TOKENS
-    place = tokenizer or (_tokenizer(folder, found) if source == schema.IDS else None)
+    place = tokenizer
     if source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
-    held = schema.token_columns(found.names)
-    trained = _trained(found.names)
+    if source == schema.IDS and tokenizer is None:
+        place = (folder and tokenizer_in(folder)) or schema.tokenizer_of(found)
+    known, trained = schema.token_columns(found.names), _trained(found.names)
     wanted = [*(name for name in _given(found.names) if name != schema.TEXT or place is None), *trained]
     tables = [pq.read_table(file, columns=wanted) for file in files]
     for file, table in zip(files, tables, strict=True):
-        _check(file, table, source, [schema.TRAINABLE, *held.values(), *trained])
+        _check(file, table, [source, schema.TRAINABLE, *known, *trained])
     table = joined(path, tables, promote="default")
     trainable = flat(table[schema.TRAINABLE], np.bool_)
     same = True  # the tokens are the file's own, so what it says of each is of use
     if source == schema.TOKENS:
         cut = _texts(table[source], trainable)
     elif place is not None:
-        cut = Cut(_ragged(table[source]), trainable, load_tokenizer(place)[1], "")
+        ids = Ragged(flat(table[source], np.int32), offsets(table[source]))
+        cut = Cut(ids, trainable, load_tokenizer(place)[1], "")
         _check_spelling(files[0], cut.vocabulary, place)
     elif schema.TEXT in table.column_names:
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
@@ -56,6 +58,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         same = False
     else:
         raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
+    rollouts, plain = (
+        _whole(path, table, schema.ROLLOUT),
+        [one.name for one in table.schema if not pa.types.is_list(one.type)],
+    )
     return RolloutTable.of(
         "spanwise",
         path,
@@ -65,20 +71,16 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         keys=_whole(path, table, schema.GROUP),
         rewards=_rewards(path, table),
         tokenizer=None if place is None else Path(place),
-        columns={
-            name: table[name].to_pylist()
-            for name in table.column_names
-            if schema.type_of(name) is None and not pa.types.is_list(table[name].type)
-        },
-        token_values={key: flat(table[name], np.float32) for key, name in held.items()} if same else {},
-        keyed=schema.GROUP in table.column_names,
+        columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
+        token_values={name: flat(table[name], np.float32) for name in known if same},
         learned_n=_learned(table, cut) if same else None,
         folder=folder,
-        as_recorded=AsRecorded(f"the file's '{name}'", flat(table[name], np.float64), shares=True)
-        if same and (name := next(iter(trained), None))
-        else None,
-        rollout_n=None if (rollouts := _whole(path, table, schema.ROLLOUT)) is None else group_index(rollouts),
-        self_reward_n=numbers(table, schema.SELF_REWARD) if schema.SELF_REWARD in table.column_names else None,
+        as_recorded=next(
+            (AsRecorded(f"the file's '{name}'", flat(table[name], np.float64), shares=True) for name in trained if same),
+            None,
+        ),
+        rollout_n=None if rollouts is None else group_index(rollouts),
+        score_n=numbers(table, schema.SCORE) if schema.SCORE in plain else None,
     )
 
 
@@ -86,18 +88,14 @@ def _trained(names: Sequence[str]) -> list[str]:
     """The column of what the completions were trained with, if there is one and no doubt."""
     methods = schema.methods_in(names)
     chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
-    return [name for name in map(schema.advantages, chosen) if name in names]
+    return [name for method in chosen if (name := schema.column("advantages", method)) in names]
 
 
 def _given(names: Sequence[str]) -> list[str]:
     """The columns that no method made and that segmentation does not find again."""
-    made = {schema.start(block) for block in schema.blocks(names)}
+    made = {schema.column("start", block) for block in schema.behind(names, "end")}
     made.update(name for method in schema.methods_in(names) for name in schema.made_by(method, names))
     return [name for name in names if name not in made]
-
-
-def _tokenizer(folder: Path | None, found: pa.Schema) -> Path | None:
-    return (None if folder is None else tokenizer_in(folder)) or schema.tokenizer_of(found)
 
 
 def tokenizer_in(run: Path) -> Path | None:
@@ -111,32 +109,25 @@ def run_folder(file: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _check(file: Path, table: pa.Table, source: str, names: Sequence[str]) -> None:
-    lengths = _lengths(file, table, source)
+def _check(file: Path, table: pa.Table, names: Sequence[str]) -> None:
+    """Every column of tokens must have a list for each completion, as long as that of the first of them."""
+    lengths = None
     for name in names:
-        other = _lengths(file, table, name)
-        wrong = np.flatnonzero(lengths != other)
-        if wrong.size:
-            row = int(wrong[0])
+        if name not in table.column_names:
+            raise DataError(f"'{file}' has no column '{name}', unlike the files beside it; give one of them.")
+        column = table[name]
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
+        if column.null_count:
+            raise DataError(f"{column.null_count} of {len(column)} completions of '{file}' have no '{name}'.")
+        here = np.diff(offsets(column))
+        lengths = here if lengths is None else lengths
+        if (lengths != here).any():
+            row = int((lengths != here).argmax())
             raise DataError(
-                f"Completion {row} of '{file}' has {int(lengths[row])} tokens and {int(other[row])} values of '{name}'; "
+                f"Completion {row} of '{file}' has {int(lengths[row])} tokens and {int(here[row])} values of '{name}'; "
                 f"there must be one for each token. Was the file changed after it was written?"
             )
-
-
-def _lengths(file: Path, table: pa.Table, name: str) -> np.ndarray:
-    if name not in table.column_names:
-        raise DataError(f"'{file}' has no column '{name}', unlike the files beside it; give one of them.")
-    column = table[name]
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
-    if column.null_count:
-        raise DataError(f"{column.null_count} of {len(column)} completions of '{file}' have no '{name}'.")
-    return np.diff(offsets(column))
-
-
-def _ragged(column: pa.ChunkedArray) -> Ragged:
-    return Ragged(flat(column, np.int32), offsets(column))
 
 
 def _texts(column: pa.ChunkedArray, trainable: np.ndarray) -> Cut:
@@ -162,22 +153,21 @@ def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     """The rewards with the statuses they were written with; a gap without a reason was never scored."""
     rewards = {}
     known = {status.name.lower(): status for status in Status}
-    for name in schema.objectives(table.column_names):
-        status = schema.status(name)
+    for name in schema.behind(table.column_names, "reward"):
+        status, column = schema.column("status", name), table[schema.column("reward", name)]
         given = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
-        for row, value in enumerate(given):
-            if value not in known:
-                raise DataError(
-                    f"Completion {row} of '{path}' has '{value}' as '{status}', which is none of {', '.join(known)}."
-                )
+        unknown = next((row for row, value in enumerate(given) if value not in known), None)
+        if unknown is not None:
+            said = f"Completion {unknown} of '{path}' has '{given[unknown]}' as '{status}'"
+            raise DataError(f"{said}, which is none of {', '.join(known)}.")
         reasons = [Status.UNSCORED if value == "ok" else known[value] for value in given]
-        rewards[name] = Reward.of([finite(value) for value in table[schema.reward(name)].to_pylist()], status=reasons)
+        rewards[name] = Reward.of([finite(value) for value in column.to_pylist()], status=reasons)
     return rewards
 
 
 def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
     """A completion that has tokens and no block was left out of the loss (`mask_truncated_completions`)."""
-    ends = [schema.end(block) for block in schema.blocks(table.column_names)]
+    ends = [name for name in table.column_names if name.startswith(schema.column("end", ""))]
     if not ends:
         return None
     inside = np.max([table[name].to_numpy() for name in ends], axis=0) > 0

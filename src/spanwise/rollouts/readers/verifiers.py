@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from spanwise.rollouts.fields import listed, mapping
-from spanwise.rollouts.lines import lacks, parsed, records
+from spanwise.rollouts import schema
+from spanwise.rollouts.cells import lacks, listed, mapping
+from spanwise.rollouts.files import parsed, records
 from spanwise.rollouts.messages import Parts, completion_parts, prompt_text, said
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_recorded, gaps, recorded
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_trained, gaps, recorded
 from spanwise.rollouts.text import cut_text, load_tokenizer
-from spanwise.rollouts.traces import TracePath, node_tokens, trace_paths, trace_rewards, trained_traces
+from spanwise.rollouts.traces import NodeTokens, node_tokens, trace_paths, trace_rewards, trained_traces
 
-_LEGACY_FIELDS = (
+#: What `results.jsonl` holds beside what its rewards are called, where it has no `metrics`.
+_LEGACY_FIELDS = [
     "prompt",
     "completion",
     "answer",
@@ -29,24 +33,27 @@ _LEGACY_FIELDS = (
     "error_chain",
     "metrics",
     "info",
-)
+]
 
 
 class _Row(NamedTuple):
-    """One completion: what one branch of a trace samples that no earlier branch does."""
+    """One completion: what one branch of a trace samples that no earlier branch does.
+
+    Rewards are None where the scoring did not run, because something failed before it. A stream has a number for each token, NaN at
+    sampled ones of which none is known. `opens`: it is the trace's first branch.
+    """
 
     key: str
     step: int
+    keyed: bool
     prompt: str
     parts: Parts
-    ids: list[int]
-    mask: list[bool]
-    logprobs: list[float]  # of each token; NaN where a sampled one has none, empty where none has
-    advantages: list[float]
-    rewards: Mapping[str, Any]  # None where the scoring did not run, because something failed before it
+    rewards: Mapping[str, Any]
     columns: Mapping[str, Any]
-    opens: bool  # the trace's first branch
-    keyed: bool
+    ids: Sequence[int] = ()
+    mask: Sequence[bool] = ()
+    streams: Mapping[str, list[float]] = MappingProxyType({})
+    opens: bool = True
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -61,8 +68,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]
     cut, has_ids = _cut(rows, tokenizer)
-    names = dict.fromkeys(name for row in rows for name in row.rewards)
-    rewards = recorded({name: [row.rewards.get(name) for row in rows] for name in names})
+    rewards = recorded(_columns([row.rewards for row in rows]))
     rollout_n = torch.tensor([row.opens for row in rows], dtype=torch.long).cumsum(dim=0) - 1
     traces = int(rollout_n[-1]) + 1 if rows else 0
     branched = int((rollout_n.bincount() > 1).sum())
@@ -83,10 +89,14 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
             gaps(rewards),
         ],
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        columns=_columns([row.columns for row in rows]),
+        columns={
+            name: values
+            for name, values in _columns([row.columns for row in rows]).items()
+            if values.count(None) < len(values)
+        },
         token_values=_logprobs(rows, cut.trainable) if has_ids else {},
         keyed=all(row.keyed for row in rows),
-        as_recorded=_advantages(rows, cut, has_ids=has_ids) or as_recorded(rewards, cut.tokens),
+        as_recorded=_advantages(rows, cut, has_ids=has_ids) or as_trained(rewards, cut.tokens),
         rollout_n=rollout_n if branched else None,
     )
 
@@ -109,9 +119,8 @@ def _error(record: Mapping[str, Any]) -> str:
     if not errors:
         return ""
     first = errors[0]
-    if not isinstance(first, Mapping):
-        return str(first)
-    return ": ".join(str(first[key]) for key in ("type", "error", "message") if first.get(key))
+    said = (first.get(key) for key in ("type", "error", "message")) if isinstance(first, Mapping) else (first,)
+    return ": ".join(str(word) for word in said if word)
 
 
 def _cut(rows: Sequence[_Row], tokenizer: str | Path | None) -> tuple[Cut, bool]:
@@ -130,76 +139,60 @@ def _episode(record: Mapping[str, Any]) -> Iterator[_Row]:
     for _, trace, head in trained_traces(record):
         nodes = listed(trace, "nodes", Mapping, "objects")
         for n, path in enumerate(trace_paths(nodes)):
-            ids, mask, streams = _tokens(trace, path)
+            tokens = [node_tokens(trace, i) for i in path.own]
+            mask = [flag for part in tokens for flag in part.mask]
+            start = mask.index(True) if True in mask else len(mask)
             yield _Row(
                 key=head.key,
                 step=head.step,
+                keyed=head.keyed,
                 prompt=prompt_text([mapping(nodes[i], "message") for i in path.before]),
                 parts=[(said(mapping(nodes[i], "message")), bool(nodes[i].get("sampled"))) for i in path.own],
-                ids=ids,
-                mask=mask,
-                **streams,
                 rewards=trace_rewards(trace),
                 columns={k: v for k, v in head.task.items() if not isinstance(v, (dict, list))},
+                ids=[i for part in tokens for i in part.ids][start:],
+                mask=mask[start:],
+                streams={name: own for name in ("logprobs", "advantages") if (own := _stream(tokens, name)[start:])},
                 opens=n == 0,
-                keyed=head.keyed,
             )
 
 
-def _tokens(trace: Mapping[str, Any], path: TracePath) -> tuple[list[int], list[bool], dict[str, list[float]]]:
-    """Ids and trainable flags of a branch from its first sampled token on, and two of its streams."""
-    parts = [node_tokens(trace, i) for i in path.own]
-    mask = [flag for part in parts for flag in part.mask]
-    start = mask.index(True) if True in mask else len(mask)
-    streams: dict[str, list[float]] = {}
-    for name in ("logprobs", "advantages"):
-        known = any(name in part.streams for part in parts)
-        unknown = ([float("nan") if flag else 0.0 for flag in part.mask] for part in parts)
-        held = [part.streams.get(name, nothing) for part, nothing in zip(parts, unknown, strict=True)]
-        streams[name] = [value for values in held for value in values][start:] if known else []
-    return [i for part in parts for i in part.ids][start:], mask[start:], streams
+def _stream(tokens: Sequence[NodeTokens], name: str) -> list[float]:
+    """A number for each token of some nodes; none if no node has any."""
+    if not any(name in part.streams for part in tokens):
+        return []
+    unknown = ([math.nan if flag else 0.0 for flag in part.mask] for part in tokens)
+    return [value for part, nothing in zip(tokens, unknown, strict=True) for value in part.streams.get(name, nothing)]
 
 
 def _legacy(record: Mapping[str, Any]) -> _Row:
     if "prompt" not in record:
         raise lacks("prompt", record)
-    prompt = prompt_text(record["prompt"])
-    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and _is_number(v)}
+    prompt, info = prompt_text(record["prompt"]), record.get("info")
+    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and type(v) in (int, float)}
     rewards = {**(mapping(record, "metrics") or others), "reward": record.get("reward")}
-    failed = record.get("error") is not None
-    info = record.get("info")
     return _Row(
         key=f"{record.get('task', '')} {record.get('example_id', prompt)}",
         step=0,
+        keyed=False,
         prompt=prompt,
         parts=completion_parts(record["completion"]),
-        ids=[],
-        mask=[],
-        logprobs=[],
-        advantages=[],
-        rewards={name: None if failed else value for name, value in rewards.items()},
+        rewards=rewards if record.get("error") is None else dict.fromkeys(rewards),
         columns={**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
-        opens=True,
-        keyed=False,
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _logprobs(rows: Sequence[_Row], trainable: np.ndarray) -> dict[str, np.ndarray]:
     """The log-probabilities, where every sampled token has one."""
-    if not all(row.logprobs for row in rows):
+    if not all("logprobs" in row.streams for row in rows):
         return {}
-    flat = np.array([value for row in rows for value in row.logprobs], dtype=np.float32)
-    return {} if np.isnan(flat[trainable]).any() else {"logp": np.where(trainable, flat, np.float32(np.nan))}
+    flat = np.array([value for row in rows for value in row.streams["logprobs"]], dtype=np.float32)
+    return {} if np.isnan(flat[trainable]).any() else {schema.LOGP: np.where(trainable, flat, np.float32(np.nan))}
 
 
 def _advantages(rows: Sequence[_Row], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
@@ -207,11 +200,11 @@ def _advantages(rows: Sequence[_Row], cut: Cut, *, has_ids: bool) -> AsRecorded 
 
     A node that was given none beside one that was is read as 0, as verifiers reads it.
     """
-    if not any(row.advantages for row in rows):
+    if not any("advantages" in row.streams for row in rows):
         return None
     flat = np.full(len(cut.trainable), np.nan)
     for row, (first, last) in zip(rows, pairwise(cut.tokens.offsets.tolist()), strict=True):
-        if row.advantages:
-            own = np.nan_to_num(np.array(row.advantages))
+        if "advantages" in row.streams:
+            own = np.nan_to_num(np.array(row.streams["advantages"]))
             flat[first:last] = own if has_ids else own[np.array(row.mask)].mean()
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)

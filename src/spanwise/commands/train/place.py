@@ -1,0 +1,113 @@
+"""Where a run lies: its folder, the checkpoint that it goes on from, and what a full disk leaves of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from spanwise.commands.shared.folder import check_removable, new_folder, newest_folder
+from spanwise.commands.shared.runs import changed
+from spanwise.disk import refusal, unwritten
+from spanwise.engines.checkpoints import find_checkpoint, newest_checkpoint
+from spanwise.errors import DataError, RecipeError, SpanwiseError
+from spanwise.recipe import Recipe
+from spanwise.rollouts.folder import check_free, is_first_rank, is_run, metrics_until, sole_writer
+
+
+def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
+    """The folder of the run, and the checkpoint that it goes on from."""
+    name = f"{recipe.task}-{recipe.method}-{recipe.seed}"
+    place = None if recipe.output is None else Path(recipe.output)
+    if resume is None:
+        if place is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RecipeError("Several processes that train together need one folder; name it with --output.")
+        if place is None:
+            place = new_folder(name)
+            console.print(f"The run goes to {place}.", highlight=False, soft_wrap=True)
+        if overwrite:
+            critic = getattr(recipe.modes.get("critic"), "model", None)
+            check_removable(place, model=recipe.model, dataset=recipe.dataset, critic=critic)
+        return place, None
+    if overwrite:
+        raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+    run = Path(resume) if is_run(Path(resume)) else None
+    if resume == "last":
+        run = place or newest_folder(name)
+        if run is None:
+            raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
+    checkpoint, note = find_checkpoint((run or Path()) / "checkpoints", None if run else resume)
+    if note:
+        console.print(note, highlight=False, soft_wrap=True)
+    written = _run_of(checkpoint)
+    return place or (written if is_run(written) else new_folder(name)), checkpoint
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """The folder of the run that wrote a checkpoint, if it lies there still."""
+    return (checkpoint if len(checkpoint.parts) > 2 else checkpoint.resolve()).parent.parent
+
+
+def history_of(
+    checkpoint: Path, asked: Mapping[str, Any], console: Console, *, per_batch: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """The step of a checkpoint and the metrics of the run that wrote it, until then; a DataError if that had another recipe."""
+    file = _run_of(checkpoint) / "recipe.yaml"
+    changes = changed(file, asked)
+    if changes:
+        raise DataError(
+            f"'{checkpoint}' is of a run of another recipe ({', '.join(changes[:3])}). Go on with that run under its own: "
+            f"spanwise train --resume {file.parent}; or leave out --resume."
+        )
+    if not file.is_file():
+        said = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
+        console.print(said, highlight=False, soft_wrap=True)
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
+    return step, list(metrics_until(file.parent, step))
+
+
+@contextmanager
+def run_folder(
+    recipe: Recipe, *, resume: str | None, overwrite: bool, console: Console
+) -> Iterator[tuple[Path, Path | None]]:
+    """The folder of the run and the checkpoint that it goes on from; nobody else writes into the folder while the block lasts.
+
+    If the system refuses to write, whoever asked it to, the sentence says so and how to go on. The checkpoint that was being
+    written goes, as it takes room and cannot be used; those before it stay.
+    """
+    place, checkpoint = _place(recipe, resume, overwrite, console)
+    goes_on = checkpoint is not None and place.resolve() == _run_of(checkpoint).resolve()
+    with sole_writer(place):
+        if is_first_rank() and not goes_on:
+            check_free(place, overwrite=overwrite)
+        before = set(place.glob("checkpoints/checkpoint-*"))
+        try:
+            yield place, checkpoint
+        except Exception as error:
+            if refusal(error) is None:
+                raise
+            raise DataError(_stopped(place, before, error)) from error
+
+
+def _stopped(run: Path, before: set[Path], error: Exception) -> str:
+    """Remove what is half written; what could not be written, and how to go on."""
+    newest, faults = newest_checkpoint(run / "checkpoints")
+    half_written = [place for name in faults if (place := run / "checkpoints" / name) not in before]
+    named = error.filename if isinstance(error, OSError) else None
+    file = Path(named) if isinstance(named, str) else (*half_written, run)[0]
+    sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(file, error)
+    for place in half_written:
+        shutil.rmtree(place, ignore_errors=True)
+    if (run / "summary.json").is_file():
+        return f"{sentence} All else is there: spanwise report {run} writes what is missing."
+    if newest is None:
+        return (
+            f"{sentence} There is no checkpoint to go on from (--save-every 10 writes some): train again with --overwrite."
+        )
+    return f"{sentence} Go on from {newest.name}: spanwise train --resume {run}."

@@ -1,0 +1,232 @@
+"""Standardised over the whole batch: GDPO, REINFORCE++ and REINFORCE++-baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.credit.explained import Explained, explains
+from spanwise.credit.recursion import discounted_returns
+from spanwise.credit.registry import Preset
+from spanwise.credit.strata import (
+    EpsAt,
+    compare_in_strata,
+    group_index,
+    moments,
+    standardised,
+    standardised_tokens,
+    weighted,
+    weights_of,
+)
+from spanwise.registry import register
+from spanwise.types import Zero
+
+
+@register(
+    "gdpo",
+    kind="completion",
+    paper="GDPO, arXiv 2601.05242",
+    source="the code of four implementations, the authors' among them; the paper through notes",
+    preset=Preset(whole=True, per="completion"),
+    exceptions={"split": "standardised over the batch"},
+)
+@explains
+def gdpo(
+    reward_nm: Float[Tensor, "n m"],
+    group_n: Int[Tensor, " n"],
+    *,
+    weight_m: Float[Tensor, " m"] | None = None,
+    length_n: Int[Tensor, " n"] | Float[Tensor, " n"] | None = None,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    eps_at: EpsAt = "std",
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Compare a completion with its group in each reward separately, and add the standardised results.
+
+    Equation
+        S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
+        A[i] = (S[i] - mean S) / (std S + eps), mean and std over the batch
+
+    Args:
+        reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.
+        group_n: prompt ids, in any order, of any sizes.
+        weight_m: of the standardised rewards; None: 1 each.
+        length_n: trainable tokens; given, each completion counts that often in the moments of the batch (verl). None: once
+            (TRL, the authors' TRL code).
+        ddof: of all standard deviations.
+        eps: added to them (verl 1e-6, TRL and the authors 1e-4); of the last one see `eps_at`.
+        eps_at: "std" for std S + eps, "variance" for sqrt(var S + eps) as verl has it, "floor" for sqrt(max(var S, eps)).
+        min_stratum: smaller groups add nothing.
+
+    Edge cases:
+        A reward that is constant in a group, and a group of one, add exactly 0. Counted once each, completions have mean S = 0,
+        so nothing is subtracted and a group without differences keeps exactly 0; counted by tokens, the mean is not 0 and such
+        a group is credited with -mean/std. Rewards that contradict each other cancel. With a single prompt in the batch the last
+        step undoes the differences in size that the first one kept.
+
+    Example:
+        >>> rewards = torch.tensor([[0., 0.], [1., 0.], [0., 0.], [1., 1.]])
+        >>> gdpo(rewards, torch.tensor([0, 0, 1, 1]), eps=1e-4)
+        tensor([-0.5477,  0.5477, -1.0954,  1.0954], dtype=torch.float64)
+
+    Reference:
+        Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
+        "normalize_then_sum"` in TRL.
+    """
+    m, stratum_n, weight_m = reward_nm.shape[1], group_index(group_n), weights_of(reward_nm, weight_m)
+    columns = [
+        compare_in_strata(reward_nm[:, k], stratum_n, scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
+        for k in range(m)
+    ]
+    part_nm = torch.stack([one.advantages for one in columns], dim=1) * weight_m
+    summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
+    summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # what cancels is 0, not its rounding error
+    summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
+    weight_n = None if length_n is None else length_n.double()
+    options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
+    if m == 1 and divisor > 0 and length_n is None:  # the sum of one reward has its weight in it
+        one = columns[0].comparison
+        one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
+        return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+    together = compare_in_strata(
+        weighted(reward_nm.double(), weight_m).sum(dim=1), stratum_n, min_stratum=min_stratum
+    ).comparison
+    return Explained(adv_n, together.unexplained(adv_n[:, None]))
+
+
+@register(
+    "reinforce++",
+    kind="token",
+    paper="REINFORCE++, arXiv 2501.03262",
+    source="the code of verl and OpenRLHF",
+    preset=Preset(per="length", calibrated=False),
+    only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "eps_at": ("whiten", (True,))},
+    exceptions={"split": "standardised over the tokens of the batch"},
+)
+def reinforce_plus_plus(
+    reward_nt: Float[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    gamma: float = 1.0,
+    whiten: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    eps_at: EpsAt = "variance",
+) -> Float[Tensor, "n t"]:
+    r"""Compare the return of a token with the returns of all trainable tokens of the batch.
+
+    Equation
+        G[k] = r[k] + gamma G[k+1] over the trainable tokens k of a completion
+        A[k] = (G[k] - mean G) / sqrt(var G + eps), moments over the trainable tokens of all completions
+
+    Args:
+        reward_nt: one reward per token, mostly 0; a penalty -beta kl per token belongs in here. NaN at a trainable token: the
+            completion's reward is absent, it joins no moment and gets 0.
+        mask_nt: the trainable tokens.
+        gamma: discount in [0, 1] from one trainable token to the next.
+        whiten: standardise; False gives the returns.
+        ddof: of the variance (verl and SkyRL 1, OpenRLHF 0).
+        eps: see `eps_at`.
+        eps_at: "variance" as verl and SkyRL have it, "floor" for max(var, eps) as OpenRLHF has it, "std" for std + eps.
+
+    Returns:
+        (N, T) in the dtype of `reward_nt`; exactly 0 at masked tokens.
+
+    Edge cases:
+        There is no group: a prompt that is always solved is credited for being easier than the others. Tokens count equally, so
+        long completions dominate the moments. A batch whose returns are all equal gives exactly 0. Masked tokens are skipped, a
+        reward on one of them counts for the last trainable token before it (verl drops it).
+
+    Example:
+        >>> reward_nt = torch.tensor([[0., 1.], [0., 0.]])
+        >>> reinforce_plus_plus(reward_nt, torch.tensor([[True, True], [True, False]]), ddof=0)
+        tensor([[ 0.7071,  0.7071],
+                [-1.4142,  0.0000]])
+
+    Reference:
+        Hu 2025, "REINFORCE++" (arXiv 2501.03262), carried across masked tokens as verl does.
+    """
+    return_nt = discounted_returns(reward_nt, mask_nt, gamma=gamma)
+    if not whiten:
+        return return_nt
+    if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent
+        mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)
+    return standardised_tokens(return_nt, mask_nt, ddof=ddof, eps=eps, eps_at=eps_at, in_place=True)
+
+
+@register(
+    "reinforce++-baseline",
+    kind="completion",
+    paper="REINFORCE++, arXiv 2501.03262",
+    source="the code of verl and OpenRLHF",
+    preset=Preset(whole=True, per="length", calibrated=False),
+    exceptions={
+        "split": "standardised over the tokens of the batch",
+        "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups",
+    },
+)
+@explains
+def reinforce_plus_plus_baseline(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
+    ddof: int = 1,
+    eps: float = 1e-8,
+    eps_at: EpsAt = "variance",
+    zero_constant_groups: bool = False,
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Compare a completion with its group, in units of the batch, in which each completion counts as often as it has tokens.
+
+    Equation
+        c[i] = r[i] - mean_g r
+        A[i] = (c[i] - mean c) / sqrt(var c + eps), mean = sum L c / sum L, var = sum L (c - mean)^2 / (sum L - ddof)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        length_n: trainable tokens of each completion.
+        ddof: of the variance (verl 1, OpenRLHF 0).
+        eps: see `eps_at`.
+        eps_at: "variance" as verl has it, "floor" for max(var, eps) as OpenRLHF has it, "std" for std + eps.
+        zero_constant_groups: leave constant groups out, as if they had been filtered before: they join no moment and get 0.
+        min_stratum: smaller groups join no moment and get 0.
+
+    Edge cases:
+        A constant group has c = 0, but where right and wrong answers differ in length the mean of c over tokens is not 0, and
+        the group is credited with -mean/std. That is the method; `zero_constant_groups` takes it away. A group of one, a batch of
+        constant groups and a completion without tokens give exactly 0 (verl lets a group of one keep its raw reward as c).
+
+    Example:
+        >>> r, g, length = torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]), torch.tensor([30, 10, 20, 20])
+        >>> reinforce_plus_plus_baseline(r, g, length_n=length, ddof=0)
+        tensor([ 1.1339, -1.8898, -0.3780, -0.3780], dtype=torch.float64)
+        >>> reinforce_plus_plus_baseline(r, g, length_n=length, ddof=0, zero_constant_groups=True)
+        tensor([ 0.5774, -1.7321,  0.0000,  0.0000], dtype=torch.float64)
+
+    Reference:
+        Hu 2025, "REINFORCE++" (arXiv 2501.03262), as verl and OpenRLHF (`reinforce_baseline`) have it.
+    """
+    stratum_n = group_index(group_n)
+    within = moments(reward_n, stratum_n)
+    joins_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
+    if zero_constant_groups:
+        joins_n &= within.std_n(ddof=0) > 0
+    centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
+    options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    adv_n, mean, divisor = standardised(torch.where(joins_n, centred_n, torch.nan), **options)
+    counts_n1 = (joins_n & (length_n > 0))[:, None] & (divisor > 0)
+    scaled = replace(comparison.rescaled(divisor=divisor, shift=mean), averaged_nm=torch.zeros_like(comparison.averaged_nm))
+    nothing = comparison.unexplained(adv_n[:, None])
+    why = torch.where((length_n > 0)[:, None], int(Zero.NO_SCALE), int(Zero.EMPTY))
+    nothing = replace(nothing, reason_nm=torch.where(nothing.reason_nm == int(Zero.AT_BASELINE), why, nothing.reason_nm))
+    return Explained(
+        adv_n, scaled.fitting(adv_n[:, None]).where(counts_n1, comparison.where(centred_n[:, None] == 0, nothing))
+    )

@@ -1,0 +1,272 @@
+"""One number per completion against its group: GRPO, Dr. GRPO, RLOO, MaxRL, OPO and RLCR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.checks import check_rewards, first_of
+from spanwise.credit.explained import Explained, comparison_of, explains
+from spanwise.credit.registry import Preset
+from spanwise.credit.strata import compare_in_strata, group_index, weighted, weighted_mean, weights_of
+from spanwise.errors import RewardError
+from spanwise.registry import register
+from spanwise.types import Zero
+
+
+@register(
+    "grpo",
+    kind="completion",
+    paper="DeepSeekMath, arXiv 2402.03300",
+    source="the paper, which leaves ddof open, and the code of verl, TRL, SkyRL and OpenRLHF",
+    preset=Preset(whole=True, per="completion", calibrated=False),
+)
+@explains
+def grpo(
+    reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, ddof: int = 1, eps: float = 1e-6, min_stratum: int = 2
+) -> Explained:
+    r"""Compare a completion with its group, in units of the group's standard deviation.
+
+    Equation
+        A[i] = (r[i] - mean_g r) / (std_g r + eps)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        ddof: 1 divides the squares by G - 1 (verl, TRL, SkyRL, OpenRLHF), 0 by G.
+        eps: added to the standard deviation (verl and SkyRL 1e-6, TRL 1e-4).
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0 (verl returns the raw reward for a group of one).
+
+    Example:
+        >>> grpo(torch.tensor([1., 0., 0., 1.]), torch.tensor([0, 0, 0, 0]))
+        tensor([ 0.8660, -0.8660, -0.8660,  0.8660], dtype=torch.float64)
+
+    Reference:
+        Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300). Its text leaves ddof open.
+    """
+    return compare_in_strata(reward_n, group_index(group_n), scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
+
+
+@register(
+    "dr_grpo",
+    kind="completion",
+    paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
+    source="the paper and the code of verl and TRL",
+    preset=Preset(whole=True, per="length", calibrated=False),
+)
+@explains
+def dr_grpo(
+    reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, leave_one_out: bool = False, min_stratum: int = 2
+) -> Explained:
+    r"""Compare a completion with the mean of its group.
+
+    Equation
+        A[i] = r[i] - mean_g r          (leave_one_out: times G/(G-1), which is RLOO)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        leave_one_out: leave the completion out of the mean.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0.
+
+    Example:
+        >>> dr_grpo(torch.tensor([1., 0., 0., 0.]), torch.tensor([7, 7, 7, 7]))
+        tensor([ 0.7500, -0.2500, -0.2500, -0.2500], dtype=torch.float64)
+
+    Reference:
+        Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783). Its loss divides by a constant length, here
+        `spread(..., per=length)`.
+    """
+    return compare_in_strata(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
+
+
+@register(
+    "rloo",
+    kind="completion",
+    paper="Back to Basics, arXiv 2402.14740",
+    source="the code of verl, SkyRL and OpenRLHF",
+    preset=Preset(whole=True, per="length", calibrated=False),
+)
+@explains
+def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_stratum: int = 2) -> Explained:
+    r"""Compare a completion with the mean of the other completions of its group.
+
+    Equation
+        A[i] = r[i] - mean of r over g without i = (r[i] - mean_g r) G/(G-1)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0 (verl's `rloo` returns the raw reward for a group of one, its
+        `rloo_vectorized` and SkyRL 0, OpenRLHF NaN).
+
+    Example:
+        >>> rloo(torch.tensor([1., 0., 0., 0.]), torch.tensor([7, 7, 7, 7]))
+        tensor([ 1.0000, -0.3333, -0.3333, -0.3333], dtype=torch.float64)
+
+    Reference:
+        Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740). The same as `dr_grpo(..., leave_one_out=True)`.
+    """
+    return compare_in_strata(reward_n, group_index(group_n), leave_one_out=True, min_stratum=min_stratum)
+
+
+@register(
+    "maxrl",
+    kind="completion",
+    paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
+    source="the code of SkyRL and prime-rl; the paper through notes",
+    preset=Preset(whole=True, per="length", calibrated=False),
+    exceptions={
+        "negative": "the mean reward is a divisor, and 0 means failure",
+        "shift": "the reward is divided by the mean reward",
+    },
+)
+@explains
+def maxrl(
+    reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, eps: float = 1e-6, min_stratum: int = 2
+) -> Explained:
+    r"""Compare a completion with its group, in units of the group's mean: rare successes weigh more.
+
+    Equation
+        A[i] = (r[i] - mean_g r) / (mean_g r + eps)
+
+    Args:
+        reward_n: one reward per completion, 0 or more; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        eps: added to the mean (SkyRL 1e-6, prime-rl 0).
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a constant group, all-wrong or all-right, give exactly 0 (SkyRL returns the raw reward for a group of
+        one). Adding a constant to the rewards of a group changes the result, for 0 means failure here.
+
+    Raises:
+        RewardError: a negative reward; the mean would no longer be a rate of success, and signs could flip.
+
+    Example:
+        >>> maxrl(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]), eps=0.0)
+        tensor([ 3., -1., -1., -1.], dtype=torch.float64)
+
+    Reference:
+        "Maximum Likelihood Reinforcement Learning" (arXiv 2602.02710), after its implementations. With K successes in G samples
+        the paper's weight of a completion is (r - K/G) / K, which is A/G; the mean over the batch supplies the 1/G.
+    """
+    check_rewards(reward_n)
+    if place := first_of(reward_n < 0):
+        (i,) = place
+        raise RewardError(
+            f"The reward of completion {i} is {float(reward_n[i]):g}; maxrl divides by the group's mean and takes rewards of 0 "
+            f"(failure) and more only. Use rewards in [0, 1] or another method, such as rloo."
+        )
+    return compare_in_strata(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)
+
+
+@register(
+    "opo",
+    kind="completion",
+    paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+    source="verl's code",
+    preset=Preset(whole=True, per="length", calibrated=False),
+)
+@explains
+def opo(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Compare a completion with the mean of its group in which each completion counts as often as it has tokens.
+
+    Equation
+        A[i] = r[i] - (sum_g L r) / (sum_g L)
+
+    Args:
+        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        length_n: trainable tokens of each completion.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one, a constant group and a group without any token give exactly 0 (verl returns the raw reward for a group
+        of one).
+
+    Example:
+        >>> opo(torch.tensor([1., 0.]), torch.tensor([0, 0]), length_n=torch.tensor([30, 10]))
+        tensor([ 0.2500, -0.7500], dtype=torch.float64)
+
+    Reference:
+        Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
+    """
+    stratum_n = group_index(group_n)
+    plain, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    baseline_n = weighted_mean(reward_n, length_n.double(), stratum_n)
+    alone_n, equal_n = ((plain.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
+    advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
+    return Explained(advantage_n, comparison_of(
+        advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=alone_n, equal_n=equal_n,
+        stratum_n=plain.stratum_nm[:, 0], members_n=plain.members_nm[:, 0],
+    ))  # fmt: skip
+
+
+_RLCR: Mapping[str, Any] = {
+    "kind": "completion",
+    "paper": "Beyond Binary Rewards, arXiv 2507.16806",
+    "source": "the authors' code; the paper through notes",
+}
+
+
+@register("rlcr_paper", preset=Preset(), **_RLCR)
+@register("rlcr", preset=Preset(format=0.25), **_RLCR)
+@explains
+def rlcr(
+    reward_nm: Float[Tensor, "n m"],
+    group_n: Int[Tensor, " n"],
+    *,
+    weight_m: Float[Tensor, " m"] | None = None,
+    leave_one_out: bool = False,
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Compare the sum of correctness and calibration score with the group: one number for the whole completion.
+
+    Equation
+        R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R
+
+    Args:
+        reward_nm: a column of 1 (the answer is right) and 0, and one of the scores of the confidence (Brier or log score), or any
+            others; NaN in one of them makes the sum absent.
+        group_n: prompt ids.
+        weight_m: of each column; None: 1 each.
+        leave_one_out: leave the completion out of its own mean.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0. With the log score, refusing with a confidence of 0 beats honest
+        answers while fewer than about two thirds of them are right, and training can collapse.
+
+    Example:
+        >>> rlcr(torch.tensor([[1., -.01], [0., -.81]]), torch.tensor([0, 0]))  # R = .99, -.81
+        tensor([ 0.9000, -0.9000], dtype=torch.float64)
+
+    Reference:
+        Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R and pays the
+        format too, at the weight of correctness; the preset pays it a quarter of that, as `bae` does (`rlcr_paper`: R alone). As
+        a recipe the one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that
+        the two differ in the credit alone; `per: completion` weighs all tokens alike.
+    """
+    check_rewards(reward_nm, column="reward")  # two infinite ones that cancel would read as absent
+    total_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
+    return compare_in_strata(total_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

@@ -1,0 +1,193 @@
+"""What is logged of the credit of a batch, in every engine: one table of metrics, each with what works it out.
+
+A new one is a row of `CREDIT`, and a line of the docs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from spanwise.credit.strata import group_index, moments
+from spanwise.metric import Alarm, Metric
+from spanwise.scheme import Scheme
+from spanwise.types import Credit
+
+
+@dataclass(frozen=True)
+class CreditedBatch:
+    """A batch of all processes as its metrics see it: what it was credited with, and what was compared.
+
+    Attributes:
+        credit: of its completions.
+        fault_n, present_nk, reward_nm: of its reading.
+        scheme: the rule.
+        group_n: prompt ids; None: nothing is said of groups.
+    """
+
+    credit: Credit
+    fault_n: Int[Tensor, " n"]
+    present_nk: Bool[Tensor, "n k"]
+    reward_nm: Float[Tensor, "n m"]
+    scheme: Scheme
+    group_n: Shaped[Tensor, " n"] | None = None
+
+    @cached_property
+    def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Objective that is compared in groups -> of each group, whether all who have its reward have the same, and several do."""
+        if self.group_n is None or self.scheme.value_names:
+            return {}
+        index_n, found = group_index(self.group_n).cpu(), {}
+        for m, objective in enumerate(self.scheme.objectives):
+            if objective.baseline not in ("none", "batch"):
+                within = moments(self.reward_nm[:, m].cpu(), index_n)
+                found[objective.name] = within.square_s == 0, within.count_s > 1
+        return found
+
+
+def _mean_abs(batch: CreditedBatch) -> dict[str, float]:
+    return {name: float(credit_n.abs().mean()) for name, credit_n in _by_block(batch).items()}
+
+
+def _zero_frac(batch: CreditedBatch) -> dict[str, float]:
+    return {name: float((credit_n == 0).double().mean()) for name, credit_n in _by_block(batch).items()}
+
+
+def _by_block(batch: CreditedBatch) -> dict[str, Tensor]:
+    """Block -> its credit, of the completions that have it."""
+    blocks = enumerate(batch.scheme.layout.names)
+    return {name: batch.credit.block_nk[batch.present_nk[:, k], k] for k, name in blocks}
+
+
+def _reward_absent(batch: CreditedBatch) -> dict[str, float]:
+    return _shares(batch, batch.credit.absent_m)
+
+
+def _singletons(batch: CreditedBatch) -> dict[str, float]:
+    return _shares(batch, batch.credit.singleton_m)
+
+
+def _coarser(batch: CreditedBatch) -> dict[str, float]:
+    if batch.credit.coarser_m is None:
+        return {}
+    several = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
+    return {name: share for name, share in _shares(batch, batch.credit.coarser_m).items() if name in several}
+
+
+def _shares(batch: CreditedBatch, count_m: Tensor) -> dict[str, float]:
+    """Objective -> the share of the rewards that are counted."""
+    total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
+    counts = zip(batch.scheme.names, count_m.tolist(), total_m.tolist(), strict=True)
+    return {name: float(count) / max(int(total), 1) for name, count, total in counts}
+
+
+def _unanimous(batch: CreditedBatch) -> dict[str, float]:
+    return {name: float(same_g[several_g].double().mean()) for name, (same_g, several_g) in batch.agreement.items()}
+
+
+def _all_unanimous(batch: CreditedBatch) -> dict[str, float]:
+    # An objective of another baseline may teach where all others agree.
+    if len(batch.agreement) < len(batch.scheme.objectives):
+        return {}
+    same_mg, several_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
+    return {"": float(same_mg.all(dim=0)[several_mg.any(dim=0)].double().mean())}
+
+
+def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
+    counts = dead_strata(batch.credit, batch.scheme).items()
+    return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in counts}
+
+
+def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:
+    """Per comparison, how many strata there are and in how many of them nobody gets any credit.
+
+    A comparison is an objective of a method that credits blocks, and all objectives together of any other. What is compared
+    with nothing has no stratum and is left out.
+
+    Returns:
+        name of the comparison -> (strata, dead ones).
+    """
+    if found.adv_nm is None or found.comparison is None:
+        return {}
+    stratum_nm, moved_nm = found.comparison.stratum_nm, found.adv_nm != 0
+    if scheme.entry.kind != "block":
+        return {" + ".join(scheme.names): _dead(stratum_nm[:, 0], moved_nm[:, 0])}
+    return {
+        objective.name: _dead(stratum_nm[:, m], moved_nm[:, m])
+        for m, objective in enumerate(scheme.objectives)
+        if objective.baseline != "none"
+    }
+
+
+def _dead(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
+    held_n = stratum_n >= 0
+    dense_n = group_index(stratum_n[held_n])
+    total = int(dense_n.max()) + 1 if len(dense_n) else 0
+    moved = torch.zeros(total).index_add(0, dense_n.cpu(), moved_n[held_n].float().cpu()) > 0
+    return total, total - int(moved.sum())
+
+
+#: Every number of the credit of a batch.
+CREDIT = (
+    Metric("credit/<block>/mean_abs", _mean_abs),
+    Metric("credit/<block>/zero_frac", _zero_frac),
+    Metric("credit/stop/mean_abs", lambda batch: {"": float(batch.credit.stop_n.abs().mean())}),
+    Metric(
+        "credit/malformed",
+        lambda batch: {"": float((batch.fault_n != 0).double().mean())},
+        lasting=Alarm(
+            "above", 0.5, "of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off.",
+            "Usually the prompt does not ask for them, completions are cut off at the longest length, or nothing pays for the form "
+            "and the policy drifts (`format` for tags, `json_schema` for fields).",
+        ),
+    ),
+    Metric(
+        "credit/no_signal",
+        lambda batch: {"": float(not batch.credit.has_signal)},
+        lasting=Alarm(
+            "above", 0.99, "of the batches taught nothing: every advantage is 0.",
+            "`spanwise why` on their rollouts counts the reasons.",
+        ),
+        overall=Alarm(
+            "above", 0.5,
+            "In {share} of the training batches nothing was learned: no completion differed from what it is compared with.",
+        ),
+    ),
+    Metric(
+        "credit/<objective>/reward_absent",
+        _reward_absent,
+        lasting=Alarm(
+            "above", 0.5, "of the completions have no reward '{name}'.",
+            "Usually they leave its block out and if_missing is None, so that this costs nothing; or the reward function returns "
+            "None, or its check times out.",
+        ),
+        overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
+    ),
+    Metric("credit/<objective>/singletons", _singletons),
+    Metric("credit/<objective>/coarser", _coarser),
+    Metric("credit/<objective>/unanimous", _unanimous),
+    Metric(
+        "credit/unanimous",
+        _all_unanimous,
+        lasting=Alarm(
+            "above", 0.9, "of the groups are unanimous: under no objective does a completion differ from the others, so nothing is "
+            "learned from them.",
+            "Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
+        ),
+    ),
+    Metric(
+        "credit/<comparison>/dead_strata",
+        _dead_strata,
+        lasting=Alarm(
+            "above", 0.95, "of the strata that '{name}' is compared within are dead: nobody in them gets any credit, though "
+            "rewards differ within groups.",
+            "Usually groups are too small for the outcomes they are split by (group_size up, or baseline: blended).",
+            unless="credit/{name}/unanimous",
+        ),
+    ),
+)  # fmt: skip

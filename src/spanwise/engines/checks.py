@@ -1,0 +1,28 @@
+"""What engines with a configuration of their own say alike of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from spanwise.modes import MODES
+
+_SCHEME = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values")
+#: The fields of a recipe that a run may not change while it goes on.
+RULE = (*_SCHEME, *(name for name, mode in MODES.items() if mode.in_scheme))
+#: Those that say how credit is given; the trainer's own configuration says everything else.
+_CREDIT = {*RULE, *MODES, "calibration", "baseline", "most", "verifier", "refine"}
+
+
+def idle_fields(path: str | Path, *, engine: str) -> str:
+    """The sentence for what a recipe file sets and nothing reads; empty if there is nothing."""
+    written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    idle = {*written} - _CREDIT
+    for name, mode in MODES.items():
+        idle |= {f"{name}.{field}" for field in written.get(name) or {} if mode.elsewhere and field not in mode.elsewhere}
+    if not idle:
+        return ""
+    return (
+        f"The recipe also sets {', '.join(sorted(idle))}, which {engine}'s own configuration decides; nothing reads it here."
+    )

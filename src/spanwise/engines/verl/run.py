@@ -1,0 +1,228 @@
+"""`VerlRun`: a recipe in one of verl's trainers: what its batches are credited with, what is remembered, what is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from spanwise.disk import write_text
+from spanwise.engines.keep import RunRecord, prompt_texts
+from spanwise.engines.verl.carry import Credited, Rows, credited
+from spanwise.engines.verl.estimators import CARRIED
+from spanwise.engines.verl.weights import loss_factor
+from spanwise.engines.vocabulary import model_size
+from spanwise.errors import AlignmentError, DataError
+from spanwise.modes.parts import VerlPart
+from spanwise.pipeline import Reading
+from spanwise.rollouts import Rollouts
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary, find_blocks
+from spanwise.step import Step
+
+#: What verl calls the fields of `Batch` with a number per token: of its critic, of the policy that its loss starts from, and ids.
+TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
+#: What the folder of a run is called in verl's configuration.
+OPTION = "+algorithm.spanwise.folder"
+#: The file of a checkpoint that holds what a method remembers of earlier batches.
+MEMORY = "spanwise_memory.json"
+#: What a report reads of an update -> what verl calls it.
+_UPDATE = {
+    "loss": "actor/loss",
+    "entropy": "actor/entropy",
+    "grad_norm": "actor/grad_norm",
+    "learning_rate": "actor/lr",
+    "completions/mean_length": "response_length/mean",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+}
+
+
+class Sampled(NamedTuple):
+    """What the rows of a batch are, padding included: prompt, the ids before each response, responses, gold answers or None."""
+
+    uids: Sequence[Any]
+    prompts: Sequence[Sequence[int]]
+    ids_nt: Tensor
+    answers: Sequence[Any]
+
+
+class VerlRun:
+    """A recipe, how verl reduces the loss that it is trained with, and the folder that it is kept in.
+
+    Attributes:
+        scheme: the rule of credit.
+        mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
+        mini_batch: rows per optimiser step.
+        value_lam: lambda of what verl's critic is fitted to.
+        parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
+        tokens: those of `TOKENS` that the method needs, or a mode.
+        step: credits the batches, and says each thing of them once.
+        record: writes the run folder; None: none is asked for.
+        credited: what was credited last.
+    """
+
+    def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, VerlPart]) -> None:
+        actor = config.actor_rollout_ref.actor
+        self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
+        self.mode, self.horizon = actor.loss_agg_mode, actor.get("loss_scale_factor")
+        self.mini_batch = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+        needed = scheme.needs.union(*(part.tokens for part in parts.values()))
+        self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
+        self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
+        self.credited: Credited | None = None
+        self._vocabulary: Vocabulary | None = None
+
+    # ------------------------------------------------------------------ credit
+
+    @contextmanager
+    def carrying(self, rows: Rows, number: int = 0) -> Iterator[dict[str, float]]:
+        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
+        shown: dict[str, float] = {}
+
+        def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
+            more = {name: value for part in self.parts.values() for name, value in part.fields(rows, number).items()}
+            self.credited = batch = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=more)
+            shown.update(batch.metrics)
+            for sentence in batch.result.warnings:
+                say(sentence)
+            reading = batch.result.own.reading
+            adv_nt = batch.adv_nt * self._factor(rows, reading, mask_nt)
+            return_nt = adv_nt if batch.return_nt is None else batch.return_nt
+            for part in self.parts.values():
+                adv_nt, of_mode = part.teach(adv_nt, rows, reading, self.scheme, number)
+                shown.update(of_mode)
+            return adv_nt, return_nt
+
+        token = CARRIED.set(credited_here)
+        try:
+            yield shown
+        finally:
+            CARRIED.reset(token)
+
+    def _factor(self, rows: Rows, reading: Reading, mask_nt: Tensor) -> Tensor:
+        sessions = rows.real if rows.session is None else {rows.session[n] for n in rows.real}
+        return loss_factor(
+            mask_nt,
+            mode=self.mode,
+            rollouts=len(sessions),
+            mini_batch=self.mini_batch,
+            tokens=int(reading.length_nk.sum()),
+            horizon=self.horizon,
+        )
+
+    # ------------------------------------------------------------------ memory
+
+    def save_memory(self, step: int) -> None:
+        """Write what the method remembers of earlier batches into the checkpoint of a step, which verl is about to write."""
+        if self.scheme.entry.stateful:
+            estimator: Any = self.scheme.entry.estimator
+            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+            write_text(folder / MEMORY, json.dumps(estimator.state_dict()))
+
+    def load_memory(self, step: int) -> None:
+        """Give the method what it remembered when the checkpoint was written that verl has just read."""
+        if step == 0 or not self.scheme.entry.stateful:
+            return
+        trainer = self.config.trainer
+        named = trainer.resume_mode == "resume_path"
+        folder = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}")
+        if not (folder / MEMORY).is_file():
+            raise DataError(
+                f"'{folder}' has no {MEMORY}, the state of the method '{self.scheme.method}', which remembers earlier batches; "
+                f"start anew."
+            )
+        estimator: Any = self.scheme.entry.estimator
+        estimator.load_state_dict(json.loads((folder / MEMORY).read_text(encoding="utf-8")))
+
+    # ------------------------------------------------------------------ the run folder
+
+    @contextmanager
+    def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
+        """Train inside; `done`, steps of a checkpoint: a folder that holds something else is refused before anything is sampled."""
+        if self.record is None:
+            yield
+            return
+        with self.record.running():
+            if done is not None:
+                self.record.check(self._recipe(trainer), step=done * _updates(trainer))
+            yield
+
+    def keep(self, trainer: Any, rows: Rows, shown: Mapping[str, float], sampled: Callable[[], Sampled]) -> None:
+        """Keep the batch that was credited last."""
+        if self.record is None or self.credited is None:
+            return
+        result, tokenizer = replace(self.credited.result, metrics=dict(shown)), trainer.tokenizer
+        number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
+
+        def rollouts() -> Rollouts:
+            batch, own = sampled(), result.own
+            ids_nt = own.take(batch.ids_nt[rows.real])
+            reading = replace(own.reading, text=self._text(ids_nt, own.batch.mask_nt, own.spans.block_nt, tokenizer))
+            known = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=reading)
+            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # where a rollout begins
+            texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
+            return self.step.rollouts(
+                replace(result, own=known),
+                number=number,
+                prompts=own.repeat([texts[batch.uids[n]] for n in rows.real]),
+                columns={"answer": own.repeat([batch.answers[n] for n in rows.real])},
+            )
+
+        self.record.add_batch(
+            number, result, self.scheme, recipe=lambda: self._recipe(trainer), tokenizer=tokenizer, rollouts=rollouts
+        )
+
+    def add_update(self, logged: Mapping[str, Any]) -> None:
+        """Keep what verl logs of an update."""
+        if self.record is not None:
+            self.record.add_update(logged, _UPDATE)
+
+    def _recipe(self, trainer: Any) -> dict[str, Any]:
+        """The `recipe.yaml` of the run: its rule of credit, and what verl says that a recipe has a field for."""
+        assert self.record is not None, "there is a folder"
+        rollout, data = self.config.actor_rollout_ref.rollout, self.config.data
+        return self.record.recipe(
+            self.scheme,
+            model=self.config.actor_rollout_ref.model.path,
+            steps=trainer.total_training_steps * _updates(trainer),
+            prompts=data.train_batch_size // _updates(trainer),
+            group_size=max(2, rollout.n),
+            temperature=float(rollout.temperature),
+            seed=data.get("seed"),
+        )
+
+    def _text(self, ids_nt: Tensor, mask_nt: Any, sent_nt: Tensor, tokenizer: Any) -> list[Any]:
+        """What the blocks say: reward workers send where they lie, so they are read once more."""
+        if self._vocabulary is None:
+            self._vocabulary = vocabulary_of(self.config, tokenizer)
+        spans, text = find_blocks(ids_nt, mask_nt, layout=self.scheme.layout, vocabulary=self._vocabulary)
+        other_n = (spans.block_nt != sent_nt).any(dim=1)
+        if other_n.any():
+            raise AlignmentError(
+                f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
+                f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
+            )
+        return text
+
+
+def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
+    """The vocabulary that completions are read with."""
+    return Vocabulary.from_tokenizer(tokenizer, size=model_size(config.actor_rollout_ref.model.get("path")))
+
+
+def say(sentence: str) -> None:
+    """Warn, and print: Ray and verl's log levels swallow one or the other."""
+    print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
+    warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+def _updates(trainer: Any) -> int:
+    """How many batches a step of verl has: several where trainer and rollouts are on GPUs of their own."""
+    return getattr(trainer, "parameter_sync_step", 1)

@@ -1,0 +1,163 @@
+"""The process that runs what may hang or crash: one JSON line in, one JSON line out, until its input closes.
+
+`worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
+holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify, or
+`code`, which runs programs: each in a process of its own, in an empty folder, in a session of its own, which is killed as a whole
+when the program ends, and without this process's environment.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None
+
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
+_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+# Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests.
+_PROGRAM = """\
+import os
+space = {{"__name__": "__main__"}}
+exec(compile({code}, "completion", "exec"), space)
+exec(compile({tests}, "tests", "exec"), space)
+os.write({end}, {sign})
+"""
+_FILE_BYTES = 2**26
+
+
+def as_latex(text: str) -> str:
+    r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product of letters.
+
+    >>> as_latex(r"\frac{1}{3}"), as_latex("Paris"), as_latex("it is $4$")
+    ('$\\frac{1}{3}$', '$\\text{Paris}$', 'it is $4$')
+    """
+    text = text.strip()
+    if any(sign in text for sign in _DELIMITERS) or "\n" in text:
+        return text
+    return f"$\\text{{{text}}}$" if _WORDS.fullmatch(text) and text != "pi" else f"${text}$"
+
+
+def equals_as_math(gold: str, answer: str) -> bool | None:
+    """Whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read.
+
+    Memory errors rise; any other exception inside a comparison counts as "not equal", as Math-Verify itself has it.
+    """
+    from math_verify import parse, verify  # only in this process
+
+    # This process is killed from outside: alarms of its own would only work in a main thread.
+    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    if all(isinstance(part, str) for part in parsed_gold):  # nothing found, or only the raw text
+        return None
+    try:
+        parsed = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+        return bool(verify(parsed_gold, parsed, timeout_seconds=None, raise_on_error=True))
+    except MemoryError:
+        raise
+    except Exception:
+        parsed = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return bool(verify(parsed_gold, parsed, timeout_seconds=None))
+
+
+def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
+    """Whether the code, and the tests after it, come to their end and exit with 0."""
+    sign = secrets.token_bytes(8)
+    read, write = os.pipe()
+    try:
+        with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder:
+            program = Path(folder, "program.py")
+            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests or ""), end=write, sign=sign))
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", str(program)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
+                pass_fds=(write,),
+                start_new_session=True,
+                preexec_fn=lambda: _limit_program(deadline, clock, memory),
+            )
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(clock)
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind, too
+                ended = process.wait()
+        os.set_blocking(read, False)
+        with suppress(BlockingIOError):
+            return ended == 0 and (tests is None or sign in os.read(read, 4096))
+        return False
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _limit_program(deadline: float, clock: float, memory: int) -> None:
+    """In the new process: what ends it even if nobody is left to watch it."""
+    assert resource is not None, "a POSIX system"
+    limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
+    if memory:
+        limits[resource.RLIMIT_AS] = memory
+    for name, most in limits.items():
+        hard = resource.getrlimit(name)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(name, (most, most))
+    _limit_time(deadline, clock)
+
+
+def _limit_time(processor: float, clock: float) -> None:
+    """End this process after so many seconds of its own time, or by the clock: if the parent dies, nobody else would stop it."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, processor)
+        signal.setitimer(signal.ITIMER_REAL, clock)
+
+
+def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> str:
+    """A line for one request; an exception becomes an `error` entry."""
+    try:
+        value = check(*request, **limits)
+    except Exception as error:
+        return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
+    return json.dumps({"error": "the gold answer cannot be read as mathematics"} if value is None else {"value": value})
+
+
+def main() -> None:
+    """Warm up, say so, then answer line by line."""
+    kind, (deadline, patience), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
+    # What the libraries print must not reach the pipe that carries the answers.
+    out = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if kind == "math":
+        check, limits = equals_as_math, {}
+        print(_reply(check, "1/2", "0.5"), file=out, flush=True)
+        if resource is not None and memory:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    else:
+        check, limits = run, {"deadline": deadline, "clock": 4 * deadline + 5.0, "memory": memory}
+        print(_reply(check, "", None, deadline=30.0, clock=60.0, memory=0), file=out, flush=True)
+    for line in sys.stdin:
+        _limit_time(deadline, patience)
+        reply = _reply(check, *json.loads(line), **limits)
+        _limit_time(0.0, 0.0)
+        print(reply, file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Why a token trains with exactly 0: one reason for every such token, so that the counts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spanwise.credit import group_index, moments
+from spanwise.credit.strata import member_counts
+from spanwise.errors import AlignmentError
+from spanwise.scheme import Scheme
+from spanwise.types import Credit, Zero
+
+__all__ = ["Count", "Zero", "Zeros", "key_of", "reason_of", "recorded_reasons", "tally_zeros", "zero_reasons"]
+
+#: A key is a reason times this plus the objective that it is about, counted from 1; 0 is about none. Keys sort as reasons do.
+_OBJECTIVES = 4096
+
+
+def key_of(reason: Zero, objective: int = -1) -> int:
+    """The key of a reason and the number of the objective that it is about, -1 for none.
+
+    Example:
+        >>> reason_of(key_of(Zero.ABSENT, 2)).name
+        'ABSENT'
+    """
+    return int(reason) * _OBJECTIVES + objective + 1
+
+
+def reason_of(key: int) -> Zero:
+    """The reason that a key stands for.
+
+    Example:
+        >>> reason_of(key_of(Zero.UNPAID)).words
+        'no objective pays the block'
+    """
+    return Zero(key // _OBJECTIVES)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often one reason holds.
+
+    Attributes:
+        reason: why.
+        objective: which reward it is about; empty where it is about none.
+        tokens: with this reason.
+        completions: none of whose tokens gets anything, and most of whose tokens have this reason.
+        rows: the first of these completions; where there is none, the first that have such a token.
+    """
+
+    reason: Zero
+    objective: str
+    tokens: int
+    completions: int
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The reason of every token of N completions; tokens lie end to end.
+
+    Attributes:
+        names: the objectives.
+        key_v: reason of each token, and the objective that it is about; see `reason` and `objective`.
+        row_v: the completion of each token.
+        key_n: of each completion: CREDITED where any token gets something, else the reason of most of its tokens.
+    """
+
+    names: tuple[str, ...]
+    key_v: Int[Tensor, " v"]
+    row_v: Int[Tensor, " v"]
+    key_n: Int[Tensor, " n"]
+
+    def reason(self, key: int) -> Zero:
+        """The reason that a key stands for."""
+        return reason_of(key)
+
+    def objective(self, key: int) -> str:
+        """The objective that a key is about; empty if it is about none."""
+        return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
+
+    def counts(self, examples: int = 3) -> list[Count]:
+        """How often each reason holds, in the order of `Zero`: tokens add up to all tokens, completions to all completions."""
+        counts = []
+        for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
+            here_v, here_n = self.key_v == key, self.key_n == key
+            rows = here_n.nonzero().flatten() if bool(here_n.any()) else self.row_v[here_v].unique()
+            first = tuple(rows[:examples].tolist())
+            counts.append(Count(self.reason(key), self.objective(key), int(here_v.sum()), int(here_n.sum()), first))
+        return counts
+
+
+def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
+    """Say why a token of each block would get nothing, if it does.
+
+    Of several objectives that pay a block the reason is the first one in the order of `Zero`, then of the objectives.
+
+    Args:
+        found: what `pipeline.credit_batch` gave.
+        scheme: the rule.
+
+    Returns:
+        (N, K) keys for `tally_zeros`.
+
+    Raises:
+        AlignmentError: the credit does not know what it was compared with.
+
+    Example:
+        >>> from spanwise import Batch, Layout, Vocabulary, credit_batch, read
+        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
+        >>> batch = Batch.jagged([[0, 1, 3], [0, 1, 3], [0, 2, 3]], [0, 0, 1], columns={"answer": ["4", "4", "4"]})
+        >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
+        >>> reasons = zero_reasons(credit_batch(read(batch, scheme, vocabulary), batch, scheme), scheme)
+        >>> [reason_of(key).name for key in reasons.flatten().tolist()]
+        ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
+    """
+    if found.comparison is None:
+        raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
+    told, cancelled = found.comparison, key_of(Zero.CANCELLED)
+    # Where something is credited, something else or another objective takes it away again.
+    key_nm = torch.where(told.reason_nm == int(Zero.CREDITED), cancelled, told.reason_nm * _OBJECTIVES + told.about_nm + 1)
+    key_nm = key_nm.expand(-1, len(scheme.objectives))
+    result_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
+    for k, name in enumerate(scheme.layout.names):
+        paying = [m for m, objective in enumerate(scheme.objectives) if name in objective.pays and objective.weight != 0]
+        if paying:
+            own_nm = key_nm[:, paying]
+            result_nk[:, k] = torch.where((own_nm == cancelled).any(dim=1), cancelled, own_nm.amin(dim=1))
+    return result_nk
+
+
+def recorded_reasons(
+    credit_nk: Float[Tensor, "n k"],
+    group_n: Int[Tensor, " n"],
+    *,
+    reward_n: Float[Tensor, " n"] | None = None,
+    rollout_n: Int[Tensor, " n"] | None = None,
+) -> Int[Tensor, "n k"]:
+    """Say why a trainer gave a token nothing, as far as what it recorded shows that.
+
+    Args:
+        credit_nk: what it recorded of each block; NaN where it recorded nothing.
+        group_n: who is compared with whom.
+        reward_n: the reward that says what is right, NaN where there is none; None: the file has none.
+        rollout_n: the rollout of each completion, where some are parts of one; None: each is one.
+
+    Returns:
+        (N, K) keys for `tally_zeros`: about no objective, or about the first one if there is a reward.
+
+    Example:
+        >>> keys = recorded_reasons(torch.zeros(3, 1), torch.tensor([0, 0, 1]), reward_n=torch.tensor([0.0, 0.0, 1.0]))
+        >>> [reason_of(key).name for key in keys.flatten().tolist()]
+        ['ALL_WRONG', 'ALL_WRONG', 'SINGLETON']
+    """
+    moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
+    group_n = group_index(group_n)
+    size_n = member_counts(group_n, torch.ones_like(group_n).bool(), voter_n=rollout_n)
+    key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
+    if reward_n is not None:
+        reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
+        within, known_n = moments(reward_n, group_n), ~reward_n.isnan()
+        agree_n = within.constant_n() & (member_counts(group_n, known_n, voter_n=rollout_n) == size_n)
+        verdict_n = torch.where(within.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        if not bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all()):
+            verdict_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
+        key_n = torch.where(agree_n, verdict_n, key_n)
+    key_n = torch.where(moments(moved_n, group_n).mean_n() > 0, key_of(Zero.RECORDED), key_n)
+    key_n = torch.where(size_n < 2, key_of(Zero.SINGLETON), key_n)
+    return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), key_n[:, None])
+
+
+def tally_zeros(
+    block_nk: Int[Tensor, "n k"],
+    advantage_v: Float[Tensor, " v"],
+    block_v: Int[Tensor, " v"],
+    row_v: Int[Tensor, " v"],
+    *,
+    names: Sequence[str] = (),
+    trainable_v: Bool[Tensor, " v"] | None = None,
+    learned_n: Bool[Tensor, " n"] | None = None,
+) -> Zeros:
+    """Give every token its reason, and every completion the reason of most of its tokens.
+
+    Args:
+        block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
+        advantage_v: what each token trains with.
+        block_v: its block, -1 where it has none.
+        row_v: its completion.
+        names: the objectives that `block_nk` speaks of.
+        trainable_v: whether the model sampled it; None: whatever has a block.
+        learned_n: False at completions that the trainer left out of the loss; None: it left out none.
+
+    Raises:
+        AlignmentError: fields differ in size.
+
+    Example:
+        Two completions of one prompt, both wrong; the first one's last token is a tool's.
+
+        >>> wrong = torch.full((2, 1), key_of(Zero.ALL_WRONG, 0))
+        >>> block_v, row_v = torch.tensor([0, -1, 0]), torch.tensor([0, 0, 1])
+        >>> found = tally_zeros(wrong, torch.zeros(3), block_v, row_v, names=["correct"])
+        >>> [(count.reason.name, count.objective, count.tokens, count.completions) for count in found.counts()]
+        [('MASKED', '', 1, 0), ('ALL_WRONG', 'correct', 2, 2)]
+    """
+    if not len(advantage_v) == len(block_v) == len(row_v):
+        raise AlignmentError(f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows.")
+    trainable_v = block_v >= 0 if trainable_v is None else trainable_v
+    of_block_v = block_nk[row_v, block_v.long().clamp(min=0)] if block_nk.shape[1] else torch.zeros_like(row_v)
+    key_v = torch.where(block_v >= 0, of_block_v, key_of(Zero.UNPAID))
+    for applies_v, reason in (
+        (advantage_v.isnan(), Zero.UNSCORED),
+        (None if learned_n is None else ~learned_n[row_v], Zero.LEFT_OUT),
+        (~trainable_v, Zero.MASKED),
+        ((advantage_v != 0) & ~advantage_v.isnan(), Zero.CREDITED),
+    ):
+        key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
+    return Zeros(tuple(names), key_v, row_v, _of_completions(key_v, row_v, len(block_nk)))
+
+
+def _of_completions(key_v: Tensor, row_v: Tensor, completions: int) -> Tensor:
+    """The reason of most tokens of each completion; CREDITED where any gets something, MASKED where none could."""
+    key_n = torch.full((completions,), key_of(Zero.EMPTY), dtype=torch.long)
+    if not len(key_v):
+        return key_n
+    pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)  # by row, then by key
+    row_p, key_p = pair_p.T
+    rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)  # a tool's tokens speak only where the model said nothing
+    rank_p = torch.where(key_p == key_of(Zero.CREDITED), int(count_p.max()) + 1, rank_p)
+    order = torch.argsort(rank_p, descending=True, stable=True)
+    order = order[torch.argsort(row_p[order], stable=True)]
+    row_p, key_p = row_p[order], key_p[order]
+    first_p = torch.ones_like(row_p, dtype=torch.bool)
+    first_p[1:] = row_p[1:] != row_p[:-1]
+    key_n[row_p[first_p]] = key_p[first_p]
+    return key_n
