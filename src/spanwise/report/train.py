@@ -179,7 +179,7 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
 
 
-def _rewards(batches: Lines) -> dict[str, list[float | None]]:
+def _rewards(batches: Lines) -> dict[str, Sequence[float | None]]:
     """Objective -> its mean reward in each training batch that has one; [None] where none has."""
     return {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in objectives_in(batches)}
 
