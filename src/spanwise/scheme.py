@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from spanwise.credit import (
-    METHODS,
-    Method,
-    Preset,
-    Refinement,
-    method,
-    preset_objectives,
-    states_confidence,
-)
-from spanwise.credit.presets import preset_layout
+from spanwise.credit import METHODS, Method, Refinement, method
+from spanwise.credit.presets import preset_rule
 from spanwise.credit.streams import ValuesName, resolved_values, stream_names
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
@@ -141,12 +133,13 @@ class Scheme:
                 f"Method '{name}' is a function to call from Python (spanwise.credit.{chosen.estimator.__name__}): no engine here "
                 f"has what it needs ({', '.join(chosen.needs)}). Use 'bae' or another method of `spanwise methods`."
             )
-        if objectives is not None:
-            _refuse_void(calibration=calibration, baseline=baseline)
-        else:
-            layout = preset_layout(chosen.preset, layout)
-            _check_preset_changes(chosen, layout, calibration, baseline)
-            objectives = preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
+        if objectives is None:
+            layout, objectives = preset_rule(chosen, layout, calibration, baseline)
+        elif calibration is not None or baseline is not None:
+            name, value = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
+            raise RecipeError(
+                f"{name} is '{value}', but the objectives are given, so it would change nothing; say it in the objectives."
+            )
         share = chosen.preset.per if per is None else per
         if share == "length":
             if longest is None:
@@ -325,27 +318,6 @@ def _per(per: Any) -> str | float:
 
 def _reads_logp(segmenter: str) -> bool:
     return SEGMENTERS.find(segmenter).reads_logp
-
-
-def _refuse_void(**changes: Any) -> None:
-    for name, value in changes.items():
-        if value is not None:
-            raise RecipeError(
-                f"{name} is '{value}', but the objectives are given, so it would change nothing; say it in the objectives."
-            )
-
-
-def _check_preset_changes(chosen: Method, layout: Layout, calibration: str | None, baseline: str | None) -> None:
-    """Refuse a calibration or a baseline that the preset's objectives do not have."""
-    second = (chosen.preset or Preset()).calibrated
-    if calibration is not None and not (second and states_confidence(layout)):
-        why = "rewards correctness alone" if not second else "finds no confidence in the last block"
-        raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")
-    if baseline is not None and not (second and "baseline" in chosen.inputs):
-        raise RecipeError(
-            f"baseline is '{baseline}', but method '{chosen.name}' has its own, so it would change nothing. Leave it out, or use "
-            f"method 'bae'."
-        )
 
 
 def _refuse(objectives: Sequence[Objective], wrong: Callable[[Objective], Any], sentence: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spanwise.credit.registry import Method, Preset
-from spanwise.errors import check_known
+from spanwise.errors import RecipeError, check_known
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective
 
@@ -13,15 +13,25 @@ from spanwise.objective import BaselineName, Objective
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
-def preset_layout(preset: Preset, task: Layout) -> Layout:
-    """The layout a preset uses for a task: the task's own blocks, or all of its marks in one block.
+def preset_rule(
+    chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
+) -> tuple[Layout, tuple[Objective, ...]]:
+    """The layout and the objectives of a method's preset; a change that its objectives have no use for is refused.
 
-    >>> preset_layout(Preset(whole=True), Layout({"solution": ["answer"], "confidence": ["confidence"]})).blocks
-    (('completion', ('answer', 'confidence')),)
+    The layout is the task's, or all of its marks in one block for a method that credits whole completions.
     """
-    if not preset.whole or len(task.names) == 1:
-        return task
-    return Layout({"completion": task.marks}, prefilled=task.prefilled, segmenter=task.segmenter, most=task.most)
+    preset, layout = chosen.preset or Preset(), task
+    if preset.whole and len(task.names) > 1:
+        layout = Layout({"completion": task.marks}, prefilled=task.prefilled, segmenter=task.segmenter, most=task.most)
+    if calibration is not None and not (preset.calibrated and states_confidence(layout)):
+        why = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")
+    if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
+        raise RecipeError(
+            f"baseline is '{baseline}', but method '{chosen.name}' has its own, so it would change nothing. Leave it out, or use "
+            f"method 'bae'."
+        )
+    return layout, preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
 
 
 def states_confidence(layout: Layout) -> bool:
@@ -43,7 +53,7 @@ def preset_objectives(
 
     Args:
         chosen: the method; without a preset, that of `Preset()`.
-        layout: as `preset_layout` gives it.
+        layout: the blocks that are paid.
         calibration: `brier` or `log_score`.
         baseline: of the second objective; for methods that take baselines, `outcome` if not given.
 
