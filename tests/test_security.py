@@ -6,12 +6,15 @@ import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
+from rollout_files import own_run
+from spanwise.cli import main
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
@@ -111,6 +114,52 @@ def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd,
     assert out == "it ran\n"
     scheme_of(load(None, asked), LAYOUT, 32)
     assert capfd.readouterr().err == ""
+
+
+#: How a folder names code, from where a command looks at it, and whether the folder is a whole run.
+NAMED = [
+    ("reward", "evil.py:reward", "inside", True), ("reward", "evil.py:reward", "above", False),
+    ("reward", "evil:reward", "above", False), ("reward", "data.evil:reward", "above", True),
+    ("reward", "run.evil:reward", "above", True), ("given", "evil.py:fact", "inside", True),
+]  # fmt: skip
+
+
+def hostile_run(place, fact, name, *, whole):
+    """A folder of rollouts whose recipe names code that leaves a file when it runs."""
+    asked = {"reward": name, "pays": "confidence"}
+    if fact == "given":
+        asked = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
+    own = json.dumps([{"reward": "correct", "pays": "solution"}, asked])
+    folder = own_run(place / "run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {own}\n")
+    if whole:
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "rewards/correct/mean": 0.5}) + "\n")
+    (place / "data").mkdir()
+    for file in (folder / "evil.py", place / "data" / "evil.py"):
+        file.write_text(
+            f"import os\nos.mkdir({str(place / 'ran')!r})\n\ndef reward(blocks):\n    return [1.0 for _ in blocks]\n\n"
+            "def fact(text, *, columns):\n    return [True for _ in text]\n"
+        )
+    return folder
+
+
+@pytest.mark.parametrize(("fact", "name", "where", "whole"), NAMED)
+def test_no_command_that_looks_runs_what_a_folder_names(fact, name, where, whole, tmp_path, monkeypatch, capfd):
+    folder, output = hostile_run(tmp_path, fact, name, whole=whole), ["--output", str(tmp_path / "out")]
+    monkeypatch.chdir(tmp_path if where == "above" else folder)
+    for words in (
+        ["why", folder], ["why", folder / "rollouts", "--methods", "recipe"], ["report", folder], ["credit", folder, *output],
+        ["credit", next(folder.glob("rollouts/*")), "--methods", "recipe", *output], ["report", tmp_path / "out"],
+        ["credit", folder / "rollouts", "--set", "method=grpo", *output],
+    ):  # fmt: skip
+        with suppress(SystemExit):
+            main([*map(str, words)])
+        assert not (tmp_path / "ran").exists(), words
+        assert "runs code" not in capfd.readouterr().err
+    with suppress(SystemExit):  # named by the user it runs, and is shown before
+        main(["credit", str(folder), "--recipe", str(folder / "recipe.yaml"), *output])
+    assert (tmp_path / "ran").exists()
+    shown = "from the folder" if "." in name.removeprefix("evil.py") else f"from the file '{folder / 'evil.py'}'"
+    assert shown in capfd.readouterr().err.partition("\n")[0]
 
 
 def test_the_guard_that_the_command_line_is_tested_under_sees_a_connection(tmp_path):

@@ -353,14 +353,20 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             )
 
 
-def scheme_of(recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = ()) -> Scheme:
-    """The complete rule of credit that a recipe asks for; the rewards of `recorded` objectives need no tags in the layout."""
+def scheme_of(
+    recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
+) -> Scheme:
+    """The complete rule of credit that a recipe asks for.
+
+    The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
+    function is: an objective that needs one is refused.
+    """
     layout = _layout(recipe, task_layout)
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     scheme = Scheme.preset(
         recipe.method,
         layout,
-        objectives=None if entries is None else [_objective(recipe, n, recorded) for n in enumerate(entries, start=1)],
+        objectives=None if entries is None else [_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
         calibration=recipe.calibration,
         baseline=recipe.baseline,
         per=recipe.per,
@@ -444,12 +450,12 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(**_: Any) -> list[float]:
-    """The reward function of a script that has ended."""
-    raise RecipeError("This reward is a function of the script that wrote the run; only what it recorded is known here.")
+    """The reward function of a run whose rewards are recorded."""
+    raise RecipeError("This reward is a function of the run that recorded it; only what it recorded is known here.")
 
 
-def _objective(recipe: Recipe, numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str]) -> Objective:
-    """An entry as an objective; a function of a script whose rewards are recorded is not looked for: that would run the script."""
+def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
+    """An entry as an objective; a function is imported only where its reward is not recorded and code may run."""
     position, entry = numbered
     for key in entry:
         if key not in Objective.__dataclass_fields__:
@@ -459,11 +465,22 @@ def _objective(recipe: Recipe, numbered: tuple[int, Mapping[str, Any]], recorded
             raise RecipeError(
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
-    reward = entry["reward"]
+    reward, given = entry["reward"], entry.get("given") or ()
+    functions = [one for one in ([given] if isinstance(given, str) else given) if ":" in str(one)]
     if isinstance(reward, str) and ":" in reward:
-        ended = recipe.task == SCRIPT and entry.get("name") in recorded
-        reward = recorded_elsewhere if ended else imported(reward, what=f"Objective {position}: the reward")
-    return Objective(**{**entry, "reward": reward})
+        name = str(entry.get("name") or reward.rpartition(":")[2])
+        if name in recorded or ("each" in entry and any(one.startswith(f"{name}.") for one in recorded)):
+            entry = {**entry, "name": name, "reward": recorded_elsewhere}
+        elif run_code:
+            entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}
+        else:
+            functions = [reward, *functions]
+    if functions and not run_code:
+        raise RecipeError(
+            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded, and code that a folder names "
+            "is not run. If you trust it, name the recipe: --recipe FILE."
+        )
+    return Objective(**entry)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -132,7 +132,7 @@ def imported(path: str, *, what: str) -> Any:
     """
     module, _, name = path.rpartition(":")
     file = _file(module)
-    _show(path, file)
+    _show(path, file or _origin(module))
     try:
         if file is None:
             if sys.modules.get(module) in _FILES.values():
@@ -159,12 +159,23 @@ def imported(path: str, *, what: str) -> Any:
         ) from error
 
 
-def _show(path: str, file: Path | None) -> None:
+def _show(path: str, place: Path | None) -> None:
     """Say whose code is about to run, once in a process; of several ranks the first."""
-    if (path, file) not in _SHOWN and os.environ.get("RANK", "0") == "0":
-        where = f"the file {str(file)!r}" if file is not None else "an installed module"
-        print(f"The recipe runs code: {path!r}, from {where}.", file=sys.stderr)
-    _SHOWN.add((path, file))
+    if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
+        sort = "folder" if place.is_dir() else "file"
+        print(f"The recipe runs code: {path!r}, from the {sort} {str(place)!r}.", file=sys.stderr)
+    _SHOWN.add((path, place))
+
+
+def _origin(module: str) -> Path | None:
+    """The file or the folder of the package that a module is a part of, found without running any of it; None if there is none."""
+    top = module.partition(".")[0]
+    with _first(Path.cwd()), suppress(ValueError):
+        spec = find_spec(top)
+        if spec is not None:
+            places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
+            return next((Path(place) for place in places if Path(place).exists() and place), None)
+    return None
 
 
 def seen_from_here(path: str, folder: Path) -> str:

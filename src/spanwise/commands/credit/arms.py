@@ -51,10 +51,11 @@ def choose_arms(
     *,
     blocks: Blocks | None = None,
     given: bool = False,
+    run_code: bool = True,
 ) -> tuple[list[Arm], list[str]]:
     """The arms asked for, each once, else the usual ones and the recipe's own; and sentences on those that do not fit the file."""
     taken = taken_rewards(table, rewards or {})
-    asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken)
+    asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken, run_code)
     own: Arm | SpanwiseError
     try:
         asked = asked.with_objectives()
@@ -147,11 +148,12 @@ def _rewarded(arm: Arm, taken: Mapping[str, str], table: RolloutTable) -> Arm:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What arms are made of: a recipe, the file's blocks, objective -> recorded reward, objectives in place of a preset's."""
+    """What arms are made of; `objectives` stand in place of a preset's."""
 
     recipe: Recipe
     blocks: Blocks
     taken: Mapping[str, str]
+    run_code: bool
     objectives: tuple[Objective, ...] | None = None
 
     def with_objectives(self) -> _Asked:
@@ -164,7 +166,7 @@ class _Asked:
 
     def scheme(self) -> Scheme:
         """The rule of the recipe as it stands."""
-        return scheme_of(self.recipe, self.blocks.layout, _longest(self.recipe), recorded=self.taken)
+        return scheme_of(self.recipe, self.blocks.layout, _longest(self.recipe), recorded=self.taken, run_code=self.run_code)
 
 
 def _own(asked: _Asked) -> Arm:

@@ -71,7 +71,10 @@ def credit_rollouts(
     blocks = blocks_of(loaded, table, texts)
     group_n, counted = compared_groups(table, loaded, own, overrides or {})
     named = [name for name in methods if name != RECORDED]
-    arms, notes = choose_arms(loaded, named if methods else None, table, reward, blocks=blocks, given=given)
+    trusted = recipe is not None or "objectives" in (overrides or {})  # what the user named, not what lies in the folder
+    arms, notes = choose_arms(
+        loaded, named if methods else None, table, reward, blocks=blocks, given=given, run_code=trusted
+    )
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
     marked_by, readings = score_file(table, arms, also=[blocks.layout] if recorded else [])
     if arms and (given or own is None):  # a run of ours may babble, and have no tags at first
