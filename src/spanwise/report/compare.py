@@ -48,7 +48,7 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    most = max((cell.interval.count for cell in comparison.cells.values()), default=0)
+    most = max((interval.count for interval in comparison.cells.values()), default=0)
     clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
@@ -95,7 +95,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
     ]
     empty = [
         arm for arm in comparison.methods
-        if not any(comparison.cells[arm, figure].interval.count for figure in comparison.figures)
+        if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
     return sentences + [
         f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
@@ -119,7 +119,7 @@ def _best(comparison: ArmComparison) -> list[Headline]:
             for d in comparison.differences
             if d.figure == figure and d.verdict == "clear"
         }
-        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].interval.count]
+        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].count]
         note = ", ".join(left)
         wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
         headlines.append(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.explain import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import any_index
-from spanwise.measure import Curve, reliability
+from spanwise.measure import Curve
 
 #: A row of a chart or a table.
 Row = dict[str, Any]
@@ -131,25 +131,6 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     return rows
 
 
-def reliability_rows(
-    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], prompt_n: Tensor | None = None
-) -> list[Row]:
-    """The bins of a reliability diagram (`measure.reliability`), over completions with a confidence and a verdict.
-
-    >>> rows = reliability_rows(torch.tensor([.75, .75, float("nan")]), torch.tensor([1., 0., 1.]))
-    >>> [(row["low"], row["count"], row["accuracy"]) for row in rows]
-    [(0.7, 2, 0.5)]
-    """
-    known_n = ~(confidence_n.isnan() | correct_n.isnan())
-    if not bool(known_n.any()):
-        return []
-    prompts = None if prompt_n is None else prompt_n[known_n]
-    table = reliability(confidence_n[known_n], correct_n[known_n], prompts=prompts)
-    columns = {name: getattr(table, f"{name}_b").tolist() for name in _BIN}
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return [row for row in rows if row["count"]]
-
-
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """How often right and wrong answers have each confidence, in steps of 0.1.
 
@@ -172,9 +153,6 @@ def _bin_rows(series: str, edges: Sequence[float], counts: Sequence[int]) -> lis
     return [{"series": series, "low": low, "high": high, "share": n / total, "count": n} for low, high, n in bins]
 
 
-_BIN = ("low", "high", "count", "confidence", "accuracy", "accuracy_low", "accuracy_high")
-
-
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
     """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out."""
     return [
@@ -191,7 +169,6 @@ WAYS = {
     "maxconf": "MaxConf",
     "laser_weighted": "majority weighted by its score",
     "laser_maxconf": "highest score",
-    "best_of": "best of n",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.explain.sections import SECTIONS
-from spanwise.measure import Curve, curve_difference
+from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.rows import (
@@ -19,7 +19,6 @@ from spanwise.report.rows import (
     histogram_rows,
     is_share,
     merged,
-    reliability_rows,
     voting_rows,
     wide,
 )
@@ -59,7 +58,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """The diagram of one kind of confidence; of the only arm with its histograms."""
-    rows = reliability_rows(columns[kind], columns["correct"], columns.get("prompt"))
+    rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
     count = sum(row["count"] for row in rows)
