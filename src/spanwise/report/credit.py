@@ -14,7 +14,7 @@ from spanwise.report.findings import credit_finding
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, grouped, merged
 from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView
 from spanwise.rollouts.recorded import credit_figures
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Status

@@ -22,8 +22,7 @@ from spanwise.report.rows import (
     voting_rows,
     wide,
 )
-from spanwise.report.tokens import token_view
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView, token_view
 from spanwise.rollouts.schema import STOP
 
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.

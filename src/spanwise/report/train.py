@@ -27,7 +27,7 @@ from spanwise.report.sections import (
     tokens_section,
     voting_section,
 )
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
 _HELD_OUT, _BATCH = "held-out prompts", "training batches"
