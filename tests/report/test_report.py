@@ -300,9 +300,7 @@ def test_curves_average_what_is_there():
         1: [{"step": 0, "ece": None}],
         2: [{"step": 0, "ece": 0.3}],
     }
-    assert seed_curves(points, "ece", "a") == [
-        {"series": "a", "x": 0, "value": pytest.approx(0.2), "seeds": 2, "low": 0.1, "high": 0.3}
-    ]
+    assert seed_curves(points, "ece", "a") == [{"series": "a", "x": 0, "value": pytest.approx(0.2), "low": 0.1, "high": 0.3}]
     steps = [{"step": n, "loss": None if n == 1 else float(n)} for n in range(1, 6)]
     assert [(row["x"], row["value"]) for row in batch_curve(steps, "loss", "b", most=3)] == [(2, 2.0), (4, 3.5), (5, 5.0)]
 

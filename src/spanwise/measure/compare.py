@@ -204,13 +204,18 @@ def compare_arms(
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in known.items()}
         intervals = [_over_seeds([known[a][s] - known[b][s] for s in known[a] if s in known[b]], level) for a, b in pairs]
-        p_values = list(map(_p, intervals))
+        p_values = [_p(interval) for interval in intervals]
         for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
-            takes = None
+            takes, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
             if interval.count > 1 and not _flat(interval):
                 times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
                 takes = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, times))
-            verdict = _verdict(interval, adjusted, level)
+            if interval.count < 2:
+                verdict = "unknown"
+            elif _flat(interval) and abs(interval.value) <= 1e-9:
+                verdict = "same"
+            elif adjusted < 1 - level:
+                verdict = "clear"
             differences.append(Difference(name, a, b, interval, p, adjusted, verdict, takes))
     return ArmComparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
 
@@ -252,26 +257,13 @@ def _p(interval: Interval) -> float:
     if interval.count < 2:
         return math.nan
     if _flat(interval):
-        return 1.0 if _nothing(interval) else 2.0 ** (1 - interval.count)
+        return 1.0 if abs(interval.value) <= 1e-9 else 2.0 ** (1 - interval.count)
     return 2 * float(scipy.stats.t.sf(abs(interval.value) / interval.sem, interval.count - 1))
 
 
 def _flat(interval: Interval) -> bool:
+    """The values are equal but for rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
-
-
-def _nothing(interval: Interval) -> bool:
-    return abs(interval.value) <= 1e-9 and interval.sem <= 1e-9
-
-
-def _verdict(interval: Interval, adjusted: float, level: float) -> Verdict:
-    if interval.count < 2:
-        return "unknown"
-    if _nothing(interval):
-        return "same"
-    if adjusted < 1 - level:
-        return "clear"
-    return "borderline" if interval.excludes(0.0) else "noise"
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:

@@ -221,12 +221,11 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"shown": shown, "spec": spec_data}
-    environment.globals |= {"columns": _columns, "ABSENT": ABSENT}
+    environment.globals |= {
+        "columns": lambda rows: list(dict.fromkeys(key for row in rows for key in row)),
+        "ABSENT": ABSENT,
+    }
     return environment.get_template(name)
-
-
-def _columns(rows: Table) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 @cache

@@ -185,16 +185,11 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     for name, column in columns.items():
         if len(column) != size:
             raise AlignmentError(f"Completion {number} has {size} tokens and {len(column)} {name}; give one for each.")
-    for tokens in filter(len, row.opens.values()):
-        if not 0 <= min(tokens) <= max(tokens) < size:
-            raise AlignmentError(
-                f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {size}."
-            )
-    for name, start, end in ((name, *span) for name, spans in row.spans.items() for span in spans):
+    places = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
+    places += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
+    for what, start, end in places:
         if start < end and not 0 <= start < end <= size:
-            raise AlignmentError(
-                f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {size}."
-            )
+            raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {size}.")
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:

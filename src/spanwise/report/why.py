@@ -132,7 +132,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
     reward, status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
     if reward is not None:
-        words.append({1: "right", 0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
+        words.append({1.0: "right", 0.0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
     elif status in LEFT_OUT:
         words.append("no answer that can be read")
     elif status not in ("", "ok"):
