@@ -41,7 +41,7 @@ from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
 from spanwise.commands.shared.display import quiet
 from spanwise.measure import Interval, mean_interval
-from spanwise.measure.bootstrap import resampled
+from spanwise.measure.intervals import resampled
 from spanwise.pipeline import Reading, credit_batch
 from spanwise.tasks import Fields
 from spanwise.tasks.fields import FieldProblems

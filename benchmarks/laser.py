@@ -139,10 +139,8 @@ def draw(seeds: Sequence[int], output: Path, place: Path) -> None:
         every = [ways(arm, read_samples(output / f"{arm}-{seed}"))[way] for seed in seeds]
         q_n = torch.cat([one.confidence_n for one in every])
         correct_n = torch.cat([one.correct[one.first] for one in every])
-        known_n = ~(q_n.isnan() | correct_n.isnan())
-        table = reliability(q_n[known_n], correct_n[known_n])
-        rows = zip(table.confidence_b.tolist(), table.accuracy_b.tolist(), table.count_b.tolist(), strict=True)
-        points += [{"way": called, "confidence": q, "accuracy": c} for q, c, count in rows if count >= 30]
+        bins = [one for one in reliability(q_n, correct_n) if one["count"] >= 30]
+        points += [{"way": called, "confidence": one["confidence"], "accuracy": one["accuracy"]} for one in bins]
     even = alt.Chart(alt.InlineData(values=[{"confidence": q, "accuracy": q} for q in (0, 1)]))
     for name, background, ink in (("laser", "white", "#333"), ("laser-dark", "#16181d", "#ccc")):
         unit = alt.Scale(domain=[0, 1])

@@ -165,7 +165,7 @@ def show(found: list[dict[str, Any]], arms: list[str]) -> None:
         print(f"\n{figure}")
         for arm in arms:
             cell = compared.cells[arm, figure]
-            print(f"  {arm:10} {cell.interval.value:.3f} [{cell.interval.low:.3f}, {cell.interval.high:.3f}]")
+            print(f"  {arm:10} {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}]")
         for one in (one for one in compared.differences if one.figure == figure):
             low, high = one.interval.low, one.interval.high
             print(f"  {one.a} - {one.b}: {one.interval.value:+.3f} [{low:+.3f}, {high:+.3f}], {one.verdict}")

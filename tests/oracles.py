@@ -490,12 +490,12 @@ def slow_fidelity(data, score, name):
 
 def slow_voting(rows, n):
     """Expected correctness of each way over all subsets of n, as fractions."""
-    rows = [((a or "").strip(), c, q, s) for a, c, q, s in rows]
+    rows = [((a or "").strip(), c, q) for a, c, q in rows]
     value = {}
     for text in {a for a, *_ in rows if a}:
-        judged = [c for a, c, *_ in rows if a == text]
+        judged = [c for a, c, _ in rows if a == text]
         value[text] = Fraction(sum(judged), len(judged))
-    totals = dict.fromkeys(("pass@k", "majority", "weighted", "maxconf", "best_of"), Fraction(0))
+    totals = dict.fromkeys(("pass@k", "majority", "weighted", "maxconf"), Fraction(0))
     subsets = list(combinations(rows, n))
     for subset in subsets:
         totals["pass@k"] += max(c for _, c, *_ in subset)
@@ -506,11 +506,10 @@ def slow_voting(rows, n):
                     votes[row[0]] = votes.get(row[0], 0) + weigh(row)
             tied = [value[text] for text, vote in votes.items() if vote == max(votes.values())]
             totals[name] += sum(tied) / Fraction(len(tied)) if tied else 0
-        for name, column in (("maxconf", 2), ("best_of", 3)):
-            ranks = [-99 if row[column] is None else row[column] for row in subset]
-            tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
-            totals[name] += Fraction(sum(tied), len(tied))
-    weightless = all(q is None for _, _, q, _ in rows)
+        ranks = [-99 if q is None else q for *_, q in subset]
+        tied = [row[1] for row, rank in zip(subset, ranks, strict=True) if rank == max(ranks)]
+        totals["maxconf"] += Fraction(sum(tied), len(tied))
+    weightless = all(q is None for *_, q in rows)
     left_out = ("weighted", "maxconf") if weightless else ()
     return {name: float(total / len(subsets)) for name, total in totals.items() if name not in left_out}
 

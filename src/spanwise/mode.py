@@ -32,7 +32,7 @@ class Chart:
     title: str
     series: Mapping[str, str]
     y: str
-    note: str
+    note: str = ""
     floor: float | None = None
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from helpers import NAN, quickly
 from oracles import slow_voting
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure import curve_difference, pass_at_k, voting
+from spanwise.measure import curve_difference, voting
 
-#: answer, right, confidence in tenths, score; None is absent.
+#: answer, right, confidence in tenths; None is absent.
 SAMPLE = st.tuples(
     st.sampled_from(["1", " 1", "2", "3\n", None, "  "]),
     st.sampled_from([0, 1]),
     st.sampled_from([None, 0, 3, 6, 9, 10]),
-    st.sampled_from([None, -2, 0, 5]),
 )
 
 
@@ -26,9 +25,8 @@ def run(rows, prompts=None, **options):
     absent = lambda x, scale: NAN if x is None else x / scale  # noqa: E731
     return voting(
         [a for a, *_ in rows],
-        torch.tensor([absent(q, 10) for _, _, q, _ in rows], dtype=torch.float64),
-        torch.tensor([NAN if c is None else float(c) for _, c, *_ in rows], dtype=torch.float64),
-        score_n=torch.tensor([absent(s, 1) for *_, s in rows], dtype=torch.float64),
+        torch.tensor([absent(q, 10) for _, _, q in rows], dtype=torch.float64),
+        torch.tensor([NAN if c is None else float(c) for _, c, _ in rows], dtype=torch.float64),
         prompts=[0] * len(rows) if prompts is None else prompts,
         **{"resamples": 10, **options},
     )
@@ -47,22 +45,18 @@ def test_against_every_subset(rows):
         assert set(curves) == {"pass@1", *expected}
         for name, value in expected.items():
             assert float(curves[name].value_pb[0, b]) == pytest.approx(value, abs=1e-12), (name, b + 1)
-        assert float(curves["pass@1"].value_pb[0, b]) == pytest.approx(sum(c for _, c, *_ in rows) / len(rows))
+        assert float(curves["pass@1"].value_pb[0, b]) == pytest.approx(sum(c for _, c, _ in rows) / len(rows))
 
 
 def test_pass_at_k_by_hand():
-    assert pass_at_k(4, 1, 2) == pytest.approx(1 / 2)
-    assert pass_at_k(16, 2, 8) == pytest.approx(1 - math.comb(14, 8) / math.comb(16, 8))  # 23/30
-    assert pass_at_k(16, 2, 8) == pytest.approx(23 / 30)
-    assert pass_at_k(5, 5, 1) == 1.0
-    assert pass_at_k(5, 0, 5) == 0.0
-    with pytest.raises(RecipeError, match=r"pass@6 needs at least 6 samples of each prompt; there are 5"):
-        pass_at_k(5, 1, 6)
+    got = shown(run([("1", 1, 0)] + [("2", 0, 0)] * 3))
+    assert got["pass@k"] == pytest.approx([1 / 4, 1 / 2, 3 / 4, 1.0])
+    assert shown(run([("1", 1, 0)] * 2 + [("2", 0, 0)] * 14))["pass@k"][7] == pytest.approx(23 / 30)
 
 
 def test_majority_and_weights_by_hand():
     # 7 is right; three votes of .2 for 4, two votes of .9 for 7.
-    rows = [("4", 0, 2, 0)] * 3 + [("7", 1, 9, 0)] * 2
+    rows = [("4", 0, 2)] * 3 + [("7", 1, 9)] * 2
     got = shown(run(rows))
     # Of three: one 4 in C(3,1) C(2,2) = 3 of 10 subsets loses, two or three 4s win.
     assert got["majority"] == pytest.approx([2 / 5, (1 + 6 * 0.5) / 10, 3 / 10, (3 * 0.5 + 0) / 5, 0.0])
@@ -73,9 +67,9 @@ def test_majority_and_weights_by_hand():
 
 def test_ties_are_averages_over_answers_not_samples():
     # maxconf: two samples of "1" (right) and one of "2" tie, 2/3; majority of .9 against .3 + .6 is a tie of two answers, 1/2.
-    got = shown(run([("1", 1, 9, 0), ("2", 0, 3, 0), ("2", 0, 6, 0)]))
+    got = shown(run([("1", 1, 9), ("2", 0, 3), ("2", 0, 6)]))
     assert got["weighted"][2] == pytest.approx(1 / 2)
-    got = shown(run([("1", 1, 9, 0), ("1", 1, 9, 0), ("2", 0, 9, 0)]))
+    got = shown(run([("1", 1, 9), ("1", 1, 9), ("2", 0, 9)]))
     assert got["maxconf"][2] == pytest.approx(2 / 3)
     assert got["majority"][2] == 1.0
 
@@ -84,28 +78,24 @@ def test_ties_are_averages_over_answers_not_samples():
 @settings(max_examples=60, deadline=None)
 def test_the_ways_against_each_other(rows):
     # Equal confidences: the weighted majority is the majority, MaxConf is one sample.
-    flat = shown(run([(a, c, 6, s) for a, c, _, s in rows]))
+    flat = shown(run([(a, c, 6) for a, c, _ in rows]))
     assert flat["weighted"] == pytest.approx(flat["majority"])
     assert flat["maxconf"] == pytest.approx(flat["pass@1"])
-    # Best of n by confidence is MaxConf, by correctness pass@k; everything at n = 1 is pass@1 for consistent verdicts.
-    by_confidence = shown(run([(a, c, q, q) for a, c, q, _ in rows]))
-    assert by_confidence["best_of"] == pytest.approx(by_confidence.get("maxconf", by_confidence["pass@1"]))
-    oracle = shown(run([(a, c, q, c) for a, c, q, _ in rows]))
-    assert oracle["best_of"] == pytest.approx(oracle["pass@k"])
-    consistent = shown(run([(a, int(a.strip() == "1"), q, s) for a, _, q, s in rows]))
+    # Everything at n = 1 is pass@1 for consistent verdicts.
+    consistent = shown(run([(a, int(a.strip() == "1"), q) for a, _, q in rows]))
     for way in consistent.values():
         assert way[0] == pytest.approx(consistent["pass@1"][0])
         assert all(v <= best + 1e-12 for v, best in zip(way, consistent["pass@k"], strict=True))
 
 
 def test_where_nobody_states_a_confidence_there_is_nothing_to_weigh():
-    curves = run([("1", 1, None, 0), ("2", 0, None, 0)])
-    assert list(curves) == ["pass@1", "pass@k", "majority", "best_of"]
-    assert "weighted" in run([("1", 1, 0, 0), ("2", 0, None, 0)])  # a confidence of 0 is one
+    curves = run([("1", 1, None), ("2", 0, None)])
+    assert list(curves) == ["pass@1", "pass@k", "majority"]
+    assert "weighted" in run([("1", 1, 0), ("2", 0, None)])  # a confidence of 0 is one
 
 
 def test_absent_confidence_votes_without_weight():
-    rows = [("1", 1, None, 0), ("1", 1, None, 0), ("2", 0, 1, 0)]
+    rows = [("1", 1, None), ("1", 1, None), ("2", 0, 1)]
     got = shown(run(rows))
     assert got["majority"][2] == 1.0
     assert got["weighted"][2] == 0.0
@@ -113,15 +103,15 @@ def test_absent_confidence_votes_without_weight():
 
 
 def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
-    rows = [("1", 1, 9, 0), ("2", 0, 5, 0), ("2", 0, 6, 0)]
-    judged, unjudged = run([*rows, ("1", 1, 10, 9)]), run([*rows, ("1", None, 10, 9)])
+    rows = [("1", 1, 9), ("2", 0, 5), ("2", 0, 6)]
+    judged, unjudged = run([*rows, ("1", 1, 10)]), run([*rows, ("1", None, 10)])
     assert unjudged["majority"].budgets == (1, 2, 3, 4)
     assert shown(unjudged) == shown(judged)  # "1" is right, says the first sample
 
 
 def test_an_answer_that_nobody_judged_is_not_right():
     """Two hard prompts whose popular answer timed out: leaving the samples out would make both look solved."""
-    rows = [("1", 1, 9, 0), ("3", None, 9, 0), ("3", None, 9, 0)]
+    rows = [("1", 1, 9), ("3", None, 9), ("3", None, 9)]
     got = shown(run(rows))
     assert got["pass@1"][0] == pytest.approx(1 / 3)
     assert got["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
@@ -129,14 +119,14 @@ def test_an_answer_that_nobody_judged_is_not_right():
 
 
 def test_a_prompt_without_any_verdict_has_no_value():
-    curve = run([("1", 1, 9, 0), ("2", None, 9, 0)], prompts=["x", "y"])["weighted"]
+    curve = run([("1", 1, 9), ("2", None, 9)], prompts=["x", "y"])["weighted"]
     assert curve.value_pb.nan_to_num(nan=-1.0).tolist() == [[1.0], [-1.0]]
     assert (curve.intervals[0].value, curve.intervals[0].count) == (1.0, 1)
 
 
 def test_random_subsets_come_near_and_are_seeded():
     source = stdlib_random.Random(0)
-    rows = [(str(source.randrange(4)), source.randrange(2), source.randrange(11), 0) for _ in range(14)]
+    rows = [(str(source.randrange(4)), source.randrange(2), source.randrange(11)) for _ in range(14)]
     exact = shown(run(rows, budgets=[5, 7]))
     near = shown(run(rows, budgets=[5, 7], subsets=1900))  # C(14, 5) = 2002
     assert near["majority"] != exact["majority"]
@@ -149,7 +139,7 @@ def test_random_subsets_come_near_and_are_seeded():
 
 
 def test_prompts_count_equally_and_short_ones_drop_out():
-    rows = [("1", 1, 9, 0)] * 4 + [("2", 0, 9, 0)] * 2
+    rows = [("1", 1, 9)] * 4 + [("2", 0, 9)] * 2
     curves = run(rows, prompts=["x"] * 4 + ["y"] * 2)
     curve = curves["majority"]
     assert curve.prompts == ("x", "y")
@@ -177,7 +167,7 @@ def test_order_and_other_prompts_do_not_matter(rows, random):
 
 
 def test_sixteen_samples_are_exact():
-    rows = [("1", 1, 9, 0)] * 9 + [("2", 0, 3, 0)] * 7
+    rows = [("1", 1, 9)] * 9 + [("2", 0, 3)] * 7
     got = shown(run(rows))
     for n in range(1, 17):  # hypergeometric: the right answer wins with more than half, a tie counts half
         wins = sum(
@@ -189,7 +179,7 @@ def test_sixteen_samples_are_exact():
 
 
 def test_paired_difference_of_curves():
-    rows = [("4", 0, 2, 0), ("4", 0, 2, 0), ("7", 1, 9, 0)] * 5
+    rows = [("4", 0, 2), ("4", 0, 2), ("7", 1, 9)] * 5
     curves = run(rows, prompts=[i // 3 for i in range(15)], resamples=200)
     gap = curve_difference(curves["weighted"], curves["majority"])
     assert [i.value for i in gap.intervals] == pytest.approx([0.0, 1 / 3, 1.0])
@@ -207,8 +197,6 @@ def test_bad_input_is_a_sentence(unchecked_shapes):
         voting(["1", "1"], torch.ones(2), torch.ones(2), prompts=[0, 0], budgets=[3])
     with pytest.raises(AlignmentError, match="2 verdicts for 1 answers"):
         voting(["1"], one, torch.ones(2), prompts=[0])
-    with pytest.raises(AlignmentError, match="3 scores for 1 answers"):
-        voting(["1"], one, one, prompts=[0], score_n=torch.ones(3))
     with pytest.raises(AlignmentError, match="2 prompt ids for 1 completions"):
         voting(["1"], one, one, prompts=[0, 0])
     with pytest.raises(AlignmentError, match=r"Correctness 0.5 of completion 0 is not 0, 1 or NaN"):

@@ -13,11 +13,11 @@ import torch
 
 from helpers import NAN
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
-from spanwise.measure import figure_intervals, voting
+from spanwise.measure import figure_intervals, reliability, voting
 from spanwise.report import Headline, Section, TokenView, credit_report, render
 from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
 from spanwise.report.page import json_data, shown
-from spanwise.report.rows import batch_curve, confidence_rows, histogram_rows, reliability_rows, seed_curves
+from spanwise.report.rows import batch_curve, confidence_rows, histogram_rows, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
 
@@ -261,13 +261,13 @@ def test_series_keep_their_colour_whatever_is_drawn():
 def test_reliability_bins_by_hand():
     confidence_n = torch.tensor([0.75, 0.72, 0.25, 1.0, NAN, 0.5])
     correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, NAN])
-    rows = reliability_rows(confidence_n, correct_n)
+    rows = reliability(confidence_n, correct_n)
     assert [(row["low"], row["count"], row["accuracy"]) for row in rows] == [(0.2, 1, 0.0), (0.7, 2, 0.5), (1.0, 1, 1.0)]
     upper, lower = reliability_diagram(rows)
     drawn = [row for values in lower.to_dict()["datasets"].values() for row in values]
     assert all(row["high"] > row["low"] for row in drawn)  # the bin of exactly 1 has no width of its own
     assert len(upper.to_dict()["layer"]) == 4  # the diagonal, whiskers, points, and what says the values
-    assert reliability_rows(torch.tensor([NAN]), torch.tensor([1.0])) == []
+    assert reliability(torch.tensor([NAN]), torch.tensor([1.0])) == []
 
 
 def test_confidences_of_right_and_wrong_answers():
@@ -300,9 +300,7 @@ def test_curves_average_what_is_there():
         1: [{"step": 0, "ece": None}],
         2: [{"step": 0, "ece": 0.3}],
     }
-    assert seed_curves(points, "ece", "a") == [
-        {"series": "a", "x": 0, "value": pytest.approx(0.2), "seeds": 2, "low": 0.1, "high": 0.3}
-    ]
+    assert seed_curves(points, "ece", "a") == [{"series": "a", "x": 0, "value": pytest.approx(0.2), "low": 0.1, "high": 0.3}]
     steps = [{"step": n, "loss": None if n == 1 else float(n)} for n in range(1, 6)]
     assert [(row["x"], row["value"]) for row in batch_curve(steps, "loss", "b", most=3)] == [(2, 2.0), (4, 3.5), (5, 5.0)]
 

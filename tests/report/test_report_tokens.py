@@ -222,7 +222,12 @@ def test_an_empty_view_says_so():
         (("a",), {"advantages": {"a": [1.0]}}, AlignmentError, "Completion 2 has 2 tokens and 1 advantages under 'a'"),
         (("a",), {"values": {"": [1.0] * 3}}, AlignmentError, "Completion 2 has 2 tokens and 3 values; give"),
         (("a",), {"values": {"brier": [1.0]}}, AlignmentError, "Completion 2 has 2 tokens and 1 values of brier"),
-        (("a",), {"opens": {"": [1, 2]}}, AlignmentError, "Segments of completion 2 open at tokens 1 to 2, but there are 2"),
+        (
+            ("a",),
+            {"opens": {"": [1, 2]}},
+            AlignmentError,
+            r"A segment of completion 2 spans tokens \[1, 3\), but there are 2",
+        ),
         (("a",), {"probabilities": []}, AlignmentError, "Completion 2 has 2 tokens and 0 probabilities"),
         (
             ("a",),

@@ -12,9 +12,8 @@ from arithmetic import holds
 from rollout_files import quiet, said, verl_file
 from spanwise.commands.credit.credit import credit
 from spanwise.report import Rule, TokenView
-from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
-from spanwise.report.why import explained
+from spanwise.report.why import equation, explained
 from spanwise.rollouts.rows import CreditPart, TokenRow, token_rows
 
 NAN = math.nan

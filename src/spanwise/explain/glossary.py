@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 
 from markupsafe import Markup, escape
 
@@ -38,6 +37,11 @@ GLOSSARY: Mapping[str, str] = {
 #: Terms that are also everyday words, or names of arms and baselines: where they are meant, a sentence says so.
 EVERYDAY = ("given", "outcome", "group", "step", "turn", "spread")
 
+_TERMS = {term.lower(): term for term in GLOSSARY if term not in EVERYDAY}
+#: The longest term first; a plural is the term too. A name with a dash or a dot around it is another word.
+_WORDS = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))
+_PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_WORDS})s?(?![\w/-])", re.IGNORECASE)
+
 
 class Terms:
     """The terms of one page, as they are met.
@@ -66,24 +70,12 @@ class Terms:
         here: set[str] = set()
 
         def element(match: re.Match[str]) -> str:
-            term = _by_lower()[match["term"].lower()]
+            term = _TERMS[match["term"].lower()]
             if term in here:
                 return match[0]
             here.add(term)
             return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
 
-        html = _pattern().sub(element, str(escape(text)))
+        html = _PATTERN.sub(element, str(escape(text)))
         self._met |= here
         return Markup(html)
-
-
-@cache
-def _by_lower() -> dict[str, str]:
-    return {term.lower(): term for term in GLOSSARY if term not in EVERYDAY}
-
-
-@cache
-def _pattern() -> re.Pattern[str]:
-    """The longest term first; a plural is the term too. A name with a dash or a dot around it is another word."""
-    words = "|".join(re.escape(term) for term in sorted(_by_lower().values(), key=len, reverse=True))
-    return re.compile(rf"(?<![\w./-])(?P<term>{words})s?(?![\w/-])", re.IGNORECASE)

@@ -12,8 +12,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.fidelity.baselines import place_of, root
 from spanwise.fidelity.trajectories import TOKEN_ESTIMATORS, SaeSegments, TokenEstimator, Trajectories, monte_carlo_advantage
-from spanwise.measure.bootstrap import Weighted, bootstrap
-from spanwise.measure.intervals import Interval
+from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")

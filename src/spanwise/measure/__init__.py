@@ -10,29 +10,15 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
-from spanwise.losses.critic_error import CriticError, critic_error
-from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, paired_bootstrap
-from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
-from spanwise.measure.compare import ArmComparison, Cell, Difference, compare_arms, holm
+from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps, weighted_mean
+from spanwise.measure.compare import ArmComparison, Difference, compare_arms
 from spanwise.measure.ece_interval import Reports, ece_difference, ece_interval
-from spanwise.measure.intervals import Interval, Prompts, mean_interval, prompt_index, seeds_needed, sem, t_power, wilson
-from spanwise.measure.reliability import Reliability, reliability
-from spanwise.measure.voting import Curve, curve_difference, pass_at_k, voting
-from spanwise.measure.weighted import (
-    BinScheme,
-    One,
-    weighted_auroc,
-    weighted_brier,
-    weighted_ece,
-    weighted_gaps,
-    weighted_mean,
-    weighted_sharpness,
-)
+from spanwise.measure.evaluation import figure_intervals, figures
+from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, mean_interval, wilson
+from spanwise.measure.voting import Curve, curve_difference, voting
 
 __all__ = [
-    "ArmComparison", "BinScheme", "Cell", "CriticError", "Curve", "Difference", "Interval", "Kind", "One", "Prompts",
-    "Reliability", "Reports", "Weighted", "auroc", "bootstrap", "brier", "compare_arms", "critic_error", "curve_difference",
-    "ece", "ece_difference", "ece_interval", "figure_intervals", "figures", "holm", "mean_interval", "paired_bootstrap",
-    "pass_at_k", "prompt_index", "reliability", "seeds_needed", "sem", "sharpness", "t_power", "voting", "weighted_auroc",
-    "weighted_brier", "weighted_ece", "weighted_gaps", "weighted_mean", "weighted_sharpness", "wilson",
+    "ArmComparison", "Curve", "Difference", "Interval", "Prompts", "Reports", "Weighted", "auroc", "bootstrap",
+    "compare_arms", "curve_difference", "ece", "ece_difference", "ece_interval", "figure_intervals", "figures",
+    "mean_interval", "reliability", "voting", "weighted_auroc", "weighted_ece", "weighted_gaps", "weighted_mean", "wilson",
 ]  # fmt: skip

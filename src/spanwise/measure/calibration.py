@@ -1,63 +1,30 @@
-"""How often a policy is right, and whether it knows: accuracy, Brier score, ECE, AUROC. Pure functions on tensors."""
+"""Whether a policy knows what it knows: ECE, AUROC and reliability, plain and under weights. Pure functions on tensors.
+
+Weights say how often each completion counts, one row per resample. All of it runs in float64 on the CPU. scikit-learn and
+torchmetrics take one row of weights or none: a bootstrap would call them once per resample.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.errors import AlignmentError
-from spanwise.measure.bootstrap import Kind, Weighted, bootstrap
-from spanwise.measure.ece_interval import gaps_interval
-from spanwise.measure.intervals import Interval, Prompts, wilson
-from spanwise.measure.weighted import (
-    BinScheme,
-    One,
-    check_reports,
-    weighted_auroc,
-    weighted_brier,
-    weighted_ece,
-    weighted_gaps,
-    weighted_mean,
-    weighted_sharpness,
-)
+from spanwise.errors import AlignmentError, RecipeError
+from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wilson
 
 
-def brier(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Mean squared distance between confidence and correctness; lower is better, NaN without completions.
-
-    >>> round(brier(torch.tensor([.9, .2]), torch.tensor([1., 1.])), 4)  # (.01 + .64) / 2
-    0.325
-    """
-    return float(weighted_brier(confidence_n, correct_n, _once(confidence_n)))
-
-
-def ece(
-    confidence_n: Float[Tensor, " n"],
-    correct_n: Float[Tensor, " n"],
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "width",
-    one: One | None = None,
-) -> float:
+def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
     r"""Expected calibration error: how far accuracy is from confidence, bin by bin.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
-        width: [0, .1), [.1, .2), ..., [.9, 1), [1, 1.1) for bins=10: the eleven bins of the BAE paper; one="last" has [.9, 1].
-        mass: bin = floor(bins * rank / n), rank = completions below plus half of those at the same confidence.
+        bins: [0, .1), [.1, .2), ..., [.9, 1), [1, 1.1) for bins=10: the eleven bins of the BAE paper.
 
     Args:
         confidence_n: reported probabilities in [0, 1].
         correct_n: 1 where right, else 0.
-        bins: bins of [0, 1), beside the one for exactly 1 if it has its own.
-        scheme: equal width or equal mass; equal confidences are never parted, so masses differ where many tie.
-        one: where a confidence of exactly 1 goes; default "own" for width; mass knows only "last".
+        bins: bins of equal width of [0, 1), beside the one for exactly 1.
 
     Edge cases:
         NaN without completions. A confidence on a border belongs to the upper bin, also where rounding puts it just below
@@ -67,14 +34,11 @@ def ece(
         >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
         >>> ece(q, c)  # 2/4 |.5 - .75| + 1/4 |0 - .25| + 1/4 |1 - 1|
         0.1875
-        >>> ece(q, c, scheme="mass", bins=2)  # {.25, .75, .75}: 3/4 |1/3 - 1.75/3|, {1}: 0
-        0.1875
 
     Reference:
-        Pavlenko et al. 2026 (arXiv 2602.10231), evaluation protocol. Equal mass: Nguyen and O'Connor 2015 (arXiv 1508.05154), who
-        part ties by position.
+        Pavlenko et al. 2026 (arXiv 2602.10231), evaluation protocol.
     """
-    return float(weighted_ece(confidence_n, correct_n, _once(confidence_n), bins=bins, scheme=scheme, one=one))
+    return float(weighted_ece(confidence_n, correct_n, torch.ones(1, len(confidence_n)), bins=bins))
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
@@ -83,129 +47,147 @@ def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
     """
-    return float(weighted_auroc(confidence_n, correct_n, _once(confidence_n)))
+    return float(weighted_auroc(confidence_n, correct_n, torch.ones(1, len(confidence_n))))
 
 
-def sharpness(confidence_n: Float[Tensor, " n"], *, ddof: int = 0) -> float:
-    """Variance of the confidences: 0 if the policy always says the same, whatever the question; NaN with at most `ddof`.
-
-    >>> sharpness(torch.tensor([0., 1., .5, .5]))
-    0.125
-    """
-    check_reports(confidence_n, torch.zeros_like(confidence_n))
-    return float(confidence_n.cpu().double().var(correction=ddof)) if len(confidence_n) > ddof else math.nan
-
-
-def figures(
+def reliability(
     confidence_n: Float[Tensor, " n"],
     correct_n: Float[Tensor, " n"],
     *,
-    well_formed_n: Bool[Tensor, " n"],
-    refusal_n: Bool[Tensor, " n"] | None = None,
-) -> dict[str, float | None]:
-    """The figures of one evaluation. Calibration is over the completions that stated a confidence; `coverage` is their share.
-
-    Accuracy is over those whose answer could be judged; `verdict_rate` is their share.
-
-    A collapsed policy has a beautiful ECE: read accuracy, refusal and format rate first.
+    prompts: Prompts | None = None,
+    bins: int = 10,
+) -> list[dict[str, float]]:
+    """The table behind a reliability diagram; bins as in `ece`, which is its mean |accuracy - confidence| weighted by count.
 
     Args:
-        confidence_n: NaN where none was stated.
-        correct_n: 1 where right, 0 where wrong; NaN where the check gave no verdict (left out).
-        well_formed_n: no fault in the tags.
-        refusal_n: the completion declined to answer; None where the task knows no refusals.
+        confidence_n: reported probabilities in [0, 1]; NaN where there is none.
+        correct_n: 1 where right, else 0; NaN where there is no verdict.
+        prompts: the prompt of each completion. With them the Wilson interval of a bin counts as many independent trials as would
+            give its standard error by prompt, at least its prompts and at most its completions (Korn and Graubard 1998); without
+            them every completion counts as one, which is too sure of itself when prompts have many samples.
+        bins: as in `ece`.
+
+    Returns:
+        A row for each bin with a completion: its borders `low` and `high`, the `count` of completions in it, their mean
+        `confidence` and `accuracy`, and Wilson's interval of the accuracy, `accuracy_low` and `accuracy_high`.
 
     Example:
-        >>> said, right = torch.tensor([0.9, 0.5]), torch.tensor([1.0, 0.0])
-        >>> found = figures(said, right, well_formed_n=torch.tensor([True, True]))
-        >>> found["accuracy"], round(found["brier"], 2), found["coverage"]  # (.01 + .25) / 2
-        (0.5, 0.13, 1.0)
+        >>> for row in reliability(torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.]), bins=2):
+        ...     print(row["low"], row["high"], row["count"], row["accuracy"])
+        0.0 0.5 1 0.0
+        0.5 1.0 2 0.5
+        1.0 1.0 1 1.0
     """
-    once = _once(correct_n)
-    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
-    values = {name: None if figure is None else float(figure(once)[0]) for name, figure in weighted.items()}
-    return {name: None if value is None or value != value else value for name, value in values.items()}
+    known_n = ~(confidence_n.isnan() | correct_n.isnan())
+    q, c = _reports(confidence_n[known_n], correct_n[known_n])
+    bin_n = bin_index(confidence_n[known_n], bins)
+    prompt_n = None if prompts is None else prompt_index(prompts, len(known_n))[known_n.cpu()]
+    count_b = torch.bincount(bin_n)
+    confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (q, c))
+    rows = []
+    for b in count_b.nonzero().flatten().tolist():
+        trials = _trials(c[bin_n == b], None if prompt_n is None else prompt_n[bin_n == b])
+        low, high = wilson(float(accuracy_b[b]) * trials, trials)
+        rows.append({
+            "low": b / bins, "high": min(b + 1, bins) / bins, "count": int(count_b[b]), "confidence": float(confidence_b[b]),
+            "accuracy": float(accuracy_b[b]), "accuracy_low": low, "accuracy_high": high,
+        })  # fmt: skip
+    return rows
 
 
-def figure_intervals(
-    confidence_n: Float[Tensor, " n"],
-    correct_n: Float[Tensor, " n"],
-    *,
-    prompts: Prompts,
-    well_formed_n: Bool[Tensor, " n"],
-    refusal_n: Bool[Tensor, " n"] | None = None,
-    resamples: int = 1000,
-    level: float = 0.95,
-    kind: Kind = "basic",
-    seed: int = 0,
-) -> dict[str, Interval | None]:
-    """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
+def _trials(correct_n: Tensor, prompt_n: Tensor | None) -> float:
+    """As how many independent completions these count."""
+    count, p = len(correct_n), float(correct_n.mean())
+    if prompt_n is None:
+        return float(count)
+    by_prompt = mean_interval(correct_n, prompt_n)
+    error, prompts = by_prompt.sem, by_prompt.count
+    return float(min(max(p * (1 - p) / error**2, prompts), count) if error > 0 else prompts)
 
-    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`; `kind` is of all but the ECE, which no
-    kind holds: its interval is that of `ece_interval`. What share of them holds the truth: docs/intervals.md.
 
-    Edge cases:
-        All figures lie in [0, 1], and so do the bounds. A share of exactly 0 or 1, which no resample changes, has Wilson's interval
-        over the prompts.
+def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+    """Mean of the values, each counted as its weight says; NaN values are left out.
 
-    >>> every = torch.ones(4, dtype=torch.bool)
-    >>> stated_n, right_n = torch.tensor([.9, .8, .3, .9]), torch.tensor([1., 1., 0., 1.])
-    >>> print(figure_intervals(stated_n, right_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
-    0.750 [0.500, 1.000]
+    Example:
+        >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
+        [2.0, 1.5]
     """
-    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
-    options = {"resamples": resamples, "level": level, "seed": seed}
-    intervals: dict[str, Interval | None] = {}
-    for name, figure in weighted.items():
-        if name == "ece":
-            intervals[name] = gaps_interval(_judged(weighted_gaps, confidence_n, correct_n), prompts, **options)
-        else:
-            intervals[name] = None if figure is None else bootstrap(figure, prompts, kind=kind, **options)
-    return {name: None if i is None or i.value != i.value else _bounded(i, name in _SHARES) for name, i in intervals.items()}
+    known_n = ~value_n.isnan().cpu()
+    weight_rn = weight_rn.double()[:, known_n]
+    return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
 
 
-_SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
+def weighted_ece(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
+) -> Float[Tensor, " r"]:
+    """`ece` under each row of weights.
+
+    Example:
+        >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
+        >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
+        [0.25, 0.25]
+    """
+    return weighted_gaps(confidence_n, correct_n, weight_rn, bins=bins).abs().sum(dim=1)
 
 
-def _bounded(interval: Interval, share: bool) -> Interval:
-    """Bounds inside [0, 1]."""
-    if share and interval.sem == 0 and interval.value in (0.0, 1.0):
-        low, high = wilson(interval.value * interval.count, interval.count, level=interval.level)
-    else:
-        low, high = max(interval.low, 0.0), min(interval.high, 1.0)  # NaN stays
-    return replace(interval, low=low, high=high)
+def weighted_gaps(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
+) -> Float[Tensor, "r b"]:
+    """What each bin adds to the ECE, with its sign: positive where answers are right more often than they claim.
+
+    >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
+    >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
+    tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
+    """
+    q, c = _reports(confidence_n, correct_n)
+    weight_rn = weight_rn.double()
+    in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
+    return weight_rn @ in_bin_nb.mul_((c - q).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
-def _weighted(
-    confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
-) -> dict[str, Weighted | None]:
-    """Every figure as a function of weights over all completions."""
-    sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
-    if len(set(sizes)) > 1:
-        raise AlignmentError(
-            f"The columns of an evaluation have {', '.join(map(str, sizes))} entries; give one to each completion."
-        )
-    stated_n = ~confidence_n.isnan()
-    return {
-        "accuracy": partial(weighted_mean, correct_n),
-        "refusal_rate": None if refusal_n is None else partial(weighted_mean, refusal_n.double()),
-        "format_rate": partial(weighted_mean, well_formed_n.double()),
-        "coverage": partial(weighted_mean, stated_n.double()),
-        "verdict_rate": partial(weighted_mean, (~correct_n.isnan()).double()),
-        "mean_confidence": _judged(lambda q, c, weight_rn: weighted_mean(q, weight_rn), confidence_n, correct_n),
-        "sharpness": _judged(lambda q, c, weight_rn: weighted_sharpness(q, weight_rn), confidence_n, correct_n),
-        "ece": _judged(weighted_ece, confidence_n, correct_n),
-        "brier": _judged(weighted_brier, confidence_n, correct_n),
-        "auroc": _judged(weighted_auroc, confidence_n, correct_n),
-    }
+def weighted_auroc(
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
+) -> Float[Tensor, " r"]:
+    """`auroc` under each row of weights.
+
+    Example:
+        >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
+        >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
+        [0.5, 1.0]
+    """
+    q, c = _reports(confidence_n, correct_n)
+    right_n, order_n = (c > 0.5).double(), q.argsort()
+    last_v = torch.unique_consecutive(q[order_n], return_counts=True)[1].cumsum(0) - 1
+
+    def up_to_each(kind_n: Tensor) -> Tensor:
+        """The weight up to each distinct confidence, and 0 before the first."""
+        return torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
+
+    below_rv, right_rv = up_to_each(1 - right_n), up_to_each(right_n).diff(dim=1)
+    wrong_rv = below_rv.diff(dim=1)
+    return (right_rv * (below_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
 
 
-def _judged(figure: Callable[[Tensor, Tensor, Tensor], Tensor], confidence_n: Tensor, correct_n: Tensor) -> Weighted:
-    """A figure of the completions that stated a confidence and were judged, as a function of weights over all."""
-    both_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    q, c = confidence_n.cpu()[both_n], correct_n.cpu()[both_n]
-    return lambda weight_rn: figure(q, c, weight_rn[:, both_n])
+def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
+    """The bin of each completion; that of exactly 1 is `bins`."""
+    if bins < 1:
+        raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
+    # .29 * 100 must not fall below 29, nor .7 in float32 below .7: nudge by what the type cannot tell apart.
+    nudge = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
+    return (confidence_n.cpu().double() * bins + nudge).floor().long().clamp(0, bins)
 
 
-def _once(confidence_n: Tensor) -> Float[Tensor, "1 n"]:
-    return torch.ones(1, len(confidence_n), dtype=torch.float64)
+def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence and correctness in float64 on the CPU; what is no probability is refused."""
+    if confidence_n.shape != correct_n.shape:
+        raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
+    for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
+        refuse_value(name, value_n, (value_n < 0) | (value_n > 1) | value_n.isnan(), "in [0, 1]")
+    return confidence_n.cpu().double(), correct_n.cpu().double()
+
+
+def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
+    """Refuse the first value that is not allowed."""
+    if bool(bad_n.any()):
+        where = int(bad_n.nonzero()[0])
+        raise AlignmentError(f"{name} {float(value_n[where])} of completion {where} is not {allowed}.")

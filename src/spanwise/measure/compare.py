@@ -6,7 +6,8 @@ Nothing here ranks. A difference is a number with an interval and a sentence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
@@ -16,7 +17,7 @@ import torch
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.explain import alarms
-from spanwise.measure.intervals import Interval, mean_interval, seeds_needed
+from spanwise.measure.intervals import Interval, mean_interval
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
@@ -26,37 +27,16 @@ Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One figure of one method over its seeds.
-
-    Attributes:
-        interval: mean with Student's t interval; `count` seeds have the figure.
-        sd: standard deviation over seeds (ddof 1); NaN for one seed.
-        missing: seeds in which the figure does not exist.
-
-    Example:
-        >>> found = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
-        >>> round(found.cells["a", "ece"].interval.value, 2), found.cells["a", "ece"].missing
-        (0.15, 0)
-    """
-
-    interval: Interval
-    sd: float
-    missing: int
-
-
-@dataclass(frozen=True)
 class Difference:
     """One figure of method `a` minus that of method `b`, seed by seed.
 
     Attributes:
         figure, a, b: what is compared.
         interval: mean difference over the common seeds, with its own t interval.
-        sd: standard deviation of the differences by seed.
         p: of the paired t test, two-sided; of the sign test, 2^(1 - S), where all S differences are equal.
         p_adjusted: by Holm over the differences of this figure.
         verdict: what may be said.
-        seeds_needed: to call a true difference of this size clear with the power asked for, among as many pairs; None if it is 0,
+        seeds_needed: to call a true difference of this size clear with a power of .8, among as many pairs; None if it is 0,
             unknown, or equal in all seeds (no spread to plan with).
 
     Example:
@@ -71,7 +51,6 @@ class Difference:
     a: str
     b: str
     interval: Interval
-    sd: float
     p: float
     p_adjusted: float
     verdict: Verdict
@@ -100,7 +79,7 @@ class ArmComparison:
 
     Attributes:
         methods, figures: rows and columns, in the order given.
-        cells: by (method, figure).
+        cells: by (method, figure), the mean over its seeds with Student's t interval; `count` seeds have the figure.
         differences: by figure, then pair.
         level: of all intervals.
         wrong: by (method, figure), what is wrong with that figure in at least one seed (`explain.alarms`).
@@ -113,14 +92,14 @@ class ArmComparison:
 
     methods: tuple[str, ...]
     figures: tuple[str, ...]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], Interval]
     differences: tuple[Difference, ...]
     level: float
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
         """The table as Markdown: mean +- half the interval; n where seeds differ or are missing."""
-        most = max((cell.interval.count for cell in self.cells.values()), default=0)
+        most = max((cell.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
             lines.append(f"| {method} | " + " | ".join(self.row(method, most)) + " |")
@@ -130,10 +109,14 @@ class ArmComparison:
         return "\n".join(lines)
 
     def row(self, method: str, most: int) -> list[str]:
-        """The cells of a method; "!" beside a figure that is in `wrong`."""
-        marks = ("" if (method, figure) not in self.wrong else " !" for figure in self.figures)
-        shown = (_show(self.cells[method, figure], most) for figure in self.figures)
-        return [cell + mark for cell, mark in zip(shown, marks, strict=True)]
+        """The cells of a method, as "0.5 ± 0.1 (n=2)"; "!" beside a figure that is in `wrong`."""
+        shown = []
+        for figure in self.figures:
+            i, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
+            half = "" if math.isnan(i.low) else f" ± {(i.high - i.low) / 2:.3f}"
+            seeds = "" if i.count == most else f" (n={i.count})"
+            shown.append(("-" if i.count == 0 else f"{i.value:.3f}{half}{seeds}") + mark)
+        return shown
 
     def warnings(self) -> list[str]:
         """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
@@ -143,13 +126,13 @@ class ArmComparison:
         return [f"{method}: {why} ({', '.join(listed)})." for (method, why), listed in by_reason.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """A sentence for each difference, of these verdicts only if any are given."""
-        return [d.sentence() + self._but(d) for d in self.differences if not verdicts or d.verdict in verdicts]
-
-    def _but(self, d: Difference) -> str:
-        """What is wrong with either side of a difference."""
-        wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
-        return f" ({'; '.join(wrong)})" if wrong else ""
+        """A sentence for each difference, with what is wrong on either side; of these verdicts only if any are given."""
+        said = []
+        for d in self.differences:
+            wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
+            if not verdicts or d.verdict in verdicts:
+                said.append(d.sentence() + (f" ({'; '.join(wrong)})" if wrong else ""))
+        return said
 
     def summary(self) -> str:
         """How many differences are beyond the noise, and which."""
@@ -158,14 +141,11 @@ class ArmComparison:
         if not clear:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
         rest = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
-        return f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}. {self._fine_print()}"
-
-    def _fine_print(self) -> str:
-        """What "beyond the noise" does not cover."""
         figures = len({d.figure for d in self.differences})
         return (
-            f"The noise is that of the seeds, on the same held-out prompts; Holm is over the pairs of one figure, so over "
-            f"{figures} figures up to {figures * (1 - self.level):.2g} such calls may be luck."
+            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}. The noise is that of the seeds, on "
+            f"the same held-out prompts; Holm is over the pairs of one figure, so over {figures} figures up to "
+            f"{figures * (1 - self.level):.2g} such calls may be luck."
         )
 
 
@@ -175,7 +155,6 @@ def compare_arms(
     figures: Sequence[str] | None = None,
     reference: str | None = None,
     level: float = 0.95,
-    power: float = 0.8,
 ) -> ArmComparison:
     r"""Compare methods over seeds.
 
@@ -188,7 +167,6 @@ def compare_arms(
         reference: compare every other method with this one only; default: all pairs. Fewer pairs, more certain of each.
         level: of the intervals; a difference is clear when its Holm-adjusted p is below 1 - level. The adjustment is over the pairs
             of a figure, not over figures.
-        power: for `seeds_needed`.
 
     Edge cases:
         One seed has a mean and no interval. A figure that is missing in a seed leaves that seed out.
@@ -216,10 +194,29 @@ def compare_arms(
     for name in chosen:
         if name not in found:
             raise RecipeError(unknown("figure", name, found))
-    cells = {(method, figure): _cell(runs[method], figure, level) for method in runs for figure in chosen}
-    pairs = combinations(runs, 2) if reference is None else ((m, reference) for m in runs if m != reference)
-    listed = list(pairs)
-    differences = [d for figure in chosen for d in _differences(runs, figure, listed, level, power)]
+    pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
+    cells: dict[tuple[str, str], Interval] = {}
+    differences: list[Difference] = []
+    for name in chosen:
+        known = {
+            method: {s: math.nan if (value := values.get(name)) is None else value for s, values in seeds.items()}
+            for method, seeds in runs.items()
+        }
+        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in known.items()}
+        intervals = [_over_seeds([known[a][s] - known[b][s] for s in known[a] if s in known[b]], level) for a, b in pairs]
+        p_values = [_p(interval) for interval in intervals]
+        for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
+            takes, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
+            if interval.count > 1 and not _flat(interval):
+                times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
+                takes = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, times))
+            if interval.count < 2:
+                verdict = "unknown"
+            elif _flat(interval) and abs(interval.value) <= 1e-9:
+                verdict = "same"
+            elif adjusted < 1 - level:
+                verdict = "clear"
+            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, takes))
     return ArmComparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
 
 
@@ -251,32 +248,8 @@ def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _values(seeds: Mapping[int, Mapping[str, float | None]], figure: str) -> dict[int, float]:
-    """The figure by seed, missing ones left out."""
-    found = {seed: values.get(figure) for seed, values in seeds.items()}
-    return {seed: float(value) for seed, value in found.items() if value is not None and not math.isnan(value)}
-
-
-def _cell(seeds: Mapping[int, Mapping[str, float | None]], figure: str, level: float) -> Cell:
-    values = list(_values(seeds, figure).values())
-    interval = mean_interval(torch.tensor(values, dtype=torch.float64), level=level)
-    return Cell(interval, interval.sem * math.sqrt(len(values)), len(seeds) - len(values))
-
-
-def _differences(runs: Runs, figure: str, pairs: Sequence[tuple[str, str]], level: float, power: float) -> list[Difference]:
-    intervals = []
-    for a, b in pairs:
-        a_s, b_s = _values(runs[a], figure), _values(runs[b], figure)
-        by_seed = [a_s[seed] - b_s[seed] for seed in a_s if seed in b_s]
-        intervals.append(mean_interval(torch.tensor(by_seed, dtype=torch.float64), level=level))
-    p_values, made = [_p(interval) for interval in intervals], []
-    for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
-        sd, takes = interval.sem * math.sqrt(interval.count), None
-        if interval.count > 1 and not _flat(interval):
-            times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
-            takes = seeds_needed(interval.value, sd, power=power, alpha=(1 - level) / max(1.0, times))
-        made.append(Difference(figure, a, b, interval, sd, p, adjusted, _verdict(interval, adjusted, level), takes))
-    return made
+def _over_seeds(values: Iterable[float], level: float) -> Interval:
+    return mean_interval(torch.tensor(list(values), dtype=torch.float64), level=level)
 
 
 def _p(interval: Interval) -> float:
@@ -284,32 +257,30 @@ def _p(interval: Interval) -> float:
     if interval.count < 2:
         return math.nan
     if _flat(interval):
-        return 1.0 if _nothing(interval) else 2.0 ** (1 - interval.count)
+        return 1.0 if abs(interval.value) <= 1e-9 else 2.0 ** (1 - interval.count)
     return 2 * float(scipy.stats.t.sf(abs(interval.value) / interval.sem, interval.count - 1))
 
 
 def _flat(interval: Interval) -> bool:
+    """The values are equal but for rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
-def _nothing(interval: Interval) -> bool:
-    return abs(interval.value) <= 1e-9 and interval.sem <= 1e-9
+def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
+    """How many seeds a paired t test at level `alpha` needs to see a difference of this size; None: more than `most`.
 
+    >>> seeds_needed(0.02, 0.02, alpha=0.05), seeds_needed(0.01, 0.02, alpha=0.05)
+    (10, 34)
+    """
 
-def _verdict(interval: Interval, adjusted: float, level: float) -> Verdict:
-    if interval.count < 2:
-        return "unknown"
-    if _nothing(interval):
-        return "same"
-    if adjusted < 1 - level:
-        return "clear"
-    return "borderline" if interval.excludes(0.0) else "noise"
+    def enough(n: int) -> bool:
+        shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
+        # The lower tail as the upper one of -shift: nct.cdf(-limit, df, shift) is NaN for large shifts.
+        return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
 
-
-def _show(cell: Cell, most: int) -> str:
-    i = cell.interval
-    if i.count == 0:
-        return "-"
-    half = "" if math.isnan(i.low) else f" ± {(i.high - i.low) / 2:.3f}"
-    seeds = "" if i.count == most else f" (n={i.count})"
-    return f"{i.value:.3f}{half}{seeds}"
+    high = 2
+    while not enough(high):
+        if high >= most:
+            return None
+        high = min(2 * high, most)
+    return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)

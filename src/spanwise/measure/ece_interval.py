@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.measure.bootstrap import Weighted, paired_prompts, resampled
-from spanwise.measure.intervals import Interval, Prompts, check_level
-from spanwise.measure.weighted import BinScheme, One, weighted_gaps
+from spanwise.errors import AlignmentError
+from spanwise.measure.calibration import weighted_gaps
+from spanwise.measure.intervals import Interval, Prompts, Weighted, check_level, plain_ids, resampled
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,7 @@ class Reports:
     prompts: Prompts
 
 
-def ece_interval(
-    reports: Reports,
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "width",
-    one: One | None = None,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
+def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
     r"""Interval of an ECE, by prompt, from the bootstrap of its bins.
 
     Equation
@@ -61,7 +52,7 @@ def ece_interval(
 
     Args:
         reports: of the run.
-        bins, scheme, one: see `ece`; bins of equal mass are those of the run, in every resample.
+        bins: see `ece`.
         resamples, level, seed: see `bootstrap`.
 
     Edge cases:
@@ -80,22 +71,14 @@ def ece_interval(
         selection of Andrews and Soares 2010 (Econometrica 78). Bias of the ECE: Broecker 2012; Kumar et al. 2019
         (arXiv 1909.10155).
     """
-    gaps = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins, scheme=scheme, one=one)
+    gaps = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
     return gaps_interval(gaps, reports.prompts, resamples=resamples, level=level, seed=seed)
 
 
 def ece_difference(
-    a: Reports,
-    b: Reports,
-    *,
-    bins: int = 10,
-    scheme: BinScheme = "width",
-    one: One | None = None,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
+    a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Interval of the ECE of run `a` minus that of run `b` on the same prompts, drawn together as in `paired_bootstrap`.
+    """Interval of the ECE of run `a` minus that of run `b` on the same prompts: every resample draws the same prompts for both.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round:
     how far the two biases cancel depends on what is not known, so either may be as small or as large as it can be. The quantiles
@@ -109,15 +92,20 @@ def ece_difference(
     >>> print(ece_difference(Reports(q, c, ids), Reports(q - .3, c, ids)))  # .1 - (.4 + .2) / 2
     -0.200 [-0.463, -0.069]
     """
-    prompts = paired_prompts(a.prompts, b.prompts)
-    options = {"bins": bins, "scheme": scheme, "one": one}
-    left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, **options) for run in (a, b))
-    size = len(a.confidence_n)
+    ids_a, ids_b = plain_ids(a.prompts), plain_ids(b.prompts)
+    if different := set(ids_a) ^ set(ids_b):
+        prompt = next(iter(different))
+        raise AlignmentError(
+            f"A paired difference needs the same prompts in both runs: {len(set(ids_a))} and {len(set(ids_b))} prompts, "
+            f"{len(set(ids_a) & set(ids_b))} of them shared; prompt {prompt!r} is not in the "
+            f"{'second' if prompt in ids_a else 'first'}."
+        )
+    left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([left(weight_rn[:, :size]), right(weight_rn[:, size:])], dim=1)
+        return torch.cat([left(weight_rn[:, : len(ids_a)]), right(weight_rn[:, len(ids_a) :])], dim=1)
 
-    return gaps_interval(gaps, prompts, minus=True, resamples=resamples, level=level, seed=seed)
+    return gaps_interval(gaps, [*ids_a, *ids_b], minus=True, resamples=resamples, level=level, seed=seed)
 
 
 def gaps_interval(
@@ -130,13 +118,12 @@ def gaps_interval(
     if minus:
         side_b[len(gap_b) // 2 :] = -1
     known_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
-    undefined = len(gap_rb) - len(known_rb)
     value = float((side_b * gap_b.abs()).sum())
     if count < 2 or len(known_rb) < 2 or math.isnan(value):
-        return Interval(value, math.nan, math.nan, math.nan, level, count, undefined)
+        return Interval(value, math.nan, math.nan, math.nan, level, count)
     low, high = bounds(gap_b, known_rb - gap_b, side_b, count=count, level=level)
     error = float((side_b * known_rb.abs()).sum(dim=1).std())
-    return Interval(value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count, undefined)
+    return Interval(value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count)
 
 
 def bounds(

@@ -1,4 +1,4 @@
-"""What n samples of a prompt are worth together: pass@k, majority, MaxConf, confidence-weighted majority, best of n.
+"""What n samples of a prompt are worth together: pass@k, majority, MaxConf, confidence-weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -17,10 +17,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure.bootstrap import bootstrap
-from spanwise.measure.intervals import Interval, Prompts, plain_ids, prompt_index
-from spanwise.measure.weighted import refuse_value, weighted_mean
+from spanwise.measure.calibration import refuse_value, weighted_mean
+from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index
 
+#: Ways of choosing; the last two need a stated confidence.
+_WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
 _MICRO = 1e6
 
 
@@ -46,30 +47,15 @@ class Curve:
     intervals: tuple[Interval, ...]
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """The samples of one prompt, in an order that does not depend on how they came."""
-
-    judged: bool  # any sample has a verdict
-    seed: int  # of random subsets; its own, so that their errors average out over prompts
-    correct_m: Float[Tensor, " m"]  # what its answer is worth where the sample has no verdict
-    confidence_m: Float[Tensor, " m"]  # NaN where absent
-    score_m: Float[Tensor, " m"]
-    vote_am: Float[Tensor, "a m"]  # 1 at the samples that gave the answer
-    value_a: Float[Tensor, " a"]  # correctness of each answer
-
-
 def voting(
     answers: Sequence[str | None],
     confidence_n: Float[Tensor, " n"],
     correct_n: Float[Tensor, " n"],
     *,
     prompts: Prompts,
-    score_n: Float[Tensor, " n"] | None = None,
     budgets: Sequence[int] | None = None,
     subsets: int = 20_000,
     resamples: int = 1000,
-    level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Curve]:
     r"""Accuracy against the number of samples, for every way of choosing among them.
@@ -80,7 +66,6 @@ def voting(
         majority   argmax_a #{i: a(i) = a}
         weighted   argmax_a sum_i q(i) 1{a(i) = a}; as maxconf, only where some sample states a confidence
         maxconf    the sample of highest confidence
-        best_of    the sample of highest `score_n` (a verifier, a reward model); only with `score_n`
 
     Args:
         answers: compared as strings after `strip`; None and blank cast no vote.
@@ -88,16 +73,14 @@ def voting(
             `maxconf` only where no sample of the subset stated one.
         correct_n: 1 where right, else 0; NaN where there is no verdict, see the edge cases.
         prompts: the prompt of each sample.
-        score_n: what `best_of` ranks by; NaN ranks lowest.
         budgets: numbers of samples n; default 1 to 16, or to the size of the largest prompt.
         subsets: up to so many subsets all are taken (16 samples have at most 12,870), else so many random ones are drawn.
         resamples: of the bootstrap by prompt.
-        level: of the intervals.
         seed: of random subsets and resamples.
 
     Edge cases:
-        Ties give the expected value of a fair choice: among tied answers, or for maxconf and best_of among tied samples. A subset
-        in which nobody votes is wrong. If all weights are 0, all answers that were given tie. Prompts with fewer than n samples
+        Ties give the expected value of a fair choice: among tied answers, or for maxconf among tied samples. A subset in which
+        nobody votes is wrong. If all weights are 0, all answers that were given tie. Prompts with fewer than n samples
         are left out at n. An answer judged both ways counts with its mean. Weights are rounded to 1e-6, so that .3 + .6 ties
         with .9. A sample without a verdict votes all the same: its answer counts as it was judged in other samples, and as not
         right where it never was; to leave it out would be to leave out hard prompts. A prompt without any verdict has no value.
@@ -122,39 +105,31 @@ def voting(
         Pavlenko et al. 2026 (arXiv 2602.10231), which leaves ties open.
     """
     prompt_n = prompt_index(prompts, len(answers))
-    rank_n = torch.full((len(answers),), torch.nan) if score_n is None else score_n
-    _check(answers, confidence_n, correct_n, rank_n)
-    ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
+    for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n)):
+        if len(column_n) != len(answers):
+            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers.")
+    refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
+    refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
     largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
     chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
     for n in chosen:
         if not 1 <= n <= largest:
             lack = "no sample has a verdict" if largest == 0 else f"prompts have 1 to {largest} samples"
             raise RecipeError(f"A budget of {n} samples cannot be had: {lack}.")
-    ways: dict[str, Callable[[_Pool, int], float]] = {
-        "pass@1": lambda pool, n: float(pool.correct_m.mean()),
-        "pass@k": lambda pool, n: pass_at_k(len(pool.correct_m), int((pool.correct_m > 0.5).sum()), n),
-        "majority": lambda pool, n: _vote(pool, torch.ones_like(pool.correct_m), n, subsets),
-    }
-    if not bool(confidence_n.isnan().all()):
-        ways["weighted"] = lambda pool, n: _vote(pool, pool.confidence_m.nan_to_num(nan=0.0), n, subsets)
-        ways["maxconf"] = lambda pool, n: _highest(pool.correct_m, pool.confidence_m, n)
-    if score_n is not None:
-        ways["best_of"] = lambda pool, n: _highest(pool.correct_m, pool.score_m, n)
-    column_nk = torch.stack([column_n.double() for column_n in (correct_n, confidence_n, rank_n)], dim=1)
-    pools = []
-    for p in sorted(ids):
-        rows = [((answers[i] or "").strip(), *column_nk[i].tolist()) for i in (prompt_n == p).nonzero().flatten().tolist()]
-        pools.append(_pool(rows, seed * 100_003 + p))
+    samples: dict[int, list[tuple[str, float, float]]] = {p: [] for p in sorted(set(prompt_n.tolist()))}
+    for p, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
+        samples[p].append(((answer or "").strip(), c, q))
+    stated = not bool(confidence_n.isnan().all())
+    worth = [_worth(rows, chosen, stated, subsets, seed * 100_003 + p) for p, rows in samples.items()]
+    ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
     curves = {}
-    for name, way in ways.items():
-        rows = [[way(pool, n) if pool.judged and n <= len(pool.correct_m) else math.nan for n in chosen] for pool in pools]
-        value_pb = torch.tensor(rows, dtype=torch.float64).reshape(len(pools), len(chosen))
-        curves[name] = _curve(chosen, value_pb, tuple(ids[p] for p in sorted(ids)), resamples, level, seed)
+    for way in _WAYS if stated else _WAYS[:3]:
+        value_pb = torch.tensor([by_way[way] for by_way in worth], dtype=torch.float64).reshape(len(worth), len(chosen))
+        curves[way] = _curve(chosen, value_pb, tuple(ids[p] for p in samples), resamples, seed)
     return curves
 
 
-def curve_difference(a: Curve, b: Curve, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Curve:
+def curve_difference(a: Curve, b: Curve) -> Curve:
     """Curve a - curve b, prompt by prompt, with the interval of the mean difference at each budget.
 
     For two ways of choosing among the same samples, and for two runs (or two attempts) on the same prompts.
@@ -174,18 +149,44 @@ def curve_difference(a: Curve, b: Curve, *, resamples: int = 1000, level: float 
             f"A paired difference needs the same prompts and budgets; there are {len(a.prompts)} and {len(b.prompts)} prompts "
             f"(same: {a.prompts == b.prompts}), budgets {list(a.budgets)} and {list(b.budgets)}."
         )
-    return _curve(a.budgets, a.value_pb - b.value_pb, a.prompts, resamples, level, seed)
+    return _curve(a.budgets, a.value_pb - b.value_pb, a.prompts)
 
 
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that k of the samples, drawn without replacement, hold a right one: 1 - C(samples - right, k) / C(samples, k).
+def _curve(
+    budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
+) -> Curve:
+    intervals = []
+    for value_p in value_pb.unbind(dim=1):
+        value_i = value_p[~value_p.isnan()]
+        intervals.append(bootstrap(partial(weighted_mean, value_i), range(len(value_i)), resamples=resamples, seed=seed))
+    return Curve(budgets, value_pb, prompts, tuple(intervals))
 
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    """
-    if not 1 <= k <= samples:
-        raise RecipeError(f"pass@{k} needs at least {k} samples of each prompt; there are {samples}.")
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+def _worth(
+    rows: list[tuple[str, float, float]], budgets: Sequence[int], stated: bool, subsets: int, seed: int
+) -> dict[str, list[float]]:
+    """Way -> expected correctness of what it chooses among n samples (answer, correctness, confidence) of a prompt, by budget n."""
+    # In an order that does not depend on how they came; a seed of its own, so that errors average out over prompts.
+    rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
+    m, texts = len(rows), [text for text, *_ in rows]
+    place = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    answer_m = torch.tensor([place.get(text, -1) for text in texts])
+    vote_am = (torch.arange(len(place))[:, None] == answer_m).double()
+    correct_m, confidence_m = torch.tensor([row[1:] for row in rows], dtype=torch.float64).unbind(dim=1)
+    judged_m = ~correct_m.isnan()
+    value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
+    correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
+    right, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
+    ways: Sequence[Callable[[int], float]] = (
+        lambda n: float(correct_m.mean()),
+        lambda n: 1 - math.comb(m - right, n) / math.comb(m, n),
+        lambda n: _vote(vote_am, value_a, torch.ones_like(weight_m), _subsets(m, n, subsets, seed)),
+        lambda n: _vote(vote_am, value_a, weight_m, _subsets(m, n, subsets, seed)),
+        lambda n: _highest(correct_m, confidence_m, n),
+    )
+    there = {n for n in budgets if n <= m and bool(judged_m.any())}
+    chosen = zip(_WAYS, ways if stated else ways[:3], strict=False)
+    return {name: [way(n) if n in there else math.nan for n in budgets] for name, way in chosen}
 
 
 def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
@@ -197,17 +198,17 @@ def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     return sum(win * mean for win, mean in zip(wins, mean_v.tolist(), strict=True)) / math.comb(len(score_m), n)
 
 
-def _vote(pool: _Pool, weight_m: Tensor, n: int, subsets: int) -> float:
-    """Expected value of the answer with the most weight among n of m samples; tied answers count equally."""
-    if not pool.vote_am.shape[0]:
+def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
+    """Expected value of the answer with the most weight among a subset of m samples; tied answers count equally."""
+    if not len(value_a):
         return 0.0
-    micro_am = pool.vote_am * (weight_m * _MICRO).round()  # whole numbers: sums and ties are exact
+    micro_am = vote_am * (weight_m * _MICRO).round()  # whole numbers: sums and ties are exact
     total, count = 0.0, 0
-    for chosen_ms in _subsets(len(weight_m), n, subsets, pool.seed):
-        given_as = pool.vote_am @ chosen_ms > 0
+    for chosen_ms in subsets:
+        given_as = vote_am @ chosen_ms > 0
         weight_as = micro_am @ chosen_ms
         best_as = (given_as & (weight_as == weight_as.amax(dim=0))).double()
-        total += float((pool.value_a @ best_as / best_as.sum(dim=0).clamp_(min=1)).sum())
+        total += float((value_a @ best_as / best_as.sum(dim=0).clamp_(min=1)).sum())
         count += chosen_ms.shape[1]
     return total / count
 
@@ -227,36 +228,3 @@ def _subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m 
 def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
     chosen_ns = torch.tensor(list(combinations(range(m), n))).T
     return torch.zeros(m, chosen_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
-
-
-def _pool(rows: list[tuple[str, float, float, float]], seed: int) -> _Pool:
-    """The samples of a prompt: answer, correctness, confidence, score."""
-    rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
-    texts = [row[0] for row in rows]
-    place = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}  # in the order of the rows
-    answer_m = torch.tensor([place.get(text, -1) for text in texts])
-    vote_am = (torch.arange(len(place))[:, None] == answer_m).double()
-    correct_m, confidence_m, score_m = torch.tensor([row[1:] for row in rows], dtype=torch.float64).unbind(dim=1)
-    judged_m = ~correct_m.isnan()
-    value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
-    correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
-    return _Pool(bool(judged_m.any()), seed, correct_m, confidence_m, score_m, vote_am, value_a)
-
-
-def _curve(
-    budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int, level: float, seed: int
-) -> Curve:
-    intervals = []
-    for value_p in value_pb.unbind(dim=1):
-        figure, there = partial(weighted_mean, value_p[~value_p.isnan()]), torch.arange(int((~value_p.isnan()).sum()))
-        intervals.append(bootstrap(figure, there, resamples=resamples, level=level, seed=seed))
-    return Curve(budgets, value_pb, prompts, tuple(intervals))
-
-
-def _check(answers: Sequence[str | None], confidence_n: Tensor, correct_n: Tensor, score_n: Tensor) -> None:
-    for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n), ("scores", score_n)):
-        if len(column_n) != len(answers):
-            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers.")
-    refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
-    wrong_n = (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan()
-    refuse_value("Correctness", correct_n, wrong_n, "0, 1 or NaN")

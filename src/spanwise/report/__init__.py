@@ -12,10 +12,9 @@ from spanwise.report.compare import compare_report
 from spanwise.report.credit import credit_report
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.sections import VOTES_BY_SCORE
-from spanwise.report.tokens import token_view
+from spanwise.report.tokens import TokenView, token_view
 from spanwise.report.train import train_report, unmeasured_sentences
-from spanwise.report.view import Rule, TokenView
-from spanwise.report.why import rule_words
+from spanwise.report.why import Rule, rule_words
 
 __all__ = [
     "VOTES_BY_SCORE", "Headline", "Panel", "Rule", "Section", "TokenView", "compare_report", "credit_report", "render",

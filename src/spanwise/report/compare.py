@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -48,11 +48,16 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    most = max((cell.interval.count for cell in comparison.cells.values()), default=0)
+    most = max((interval.count for interval in comparison.cells.values()), default=0)
     clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
-    learning = [panel for name in figures_of(points) for panel in _curve_panel(curves, arms, name)]
+    learning: list[Panel] = []
+    for name in figures_of(points):
+        rows = [row for arm in arms for row in seed_curves(curves.get(arm, {}), name, arm)]
+        learning += figure_panel(name, rows, arms)
+    by_score = [arm for arm, columns in (samples or {}).items() if scores_alone(columns)]
+    votes_by_score = f"{', '.join(by_score)}: {VOTES_BY_SCORE[0].lower()}{VOTES_BY_SCORE[1:]}" if by_score else ""
     sections = [
         section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
         section(
@@ -67,7 +72,7 @@ def compare_report(
             samples or {},
             note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
         ),
-        voting_section(votes or {}, over="seeds", note=_votes_by_score(samples or {})),
+        voting_section(votes or {}, over="seeds", note=votes_by_score),
     ]  # fmt: skip
     return render(
         title=title,
@@ -95,17 +100,11 @@ def _warnings(comparison: ArmComparison) -> list[str]:
     ]
     empty = [
         arm for arm in comparison.methods
-        if not any(comparison.cells[arm, figure].interval.count for figure in comparison.figures)
+        if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
     return sentences + [
         f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
     ]
-
-
-def _votes_by_score(samples: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Which arms vote by their score, as none of their completions states a confidence."""
-    arms = [arm for arm, columns in samples.items() if scores_alone(columns)]
-    return f"{', '.join(arms)}: {VOTES_BY_SCORE[0].lower()}{VOTES_BY_SCORE[1:]}" if arms else ""
 
 
 def _best(comparison: ArmComparison) -> list[Headline]:
@@ -114,54 +113,36 @@ def _best(comparison: ArmComparison) -> list[Headline]:
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
             continue
-        beaten = {
-            d.b if sign * d.interval.value > 0 else d.a
-            for d in comparison.differences
-            if d.figure == figure and d.verdict == "clear"
-        }
-        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].interval.count]
-        note = ", ".join(left)
+        clear = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
+        beaten = {d.b if sign * d.interval.value > 0 else d.a for d in clear}
+        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].count]
         wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
-        headlines.append(
-            Headline(f"not beaten in {FIGURES[figure]}", f"{len(left)} of {len(comparison.methods)}", note, wrong)
-        )
+        count = f"{len(left)} of {len(comparison.methods)}"
+        headlines.append(Headline(f"not beaten in {FIGURES[figure]}", count, ", ".join(left), wrong))
     return headlines
 
 
 def _table(comparison: ArmComparison, most: int) -> list[Row]:
     """A row per arm; a figure that exists in no seed is None."""
-    names = list(map(figure_name, comparison.figures))
-    return [
-        {"arm": arm}
-        | {
-            name: None if cell == "-" else cell.replace("!", "⚠")
-            for name, cell in zip(names, comparison.row(arm, most), strict=True)
-        }
-        for arm in comparison.methods
-    ]
+    rows: list[Row] = []
+    for arm in comparison.methods:
+        cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
+        rows.append({"arm": arm} | dict(zip(map(figure_name, comparison.figures), cells, strict=True)))
+    return rows
 
 
 def _forests(comparison: ArmComparison) -> list[Panel]:
     panels = []
     for figure in comparison.figures:
         rows, table = [], []
-        for d in comparison.differences:
-            if d.figure == figure:
-                pair, i = f"{d.a} - {d.b}", d.interval
-                if i.count:
-                    rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
-                needed = "" if d.verdict == "clear" else d.seeds_needed or "unknown"
-                table.append(
-                    {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted,
-                     "verdict": d.verdict, "seeds needed": needed}
-                )  # fmt: skip
-        if rows:
-            names = (*VERDICTS, "same", "unknown")
-            panels.append(
-                Panel(figure_name(figure), (forest(rows, names=names, x="difference", palette="verdicts"),), table)
-            )
+        for d in (d for d in comparison.differences if d.figure == figure):
+            pair, i = f"{d.a} - {d.b}", d.interval
+            rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
+            table.append(
+                {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
+                 "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
+            )  # fmt: skip
+        if drawn := [row for row in rows if row["value"] == row["value"]]:
+            chart = forest(drawn, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
+            panels.append(Panel(figure_name(figure), (chart,), table))
     return panels
-
-
-def _curve_panel(curves: Mapping[str, Seeds], arms: Sequence[str], name: str) -> list[Panel]:
-    return figure_panel(name, [row for arm in arms for row in seed_curves(curves.get(arm, {}), name, arm)], arms)

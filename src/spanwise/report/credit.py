@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import fsum, nan
+from math import fsum
 
 from torch import Tensor
 
-from spanwise.layout import any_index
 from spanwise.report.charts import bars
 from spanwise.report.findings import credit_finding
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, grouped, merged
+from spanwise.report.rows import Row, grouped, merged, together
 from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView
 from spanwise.rollouts.recorded import credit_figures
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Status
@@ -62,9 +61,9 @@ def credit_report(
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
     finding = credit_finding(credit, *view.pair)
     credit, rewards = {method: grouped(columns) for method, columns in credit.items()}, grouped(rewards)
-    statuses, dead = _summed(statuses), {method: _mean(shares) for method, shares in dead.items()}
+    statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     applied = [name for name in methods if name != RECORDED]
-    what = f"What {_listed(applied)} would have credited in {count:,} completions, without training"
+    what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
     if RECORDED in methods:
         what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
     sections = [
@@ -95,22 +94,6 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
-def _summed(statuses: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """The counts of each objective; of repeated blocks together."""
-    totals: dict[str, Counter[str]] = {}
-    for name, counts in statuses.items():
-        totals.setdefault(any_index(name), Counter()).update(counts)
-    return {name: dict(counts) for name, counts in totals.items()}
-
-
-def _mean(shares: Mapping[str, float]) -> dict[str, float]:
-    """The share of each objective; the mean over repeated blocks, of those that have one."""
-    shares_of: dict[str, list[float]] = {}
-    for name, share in shares.items():
-        shares_of.setdefault(any_index(name), []).extend([share] if share == share else [])
-    return {name: fsum(values) / len(values) if values else nan for name, values in shares_of.items()}
-
-
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
     headlines = []
     for name, reward_n in rewards.items():
@@ -124,15 +107,21 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
     named = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
-    return [{"method and block": name, **{_FIGURES[key]: found[key] for key in _FIGURES}} for name, found in named.items()]
+    return [
+        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in named.items()
+    ]
 
 
 def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    shares = [(of, method, share) for method in methods for of, share in dead.get(method, {}).items() if share == share]
-    if not shares:
+    """The share of each objective by method; of repeated blocks the mean over those that have one."""
+    rows = []
+    for method in methods:
+        for name, shares in together(dead.get(method, {})).items():
+            if known := [share for share in shares if share == share]:
+                rows.append({"name": name, "series": method, "value": fsum(known) / len(known)})
+    if not rows:
         return []
-    rows = [{"name": objective, "series": method, "value": share} for objective, method, share in shares]
-    table = merged(({"objective": objective, method: share} for objective, method, share in shares), key="objective")
+    table = merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
     chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
     return [Panel("Strata without signal", (chart,), table)]
 
@@ -152,7 +141,3 @@ def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[
     ]  # fmt: skip
     panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
     return section("Status of the rewards", legend=names, panels=panels)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "no method"

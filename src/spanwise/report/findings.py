@@ -87,44 +87,28 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _of_figure(comparison: ArmComparison, name: str) -> str:
-    found = [d for d in comparison.differences if d.figure == name]
-    hollow = [d for d in found if _hollow(comparison, d)]
-    solid = [d for d in found if d not in hollow]
+    """What is clear in one figure, with the better arm first; else what comes nearest to it."""
+    differences = [d for d in comparison.differences if d.figure == name]
+    solid, called = [d for d in differences if not _hollow(comparison, d)], figure_name(name)
     clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
-    called = figure_name(name)
     said = [_better(d) for d in clear[:2]]
     if len(clear) > 2:
         said.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
-    if hollow:
-        arms = dict.fromkeys(arm for d in hollow for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+    if len(solid) < len(differences):
+        arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
         said.append(f"The {called} of {' and '.join(arms)} means nothing.")
-    if clear or not solid:
-        return " ".join(said)
-    return " ".join([*said, _undecided(called, solid)])
+    if solid and not clear:
+        nearest = [d for d in solid if d.verdict == "borderline"][:2]
+        if len(solid) == 1 or {d.verdict for d in solid} in ({"unknown"}, {"same"}):
+            nearest = [max(solid, key=lambda d: d.interval.count)]
+        said += [d.sentence() for d in nearest] or [f"In {called} all differences are inside the noise."]
+    return " ".join(said)
 
 
 def _hollow(comparison: ArmComparison, d: Difference) -> bool:
     """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
     why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or said.startswith("most answers could not") for said in why)
-
-
-def _undecided(called: str, solid: Sequence[Difference]) -> str:
-    """A figure without any difference beyond the noise."""
-    if all(d.verdict == "unknown" for d in solid):
-        most = max(d.interval.count for d in solid)
-        seeds = {0: "no common seed", 1: "one common seed"}.get(most, f"{most} common seeds")
-        return f"In {called} nothing can be said: {seeds} cannot tell a difference from noise."
-    if all(d.verdict == "same" for d in solid):
-        return f"In {called} the arms are the same in every seed."
-    near = [d for d in solid if d.verdict == "borderline"]
-    if near:
-        pairs = ", ".join(f"{d.a} and {d.b}" for d in near[:2])
-        return f"In {called} {pairs} may differ: that is borderline, not enough among all pairs."
-    if len(solid) == 1:
-        i = solid[0].interval
-        return f"In {called} the difference is noise: {i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}] over {i.count} seeds."
-    return f"In {called} all differences are inside the noise."
 
 
 def _better(d: Difference) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import vl_convert
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from spanwise import __version__
@@ -159,8 +159,7 @@ def render(
     assets = ("report", *(_OF_TOKENS if any(section.body is not None for section in filled) else ()))
     scripts = [_static(f"{asset}.js") for asset in assets]
     runs = [*scripts, *([_vega()] if drawn else [])]
-    template, terms = _environment().get_template("page.html.j2"), Terms()
-    return template.render(
+    return template("page.html.j2").render(
         title=title,
         lead=lead,
         finding=finding,
@@ -169,7 +168,7 @@ def render(
         cite=CITE,
         warnings=warnings,
         notes=notes,
-        terms=terms,
+        terms=Terms(),
         headlines=headlines,
         sections=filled,
         recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
@@ -212,7 +211,8 @@ def shown(value: Cell) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def template(name: str) -> Template:
+    """A template of the page or of a part of it."""
     environment = Environment(
         loader=PackageLoader("spanwise.report"),
         autoescape=True,
@@ -221,12 +221,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"shown": shown, "spec": spec_data}
-    environment.globals |= {"columns": _columns, "ABSENT": ABSENT}
-    return environment
-
-
-def _columns(rows: Table) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
+    environment.globals |= {
+        "columns": lambda rows: list(dict.fromkeys(key for row in rows for key in row)),
+        "ABSENT": ABSENT,
+    }
+    return environment.get_template(name)
 
 
 @cache

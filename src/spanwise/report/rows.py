@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from spanwise.explain import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import any_index
-from spanwise.measure import Curve, reliability
+from spanwise.measure import Curve
 
+_T = TypeVar("_T")
 #: A row of a chart or a table.
 Row = dict[str, Any]
 #: seed -> points, each with its `step`.
@@ -49,16 +50,21 @@ def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
 
 
+def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
+    """Columns by name, those of repeated blocks (`items[0]`, `items[1]`, ...) together as `items[*]`."""
+    parts: dict[str, list[_T]] = {}
+    for name, column in columns.items():
+        parts.setdefault(any_index(name), []).append(column)
+    return parts
+
+
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Columns by name, those of repeated blocks (`items[0]`, `items[1]`, ...) one after the other as `items[*]`.
+    """Columns by name, those of repeated blocks one after the other.
 
     >>> grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
     {'a': tensor([1.]), 'b[*]': tensor([2., 3.])}
     """
-    found: dict[str, list[Tensor]] = {}
-    for name, column_n in columns.items():
-        found.setdefault(any_index(name), []).append(column_n)
-    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+    return {name: torch.cat(parts) for name, parts in together(columns).items()}
 
 
 def figure_name(name: str) -> str:
@@ -98,20 +104,19 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
     Example:
         >>> for row in seed_curves({0: [{"step": 0, "ece": .1}, {"step": 9, "ece": .3}], 1: [{"step": 9, "ece": .5}]}, "ece", "a"):
         ...     print(row)
-        {'series': 'a', 'x': 0, 'value': 0.1, 'seeds': 1}
-        {'series': 'a', 'x': 9, 'value': 0.4, 'seeds': 2, 'low': 0.3, 'high': 0.5}
+        {'series': 'a', 'x': 0, 'value': 0.1}
+        {'series': 'a', 'x': 9, 'value': 0.4, 'low': 0.3, 'high': 0.5}
     """
-    found: dict[int, list[float]] = {}
+    values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
-            value = figure(point, name)
-            if value is not None:
-                found.setdefault(point["step"], []).append(value)
-    rows = []
-    for step, values in sorted(found.items()):
-        row: Row = {"series": series, "x": step, "value": math.fsum(values) / len(values), "seeds": len(values)}
-        rows.append(row | ({"low": min(values), "high": max(values)} if len(values) > 1 else {}))
-    return rows
+            if (value := figure(point, name)) is not None:
+                values_at.setdefault(point["step"], []).append(value)
+    return [
+        {"series": series, "x": step, "value": math.fsum(values) / len(values)}
+        | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})
+        for step, values in sorted(values_at.items())
+    ]
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
@@ -131,25 +136,6 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     return rows
 
 
-def reliability_rows(
-    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], prompt_n: Tensor | None = None
-) -> list[Row]:
-    """The bins of a reliability diagram (`measure.reliability`), over completions with a confidence and a verdict.
-
-    >>> rows = reliability_rows(torch.tensor([.75, .75, float("nan")]), torch.tensor([1., 0., 1.]))
-    >>> [(row["low"], row["count"], row["accuracy"]) for row in rows]
-    [(0.7, 2, 0.5)]
-    """
-    known_n = ~(confidence_n.isnan() | correct_n.isnan())
-    if not bool(known_n.any()):
-        return []
-    prompts = None if prompt_n is None else prompt_n[known_n]
-    table = reliability(confidence_n[known_n], correct_n[known_n], prompts=prompts)
-    columns = {name: getattr(table, f"{name}_b").tolist() for name in _BIN}
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return [row for row in rows if row["count"]]
-
-
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """How often right and wrong answers have each confidence, in steps of 0.1.
 
@@ -157,22 +143,20 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
     [('right answers', 0.7, 1.0), ('wrong answers', 0.2, 0.5), ('wrong answers', 0.7, 0.5)]
     """
+    # What rounding puts just below a border (.7 in float32) belongs above it.
+    nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
+
+
+def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
+    """The bins of each series that has a number, and an empty one behind the last."""
     rows: list[Row] = []
-    for series, verdict in (("right answers", 1.0), ("wrong answers", 0.0)):
-        q = confidence_n[(correct_n == verdict) & ~confidence_n.isnan()].double()
-        count_b = torch.bincount((q * 10 + 1e-6).floor().long().clamp(0, 10), minlength=11).tolist()
-        rows += _bin_rows(series, [b / 10 for b in range(12)], count_b) if len(q) else []
+    for series, value_n in values.items():
+        known = value_n[value_n.isfinite()].double().cpu()
+        counts = [*np.histogram(known, edges)[0].tolist(), 0]
+        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(known) else ():
+            rows.append({"series": series, "low": low, "high": high, "share": count / len(known), "count": count})
     return rows
-
-
-def _bin_rows(series: str, edges: Sequence[float], counts: Sequence[int]) -> list[Row]:
-    """The bins of one series, and an empty one behind the last."""
-    bins = [*zip(edges[:-1], edges[1:], counts, strict=True), (edges[-1], edges[-1], 0)]
-    total = sum(counts)
-    return [{"series": series, "low": low, "high": high, "share": n / total, "count": n} for low, high, n in bins]
-
-
-_BIN = ("low", "high", "count", "confidence", "accuracy", "accuracy_low", "accuracy_high")
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
@@ -191,7 +175,6 @@ WAYS = {
     "maxconf": "MaxConf",
     "laser_weighted": "majority weighted by its score",
     "laser_maxconf": "highest score",
-    "best_of": "best of n",
 }
 
 
@@ -203,14 +186,11 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
         >>> [(row["low"], row["share"]) for row in rows]
         [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
     """
-    known = {name: value_n[value_n.isfinite()].double() for name, value_n in values.items()}
-    known = {name: value_n for name, value_n in known.items() if len(value_n)}
-    widest = max((float(value_n.abs().max()) for value_n in known.values()), default=0.0) or 1.0
-    rows: list[Row] = []
-    for name, value_n in known.items():
-        count_b, edges = np.histogram(value_n.cpu(), bins, (-widest, widest))
-        rows += _bin_rows(name, edges.tolist(), count_b.tolist())
-    return rows
+    largest = [
+        float(value_n[value_n.isfinite()].abs().max()) for value_n in values.values() if bool(value_n.isfinite().any())
+    ]
+    widest = max(largest, default=0.0) or 1.0
+    return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.explain.sections import SECTIONS
-from spanwise.measure import Curve, curve_difference
+from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.rows import (
@@ -19,12 +19,10 @@ from spanwise.report.rows import (
     histogram_rows,
     is_share,
     merged,
-    reliability_rows,
     voting_rows,
     wide,
 )
-from spanwise.report.tokens import token_view
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView, token_view
 from spanwise.rollouts.schema import STOP
 
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
@@ -59,17 +57,23 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """The diagram of one kind of confidence; of the only arm with its histograms."""
-    rows = reliability_rows(columns[kind], columns["correct"], columns.get("prompt"))
+    rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
-    count = sum(row["count"] for row in rows)
-    counted = f"{count:,} of {len(columns['correct']):,} completions {have} and could be judged."
+    counted = f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
     title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
-    diagram = Panel(title, reliability_diagram(rows, by=kind), _bins(rows, kind), f"{counted} {note}".strip())
+    bins: list[Row] = [
+        {
+            kind: "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
+            "completions": row["count"], f"mean {kind}": row["confidence"], "accuracy": row["accuracy"],
+            "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+        }
+        for row in rows
+    ]  # fmt: skip
+    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{counted} {note}".strip())
     if name:
         return [diagram]
-    names = ("right answers", "wrong answers")
-    rows = confidence_rows(columns[kind], columns["correct"])
+    names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
     chart = histograms(rows, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
     table = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
     return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(table, key=kind), legend=names)]
@@ -129,37 +133,17 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
     """Histograms of the credit of each block under several methods; `of` says of which completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
-    stopped = any(STOP in by_block for by_block in credit.values())
-    words = {"of": of, "stop": f" {STOP_IS}" if stopped else ""}
-    return section("Credit by block", words, legend=methods, panels=_histograms(methods, credit))
+    blocks, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
+    for block in blocks:
+        rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
+        bins = (row for row in rows if row["low"] < row["high"])
+        table = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
+        panels += [Panel(block, (histograms(rows, names=methods, height=220),), table)] if rows else []
+    words = {"of": of, "stop": f" {STOP_IS}" if STOP in blocks else ""}
+    return section("Credit by block", words, legend=methods, panels=panels)
 
 
 def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
     """The token view, if there are completions to show; `note` says more about them."""
     body = token_view(view) if view is not None and view.completions else None
     return section("Tokens", {"note": note}, body=body)
-
-
-def _histograms(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Panel]:
-    panels = []
-    for block in dict.fromkeys(block for method in methods for block in credit[method]):
-        rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        if rows:
-            table = [
-                {"from": row["low"], "to": row["high"], row["series"]: row["share"]}
-                for row in rows
-                if row["low"] < row["high"]
-            ]
-            panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(table, key="from")))
-    return panels
-
-
-def _bins(rows: Sequence[Row], kind: str) -> list[Row]:
-    return [
-        {
-            kind: "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
-            "completions": row["count"], f"mean {kind}": row["confidence"], "accuracy": row["accuracy"],
-            "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
-        }
-        for row in rows
-    ]  # fmt: skip

@@ -5,32 +5,64 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
 from spanwise.explain.glossary import GLOSSARY
-from spanwise.report.headline import clause, openings
-from spanwise.report.page import deflated
-from spanwise.report.view import Rule, TokenView
-from spanwise.report.why import credits, explained, units
+from spanwise.report.page import deflated, template
+from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits that are kept of an advantage or a reward, of a value or a probability, and of any column that changes from
-#: one token to the next more often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
-DIGITS, COARSE, FEW, MANY = 4, 3, 2, 200_000
+#: Significant digits that are kept of a value or a probability, and of any column that changes from one token to the next more
+#: often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
+COARSE, FEW, MANY = 3, 2, 200_000
 
 #: Words that a coded column can tell apart: the code points from 32 on, without the 2,048 that UTF-8 cannot hold.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
-)
+
+@dataclass(frozen=True)
+class TokenView:
+    """What the token view shows.
+
+    Attributes:
+        methods: names, in order; every completion has advantages under each of them.
+        completions: in order.
+        outcome: the objective whose reward of 1 or 0 says right or wrong; None: nothing says it.
+        segments: what opens a segment, in words; "": there are none.
+        rules: method -> how it credits, as far as that is known.
+        own: the method of the user's recipe, which stands on the right; None: the second one.
+        total: completions that there are, of which these are some; None: these are all.
+
+    Example:
+        >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
+        >>> len(TokenView(("grpo",), [row]).completions)
+        1
+    """
+
+    methods: tuple[str, ...]
+    completions: Sequence[TokenRow]
+    outcome: str | None = None
+    segments: str = ""
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    own: str | None = None
+    total: int | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What stands on the left and on the right at first: grpo, where there is one, and the user's own method."""
+        left = "grpo" if "grpo" in self.methods else self.methods[0]
+        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
+        if left == right:
+            left = next((name for name in self.methods if name != right), right)
+        return left, right
 
 
 def token_view(view: TokenView) -> Markup:
@@ -44,7 +76,7 @@ def token_view(view: TokenView) -> Markup:
     Edge cases:
         No completions show a sentence. Numbers keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2
         where a column changes between tokens more than 200,000 times; exactly 0 stays 0, nothing else becomes 0. Texts of tokens
-        beyond the first 1,112,031 different ones show as "…".
+        beyond the 1,112,031 most frequent ones show as "…".
 
     Raises:
         DataError: no method, or a completion without advantages under one of them.
@@ -56,7 +88,7 @@ def token_view(view: TokenView) -> Markup:
         >>> "<b>" in html
         False
     """
-    return Markup(_TEMPLATES.get_template("tokens.html.j2").render(data=pack(payload(view)), count=len(view.completions)))
+    return Markup(template("tokens.html.j2").render(data=pack(payload(view)), count=len(view.completions)))
 
 
 def pack(data: Any) -> str:
@@ -85,7 +117,11 @@ def payload(view: TokenView) -> dict[str, Any]:
         _check(row, number, view.methods)
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
-    advantages = {method: [_array(row.advantages[method]) for row in rows] for method in view.methods}
+    rules = {method: view.rules.get(method, Rule()) for method in view.methods}
+    stating = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
+    streams = {
+        name: [row.values.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row.values)
+    }
     return {
         "methods": list(view.methods),
         "objectives": objectives,
@@ -97,40 +133,29 @@ def payload(view: TokenView) -> dict[str, Any]:
         "spans": [
             [[name, *span] for name, spans in row.spans.items() for span in spans if span[1] > span[0]] for row in rows
         ],
-        "rewards": [[_number(row.rewards.get(name), DIGITS) for name in objectives] for row in rows],
+        "rewards": [[_number(row.rewards.get(name)) for name in objectives] for row in rows],
         "statuses": _coded([[row.statuses.get(name, "") for name in objectives] for row in rows]),
-        "stops": [[_number(row.stop.get(method), DIGITS) for method in view.methods] if row.stop else None for row in rows],
+        "stops": [[_number(row.stop.get(method)) for method in view.methods] if row.stop else None for row in rows],
         "tokens": _coded([row.tokens for row in rows]),
-        "advantages": [_coded_numbers(arrays, DIGITS) for arrays in advantages.values()],
-        "values": [
-            {"name": name, **column}
-            for name in dict.fromkeys(name for row in rows for name in row.values)
-            if (column := _coded_numbers([_array(row.values.get(name)) for row in rows], COARSE))
-        ],
+        "advantages": [_coded_numbers([row.advantages[method] for row in rows], DIGITS) for method in view.methods],
+        "values": [{"name": name, **(_coded_numbers(columns, COARSE) or {})} for name, columns in streams.items()],
         "segments": view.segments,
-        **_reasons(view),
-        "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
-        "probabilities": _coded_numbers([_array(row.probabilities) for row in rows], COARSE),
-    }
-
-
-def _reasons(view: TokenView) -> dict[str, Any]:
-    """Why each number is what it is: the clauses of a sentence, credit, arithmetic and groups."""
-    rows, rules = view.completions, {method: view.rules.get(method, Rule()) for method in view.methods}
-    return {
         "pair": [view.methods.index(name) for name in view.pair],
-        "openings": _coded([[said] for said in openings(view)]),
+        "openings": _coded([[opening(row, view.outcome, stating)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
-        "credits": [[credits(row, method) for method in view.methods] for row in rows],
-        "units": units(rows, view.methods),
+        "credits": [
+            [{block: float(f"{value:.{DIGITS}g}") for block, value in credits(row, method).items()} for method in rules]
+            for row in rows
+        ],
+        "units": [unit(rows, method) for method in rules],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
-        "stated": [
-            next((value for value in row.stated.values() if value == value and value is not None), None) for row in rows
-        ],
+        "stated": [next((value for value in row.stated.values() if _number(value) is not None), None) for row in rows],
         "glossary": dict(GLOSSARY),
         "total": max(view.total or 0, len(rows)),
+        "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
+        "probabilities": _coded_numbers([row.probabilities for row in rows], COARSE),
     }
 
 
@@ -160,83 +185,44 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     for name, column in columns.items():
         if len(column) != size:
             raise AlignmentError(f"Completion {number} has {size} tokens and {len(column)} {name}; give one for each.")
-    for tokens in filter(len, row.opens.values()):
-        if not 0 <= min(tokens) <= max(tokens) < size:
-            raise AlignmentError(
-                f"Segments of completion {number} open at tokens {min(tokens)} to {max(tokens)}, but there are {size}."
-            )
-    for name, start, end in ((name, *span) for name, spans in row.spans.items() for span in spans):
+    places = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
+    places += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
+    for what, start, end in places:
         if start < end and not 0 <= start < end <= size:
-            raise AlignmentError(
-                f"Block '{name}' of completion {number} spans tokens [{start}, {end}), but there are {size}."
-            )
+            raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {size}.")
 
 
-def _array(numbers: Sequence[float] | None) -> np.ndarray | None:
-    return None if numbers is None else np.asarray(numbers, dtype=np.float64)
-
-
-def _scale(numbers: np.ndarray) -> float:
-    """The 98th percentile of the sizes that are not 0, so that no outlier bleaches the rest."""
-    sizes = np.abs(numbers)
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    return float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
-
-
-def _coded_numbers(arrays: Sequence[np.ndarray | None], digits: int) -> dict[str, Any] | None:
-    """A coded column of rounded numbers; None if no completion has any."""
-    if all(array is None for array in arrays):
+def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
+    """A coded column of rounded numbers, and the size in full colour; None if no completion has any."""
+    if all(column is None for column in columns):
         return None
-    exact = np.concatenate([array for array in arrays if array is not None])
+    exact = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
     known = np.nan_to_num(exact)
     digits = FEW if np.count_nonzero(known[1:] != known[:-1]) > MANY else digits
-    words, index = np.unique(_rounded(exact, digits), return_inverse=True)
-    rounded = [_number(value, digits) for value in words.tolist()]
-    lengths = [None if array is None else len(array) for array in arrays]
-    column = _column([repr(word) for word in rounded], index, lengths, lambda word: rounded[word])
-    return {**column, "scale": _scale(exact), "rounded": digits == FEW}
+    distinct, index = np.unique(exact, return_inverse=True)
+    rounded = [_number(value, digits) for value in distinct.tolist()]
+    numbers = iter([rounded[place] for place in index.tolist()])
+    # The 98th percentile of the sizes that are not 0, so that no outlier bleaches the rest.
+    sizes = np.abs(exact[np.isfinite(exact) & (exact != 0)])
+    scale = float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
+    coded = _coded([None if column is None else list(islice(numbers, len(column))) for column in columns])
+    return {**coded, "scale": scale, "rounded": digits == FEW}
 
 
-def _rounded(exact: np.ndarray, digits: int) -> np.ndarray:
-    """About `digits` significant digits, so that few distinct numbers are left for `_number` to write out."""
-    safe = np.isfinite(exact) & (np.abs(exact) > 1e-290)
-    size = np.where(safe, np.abs(exact), 1.0)
-    step = 10.0 ** (np.floor(np.log10(size)) - digits + 1)
-    return np.where(safe, np.rint(exact / step) * step, exact)
-
-
-def _coded(rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """A coded column of texts."""
-    place: dict[str, int] = {}
-    index = np.array([place.setdefault(text, len(place)) for row in rows for text in row], dtype=np.int64)
-    words = list(place)
+def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
+    """A coded column: its distinct words, the most frequent first, and of each row a text with a character for each word."""
+    words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], "…"]
-        index = np.minimum(index, _MOST_WORDS - 1)
-    return _column(words, index, [len(row) for row in rows], lambda word: words[word])
+    codes = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(words)}
+    rest = codes[words[-1]] if words else ""
+    return {
+        "words": words,
+        "codes": [None if row is None else "".join(codes.get(word, rest) for word in row) for row in rows],
+    }
 
 
-def _column(
-    keys: Sequence[str], index: np.ndarray, lengths: Sequence[int | None], entry: Callable[[int], Any]
-) -> dict[str, Any]:
-    """Code `index`, which points into `keys`; entries of equal keys become one word, and frequent words get short codes."""
-    first: dict[str, int] = {}
-    merged = np.array([first.setdefault(key, n) for n, key in enumerate(keys)], dtype=np.int64)
-    index = merged[index]
-    count = np.bincount(index, minlength=len(keys))
-    order = np.argsort(-count, kind="stable")[: len(first)]
-    rank = np.zeros(len(keys), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    points = 32 + rank[index]
-    points += 2048 * (points >= 0xD800)
-    codes, start = [], 0
-    for length in lengths:
-        codes.append(None if length is None else points[start : start + length].astype("<u4").tobytes().decode("utf-32-le"))
-        start += length or 0
-    return {"words": [entry(int(word)) for word in order], "codes": codes}
-
-
-def _number(value: float | None, digits: int) -> float | int | str | None:
+def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
     """The rounded number; None for NaN, a text for what JSON cannot hold."""
     if value is None or math.isnan(value):
         return None

@@ -11,9 +11,8 @@ from spanwise.credit import METHODS
 from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms
 from spanwise.explain.alarms import by_sentence, values_of
 from spanwise.measure import Curve, Interval
-from spanwise.report.batches import batch_sections, objectives_in, optimiser_section
+from spanwise.report.batches import batch_section, blocks_in, mode_headlines, mode_sections, objectives_in, rewards_section
 from spanwise.report.findings import train_finding
-from spanwise.report.modes import mode_headlines, mode_sections
 from spanwise.report.page import Headline, Panel, render, shown
 from spanwise.report.rows import batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.sections import (
@@ -27,7 +26,7 @@ from spanwise.report.sections import (
     tokens_section,
     voting_section,
 )
-from spanwise.report.view import TokenView
+from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
 _HELD_OUT, _BATCH = "held-out prompts", "training batches"
@@ -80,12 +79,28 @@ def train_report(
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
-    rewards = _rewards(batches)
+    names = objectives_in(batches)
+    rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}  # of each batch that has one
+    mean_rewards = [
+        Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
+        for name, means in rewards.items()
+    ]
+    steps = {row.step for row in view.completions if row.step is not None} if view else set()
+    trained, *others = view.methods if view else ("",)
+    beside = (
+        f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
+        if others
+        else ""
+    )
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # The samples may be more than those of the last metrics line.
     ends = [*points[:-1], points[-1] | measured] if points else []
     wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
-    learning = [panel for name in figures_of(points) for panel in _figure_panel(name, points, batches)]
+    learning: list[Panel] = []
+    for name in figures_of(points):
+        rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
+        zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
+        learning += figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
     sections = [
         section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
         calibration_section({"": samples} if samples else {}),
@@ -94,11 +109,16 @@ def train_report(
             note=VOTES_BY_SCORE if samples and scores_alone(samples) else "",
         ),
         attempts_section(votes),
-        *batch_sections(batches, recipe),
+        rewards_section(batches, recipe),
+        batch_section("Dropped", batches, names),
+        batch_section("Credit", batches, blocks_in(batches)),
+        batch_section("Dead strata", batches, names),
         *mode_sections(batches),
-        credit_section(list(credit), credit, of=f"these rollouts{_of_step(view)}"),
-        optimiser_section(batches),
-        tokens_section(view, note=_not_trained(view)),
+        credit_section(
+            list(credit), credit, of=f"these rollouts, of step {steps.pop()}" if len(steps) == 1 else "these rollouts"
+        ),
+        batch_section("Optimiser", batches),
+        tokens_section(view, note=beside),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
@@ -116,25 +136,12 @@ def train_report(
         notes=unmeasured_sentences(unmeasured),
         headlines=[
             *_headlines(ends, intervals or {}, unmeasured, wrong),
-            *(_reward_headlines(rewards) if unmeasured else []),
+            *(mean_rewards if unmeasured else []),
             *mode_headlines(batches),
         ],
         sections=sections,
         recipe=recipe,
     )
-
-
-def _of_step(view: TokenView | None) -> str:
-    steps = sorted({row.step for row in view.completions if row.step is not None}) if view else []
-    return f", of step {steps[0]}" if len(steps) == 1 else ""
-
-
-def _not_trained(view: TokenView | None) -> str:
-    """Which methods of the view the run was not trained with."""
-    trained, *others = view.methods if view else ("",)
-    if not others:
-        return ""
-    return f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
@@ -179,19 +186,6 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
 
 
-def _rewards(batches: Lines) -> dict[str, Sequence[float | None]]:
-    """Objective -> its mean reward in each training batch that has one; [None] where none has."""
-    return {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in objectives_in(batches)}
-
-
-def _reward_headlines(rewards: Mapping[str, Sequence[float | None]]) -> list[Headline]:
-    """Mean rewards of the last training batch, with what they were in the first."""
-    return [
-        Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
-        for name, means in rewards.items()
-    ]
-
-
 def _headlines(
     points: Lines, intervals: Mapping[str, Interval | None], unmeasured: Mapping[str, str], wrong: Mapping[str, str]
 ) -> list[Headline]:
@@ -209,10 +203,3 @@ def _headlines(
         why = wrong.get("format_rate" if name == "malformed" else name, "")
         headlines.append(Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), why))
     return headlines
-
-
-def _figure_panel(name: str, points: Lines, batches: Lines) -> list[Panel]:
-    rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
-    rows = [{key: row[key] for key in ("series", "x", "value")} for row in rows]
-    from_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
-    return figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=from_zero)

@@ -1,17 +1,21 @@
-"""Why a number is what it is: the arithmetic of each block's credit, and what its tokens carry of it."""
+"""Why a number is what it is: sentences on a completion, the arithmetic of each block's credit, and what its tokens carry of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from spanwise.report.arithmetic import DIGITS, added, equation, shown, signed
-from spanwise.report.view import Rule
 from spanwise.rollouts.rows import CreditPart, TokenRow
 
+#: Significant digits that are shown.
+DIGITS = 4
+_MINUS = "\u2212"
+#: Blocks that a sentence names one by one.
+_NAMED = 3
 #: An amount of a sum, as it is written, and what it is of.
 _Term = tuple[float, str, str]
 #: Statuses of a reward that the completion left out.
@@ -23,20 +27,175 @@ _NOTHING = {
 }
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What is known of how a method credits.
+
+    Attributes:
+        kind: what it credits: "block", "completion", "token", "step"; "" is not known.
+        about: a sentence on it.
+        pays: block -> the objectives that pay it.
+        baselines: objective -> what its baseline is the mean of, in words.
+        weights: objective -> weight.
+        missing: objective -> what stands for a reward that is left out; None: nothing.
+        verdict: the objective that a score of the completion's own is mixed with; "": there is none.
+
+    Example:
+        >>> rule = Rule("block", baselines={"brier": "same prompt, same correct"}, missing={"brier": -1.0})
+        >>> rule.baselines["brier"], rule.missing["brier"]
+        ('same prompt, same correct', -1.0)
+    """
+
+    kind: str = ""
+    about: str = ""
+    pays: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, float | None] = field(default_factory=dict)
+    verdict: str = ""
+
+
+def rule_words(baseline: str | None, given: Sequence[str]) -> str:
+    """What a baseline is the mean of.
+
+    >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
+    ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
+    """
+    if baseline == "none":
+        return "nothing is subtracted"
+    if baseline == "batch":
+        return "all of the step"
+    if baseline == "blended":
+        return f"blended of its own and other prompts, same {' and '.join(given)}"
+    return "same prompt" + "".join(f", same {name}" for name in (given if baseline == "outcome" else ()))
+
+
+def shown(value: float | None, *, sign: bool = False) -> str:
+    """A number with four significant digits.
+
+    >>> shown(-0.81239), shown(0.5, sign=True), shown(0.0, sign=True), shown(None)
+    ('−0.8124', '+0.5', '0', 'none')
+    """
+    if value is None or math.isnan(value):
+        return "none"
+    text = f"{value:.{DIGITS}g}"
+    text = "0" if float(text) == 0 else text
+    return (f"+{text}" if sign and value > 0 and text != "0" else text).replace("-", _MINUS)
+
+
+def _factor(value: float) -> str:
+    """A number within a sum; in brackets if it is negative."""
+    text = shown(value)
+    return f"({text})" if text.startswith(_MINUS) else text
+
+
+def equation(part: CreditPart) -> str:
+    """The arithmetic of a part, as a reader would write it down; empty where there is none.
+
+    >>> equation(CreditPart("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(CreditPart("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
+    ('+0.81 = 1 − 0.19', '−1 = 0.5 · (−1 − (−0.5)) / 0.25')
+    """
+    if part.worth is None or part.baseline is None or part.divisor is None:
+        return ""
+    difference = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
+    if part.weight != 1.0 or part.divisor != 1.0:
+        difference = f"({difference})"
+    weight = "" if part.weight == 1.0 else f"{shown(part.weight)} · "
+    divisor = "" if part.divisor == 1.0 else f" / {shown(part.divisor)}"
+    return f"{shown(part.part, sign=True)} = {weight}{difference}{divisor}"
+
+
+def added(total: float, terms: Sequence[_Term]) -> str:
+    """A sum of named terms.
+
+    >>> added(-0.4, [(-0.5, "−0.5", "correct"), (0.1, "0.5 · 0.2", "form")])
+    '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)'
+    """
+    text = " + ".join(f"{number} ({name})" for _, number, name in terms)
+    return f"{shown(total, sign=True)} = {text.replace(f'+ {_MINUS}', f'{_MINUS} ')}"
+
+
+def credits(row: TokenRow, method: str) -> dict[str, float]:
+    """The credit of each block that is there."""
+    credit = row.credit.get(method, {})
+    return {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
+
+
+def unit(rows: Sequence[TokenRow], method: str) -> float:
+    """The usual size of a method's credit: the 98th percentile of what is not 0; 1 where all of it is 0."""
+    sizes = [abs(value) for row in rows for value in credits(row, method).values() if value]
+    return float(np.quantile(sizes, 0.98, method="higher")) if sizes else 1.0
+
+
+def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
+    """What a completion is: `Right with confidence 0.1`; a number is missed only of `stating`, what others state one of."""
+    words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
+    reward, status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
+    if reward is not None:
+        words.append({1.0: "right", 0.0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
+    elif status in LEFT_OUT:
+        words.append("no answer that can be read")
+    elif status not in ("", "ok"):
+        words.append(f"neither right nor wrong, as the check failed ({status})")
+    text = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
+    unstated = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
+    for name, value in row.stated.items():
+        if name in stating and value is not None and not math.isnan(value):
+            text += f" with confidence {f'{value:.1f}' if value in (0, 1) else shown(value)}"
+            break
+        if name in stating and row.statuses.get(name) in unstated:
+            text += unstated[row.statuses[name]]
+            break
+    return text[:1].upper() + text[1:]
+
+
+def clause(row: TokenRow, method: str, rule: Rule) -> str:
+    """What one method makes of a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
+    known = [float(value) for value in row.advantages[method] if not math.isnan(value)]
+    credit, stop = credits(row, method), row.stop.get(method)
+    if not known:
+        return f"{method} trains none of its tokens"
+    if not credit and not stop:
+        low, high = min(known), max(known)
+        several = shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
+        return f"{method} gives its tokens {several}"
+    parts = []
+    for verb, sign in (("praises", 1), ("blames", -1)):
+        blocks = {block: value for block, value in credit.items() if value * sign > 0}
+        if len(blocks) > _NAMED:
+            most = max(blocks, key=lambda block: abs(blocks[block]))
+            parts.append(f"{verb} {len(blocks)} blocks, most of all {most} ({shown(blocks[most], sign=True)})")
+        elif blocks:
+            named = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
+            parts.append(f"{verb} {' and '.join(named)}")
+    zeros = [block for block, value in credit.items() if value == 0]
+    if zeros and parts:
+        parts.append(f"gives {'the ' + ' and the '.join(zeros) if len(zeros) <= _NAMED else f'{len(zeros)} blocks'} 0")
+    elif zeros:
+        alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
+        parts.append(f"gives it exactly 0{', with nobody to compare it with' if alone else ''}")
+    if stop:
+        parts.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for what it leaves out")
+    return f"{method} {' and '.join(parts)}{', on average over tokens' if rule.kind == 'token' else ''}"
+
+
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     """Everything about one method: `note`, where it has no arithmetic, and its `blocks`.
 
     Each block has its `credit`, the `total` of several terms, `terms` (objective, worth, equation, what the baseline is) and
     the `share` of its tokens. `strata` are numbers by objective: equal ones were compared.
     """
-    blocks = {
-        block: _block(row, method, rule, block, credit)
-        for block, credit in row.credit.get(method, {}).items()
-        if credit is not None and not math.isnan(credit)
-    }
-    has_arithmetic = any(one["terms"] for one in blocks.values())
+    blocks = {block: _block(row, method, rule, block, credit) for block, credit in credits(row, method).items()}
+    note = ""
+    if not any(one["terms"] for one in blocks.values()) and blocks:
+        note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
+        if rule.kind in ("token", "step"):
+            each = f"{method} credits each {rule.kind} by itself, so no difference of two numbers gives a block's credit."
+            note = f"{each} What stands here is the mean over its tokens. {rule.about}".strip()
+        elif method == "recorded":
+            note = "recorded is what the trainer wrote down; the file does not say how it came about."
     return {
-        "note": "" if has_arithmetic or not blocks else _no_arithmetic(method, rule),
+        "note": note,
         "blocks": blocks,
         "stop": _stop(row, method, rule),
         "strata": {part.objective: part.stratum for part in row.parts.get(method, ()) if part.stratum >= 0},
@@ -51,9 +210,9 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
     terms: list[_Term] = []
     for part in parts:
         if share and (len(parts) == 1 or part.objective == rule.verdict):
-            terms.append(((1 - share) * part.part, f"{shown(1 - share)} · {signed(part.part)}", part.objective))
+            terms.append(((1 - share) * part.part, f"{shown(1 - share)} · {_factor(part.part)}", part.objective))
             mixed = share * part.weight
-            terms.append((mixed * own, f"{shown(mixed)} · {signed(own)}", "its own score"))
+            terms.append((mixed * own, f"{shown(mixed)} · {_factor(own)}", "its own score"))
         else:
             terms.append((part.part, shown(part.part), part.objective))
     total = math.fsum(amount for amount, *_ in terms)
@@ -85,7 +244,7 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         reward = rule.missing.get(name) if left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {signed(reward)}"
+        number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {_factor(reward)}"
         terms.append((weight * reward, number, f"{name}, left out" if left_out else name))
     # Of turns, whose rewards are summed over the rollout, this row may hold some.
     total = math.fsum(amount for amount, *_ in terms)
@@ -145,51 +304,9 @@ def _stop(row: TokenRow, method: str, rule: Rule) -> str:
         blocks = [block for block, paying in rule.pays.items() if part.objective in paying]
         if row.statuses.get(part.objective) in LEFT_OUT and blocks and all(credit.get(block) is None for block in blocks):
             parts.append(part)
-    sums = [equation(part) for part in parts if equation(part)]
+    sums = [text for part in parts if (text := equation(part))]
     if len(parts) > 1:
         sums = [added(stop, [(part.part, shown(part.part), part.objective) for part in parts]), *sums]
     exact = abs(math.fsum(part.part for part in parts) - stop) <= 1e-6 * (1 + abs(stop))
     terms = f": {', of which '.join(sums)}" if exact and sums else ""
     return f"{shown(stop, sign=True)} on the last token{terms}"
-
-
-def _no_arithmetic(method: str, rule: Rule) -> str:
-    if rule.kind in ("token", "step"):
-        each = f"{method} credits each {rule.kind} by itself, so no difference of two numbers gives a block's credit."
-        return f"{each} What stands here is the mean over its tokens. {rule.about}".strip()
-    if method == "recorded":
-        return "recorded is what the trainer wrote down; the file does not say how it came about."
-    return f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
-
-
-def rule_words(baseline: str | None, given: Sequence[str]) -> str:
-    """What a baseline is the mean of.
-
-    >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
-    ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
-    """
-    if baseline == "none":
-        return "nothing is subtracted"
-    if baseline == "batch":
-        return "all of the step"
-    if baseline == "blended":
-        return f"blended of its own and other prompts, same {' and '.join(given)}"
-    return "same prompt" + "".join(f", same {name}" for name in (given if baseline == "outcome" else ()))
-
-
-def units(rows: Sequence[TokenRow], methods: Sequence[str]) -> list[float]:
-    """The usual size of each method's credit: the 98th percentile of what is not 0; 1 where all of it is 0."""
-    sizes_of = {
-        method: [abs(value) for row in rows for value in _known(row, method).values() if value] for method in methods
-    }
-    return [float(np.quantile(sizes, 0.98, method="higher")) if sizes else 1.0 for sizes in sizes_of.values()]
-
-
-def credits(row: TokenRow, method: str) -> dict[str, float]:
-    """The credit of each block that is there, rounded as it is shown."""
-    return {block: float(f"{value:.{DIGITS}g}") for block, value in _known(row, method).items()}
-
-
-def _known(row: TokenRow, method: str) -> dict[str, float]:
-    credit = row.credit.get(method, {})
-    return {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}

@@ -17,9 +17,8 @@ from spanwise.errors import DataError
 from spanwise.fidelity import Rerolls, measure_fidelity
 from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
 from spanwise.fidelity.page import fidelity_rows
-from spanwise.measure import mean_interval, voting
+from spanwise.measure import mean_interval, reliability, voting
 from spanwise.report.page import shown
-from spanwise.report.rows import reliability_rows
 
 
 def make_run(folder, *, seed=0, accuracy=0.5, evaluation=True):
@@ -182,7 +181,7 @@ def test_the_whiskers_of_a_comparison_do_not_shrink_because_seeds_answer_the_sam
         torch.arange(64), {"s": ["a"] * 64}, {"s": correct_n}, torch.full((64,), 0.75).double(), torch.ones(64).bool()
     )
     found = pooled([one] * 5)
-    row, *more = reliability_rows(found["confidence"], found["correct"], found["prompt"])
+    row, *more = reliability(found["confidence"], found["correct"], prompts=found["prompt"])
     assert not more
     # Wilson for 32 of 64: z = 1.95996, half = z sqrt(.25/64 + z^2/(4 64^2)) / (1 + z^2/64) = .11898.
     assert (row["accuracy_low"], row["accuracy_high"]) == (

@@ -85,7 +85,7 @@ def figures_by_arm(runs: Sequence[ArmRun]) -> dict[str, dict[int, dict[str, floa
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """The table of figures with what is wrong in it, then that of paired differences."""
-    seeds = max(cell.interval.count for cell in comparison.cells.values())
+    seeds = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     rows = ([arm, *comparison.row(arm, seeds)] for arm in comparison.methods)
@@ -186,12 +186,12 @@ def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, refe
     fields = [run.asked() for run in runs]
     common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}
     cells: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
-    for (arm, figure), cell in comparison.cells.items():
-        cells[arm][figure] = {**_interval(cell.interval), "sd": cell.sd, "seeds": cell.interval.count}
+    for (arm, figure), interval in comparison.cells.items():
+        cells[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
     summary = {
         "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": reference,
         "recipe": common, "figures": cells,
-        "differences": [{**vars(d), "interval": _interval(d.interval)} for d in comparison.differences],
+        "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
     write_summary(output, without_nan(summary))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
