@@ -46,7 +46,7 @@ def completion_batches(draw, low=0):
 
     reward_n = column(st.integers(low, 6)).double() / 4
     reward_n[column(st.sampled_from([False, False, False, True]))] = NAN
-    return reward_n, column(st.integers(0, 4)), column(st.integers(0, 5)), column(st.integers(0, 2))
+    return reward_n, column(st.integers(0, 4)), column(st.integers(0, 5))
 
 
 def all_of(n, t):

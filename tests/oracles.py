@@ -56,40 +56,6 @@ def slow_opo(batch):
     return result
 
 
-def slow_san(batch, alpha, ddof):
-    reward, groups = members(batch)
-    stratum, result = batch[3].tolist(), [0.0] * len(reward)
-    for inside in groups.values():
-        for value in set(stratum):
-            same_value = [i for i in inside if stratum[i] == value]
-            if len(same_value) > 1:
-                for i, z in zip(same_value, z_scores([reward[i] for i in same_value], ddof, 1e-8), strict=True):
-                    result[i] += alpha * z
-        if len(inside) > 1:
-            for i, z in zip(inside, z_scores([reward[i] for i in inside], ddof, 1e-8), strict=True):
-                result[i] += (1 - alpha) * z
-    return result
-
-
-def slow_canon(batch, metric, mu, alpha, favoured):
-    """Ties in the order of completions."""
-    reward, groups = members(batch)
-    result = [0.0] * len(reward)
-    for inside in groups.values():
-        if len(inside) < 2:
-            continue
-        ranked = sorted(inside, key=lambda i: metric[i])
-        half = {"low": ranked[: len(ranked) // 2], "high": ranked[len(ranked) // 2 :]}
-        for name, other in (("low", "high"), ("high", "low")):
-            mine = alpha if favoured == name else 1.0
-            theirs = alpha if favoured == other else 1.0
-            for i in half[name]:
-                between = mine * reward[i] - theirs * average([reward[j] for j in half[other]])
-                within = reward[i] - average([reward[j] for j in half[name]])
-                result[i] = mu * between + (1 - mu) * within
-    return result
-
-
 def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):
     used = [i for i, v in enumerate(value) if v is not None and weight[i] > 0]
     total = sum(weight[i] for i in used)

@@ -72,8 +72,8 @@ def test_modules_of_methods_do_not_shadow_their_functions():
 
 def test_every_method_says_where_its_formula_comes_from():
     contrib = {name for name, known in METHODS.items() if ".contrib." in known.estimator.__module__}
-    to_call = {"canon", "spo_chain", "vineppo"}  # confirmed, and no trainer here has what they need
-    assert contrib == {"san", "ha_dw", "grpo_verif", "gagpo", "group_nce"} | to_call
+    to_call = {"spo_chain", "vineppo"}  # confirmed, and no trainer here has what they need
+    assert contrib == {"ha_dw", "grpo_verif", "gagpo"} | to_call
     for name, known in METHODS.items():
         if known.estimator.__module__.startswith("spanwise."):
             assert known.source, name

@@ -163,7 +163,6 @@ def other(known, option, default):
 WITH = {
     ("reinforce++", "eps_at"): {"eps": 0.3},
     ("reinforce++-baseline", "eps_at"): {"eps": 0.3},
-    ("canon", "favoured"): {"alpha": 0.3},
     ("ktae", "top"): {"form": "code"},
 }
 OPTIONS = [(name, option) for name, known in METHODS.items() if known.preset for option in known.options]
@@ -221,8 +220,6 @@ def test_options_of_functions_are_used(name):
         "adv_nt": some(N, T) - 0.5,
         "importance_nt": some(N, T),
         "stratum_n": torch.arange(N) % 3,
-        "metric_n": torch.arange(N) % 5,
-        "score_n": some(N),
         **RAGGED,
     }
     facts = {"logp_nt": RAGGED["logp_nt"]} if "logp_nt" in known.settings else {}

@@ -13,7 +13,6 @@ from spanwise.credit import (
     HistoryWeight,
     advantage,
     blended_baseline,
-    canon,
     history_weighted,
     step_returns,
     step_rewards,
@@ -42,8 +41,6 @@ DATA = {
     "anchor_s": ["door", "key", "door", "key"],
     "length_n": torch.tensor([3, 1, 2, 2]),
     "stratum_n": torch.tensor([0, 0, 1, 1]),
-    "score_n": torch.tensor([0.5, -1.0, 0.25, 2.0]),
-    "metric_n": torch.tensor([3.0, 1.0, 2.0, 2.0]),
     "value_nt": torch.full((4, 3), 0.5),
     "value_nk": torch.full((4, 2), 0.5),
     "logp_nt": torch.full((4, 3), -0.5),
@@ -159,7 +156,6 @@ def test_what_stands_beside_the_methods():
     reward_n, reward_s, reward_nt = (with_entry(DATA[name], 2, -INF) for name in ("reward_n", "reward_s", "reward_nt"))
     group_n, trajectory_s, step_s = DATA["group_n"], DATA["trajectory_s"], DATA["step_s"]
     calls = [
-        lambda: canon(reward_n, group_n, metric_n=torch.tensor([3.0, 1.0, NAN, 2.0])),  # in no half
         lambda: blended_baseline(reward_n, group_n, DATA["correct_n"]),
         lambda: history_weighted(torch.ones(4), reward_n, group_n, anchor=0.5),
         lambda: HistoryWeight()(reward_n, group_n),

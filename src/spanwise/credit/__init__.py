@@ -3,12 +3,9 @@
 from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, advantage
 from spanwise.credit.blended import blended_baseline
-from spanwise.credit.contrib._canon import canon
 from spanwise.credit.contrib._gagpo import gagpo
-from spanwise.credit.contrib._group_nce import group_nce
 from spanwise.credit.contrib._grpo_verif import grpo_verif
 from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
-from spanwise.credit.contrib._san import san
 from spanwise.credit.contrib._vineppo import spo_chain, vineppo
 from spanwise.credit.explained import Explained, explains
 from spanwise.credit.methods._bae import bae, dcpo, smoothed_calibration
@@ -49,7 +46,6 @@ __all__ = [
     "bae",
     "blended_baseline",
     "bootstrap_values",
-    "canon",
     "centred",
     "compare_in_strata",
     "dcpo",
@@ -60,7 +56,6 @@ __all__ = [
     "gdpo",
     "gigpo",
     "group_index",
-    "group_nce",
     "grpo",
     "grpo_verif",
     "ha_dw",
@@ -83,7 +78,6 @@ __all__ = [
     "rlcr",
     "rloo",
     "sae",
-    "san",
     "segment_openings",
     "smoothed_calibration",
     "split_turns",

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from credit_batches import LENGTH, completion_batches
 from helpers import NAN, assert_close
-from oracles import slow_canon, slow_maxrl, slow_opo, slow_reinforce_plus_plus_baseline, slow_san
+from oracles import slow_maxrl, slow_opo, slow_reinforce_plus_plus_baseline
 from spanwise.credit import (
     HistoryWeight,
-    advantage,
-    canon,
     dcpo,
     dr_grpo,
     gdpo,
@@ -25,7 +23,6 @@ from spanwise.credit import (
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     rloo,
-    san,
     smoothed_calibration,
 )
 from spanwise.credit.strata import standardised
@@ -35,18 +32,10 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 @given(batch=completion_batches(low=-4))
 @settings(max_examples=40, deadline=None)
 def test_relations(batch):
-    reward_n, group_n, length_n, stratum_n = batch
+    reward_n, group_n, length_n = batch
     plain, scaled = dr_grpo(reward_n, group_n), grpo(reward_n, group_n)
     assert_close(rloo(reward_n, group_n), dr_grpo(reward_n, group_n, leave_one_out=True), 0)
     assert_close(opo(reward_n, group_n, length_n=torch.full_like(length_n, 7)), plain, 1e-9)
-    assert_close(san(reward_n, group_n, stratum_n=stratum_n, alpha=0.0, eps=1e-6), scaled, 1e-9)
-    assert_close(san(reward_n, group_n, stratum_n=torch.full_like(stratum_n, 3), eps=1e-6), scaled, 1e-9)
-    assert_close(
-        san(reward_n, group_n, stratum_n=torch.full_like(reward_n, torch.nan), alpha=0.25, eps=1e-6), 0.75 * scaled, 1e-9
-    )
-    inside = advantage(reward_n, group_n, baseline="outcome", outcome_no=stratum_n.double(), scale="std", eps=1e-6)
-    assert_close(san(reward_n, group_n, stratum_n=stratum_n, eps=1e-6), inside.advantage_n, 1e-9)
-    assert_close(canon(reward_n, group_n, metric_n=torch.zeros(len(reward_n)), mu=0.3), plain, 1e-9)  # nothing to cut by
     assert_close(ha_dw(reward_n, group_n, lambda_scale=0.0), torch.zeros(len(reward_n)).double(), 0)
     # An anchor at the group's mean weighs nothing.
     one = torch.zeros_like(group_n)
@@ -69,59 +58,53 @@ def test_relations(batch):
 @given(batch=completion_batches(), ddof=st.integers(0, 1), alpha=st.sampled_from([0.0, 0.3, 1.0]), flag=st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_equal_the_slow_oracles(batch, ddof, alpha, flag):
-    reward_n, group_n, length_n, stratum_n = batch
+    reward_n, group_n, length_n = batch
     assert_close(maxrl(reward_n, group_n, eps=alpha), slow_maxrl(batch, alpha), 1e-9)
     assert_close(opo(reward_n, group_n, length_n=length_n), slow_opo(batch), 1e-9)
-    assert_close(san(reward_n, group_n, stratum_n=stratum_n, alpha=alpha, ddof=ddof), slow_san(batch, alpha, ddof), 1e-7)
     whitened_n = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=ddof, zero_constant_groups=flag)
     assert_close(whitened_n, slow_reinforce_plus_plus_baseline(batch, ddof, flag), 1e-9)
-    favoured = "high" if flag else "low"
-    adv_n = canon(reward_n, group_n, metric_n=length_n.double(), mu=alpha, alpha=0.7, favoured=favoured, ties="order")
-    assert_close(adv_n, slow_canon(batch, length_n.tolist(), alpha, 0.7, favoured), 1e-9)
 
 
-def completion_methods(length_n, stratum_n):
+def completion_methods(length_n):
     """Every method of this page as a function of rewards and groups alone."""
     return {
         "rloo": rloo,
         "maxrl": maxrl,
         "opo": functools.partial(opo, length_n=length_n),
-        "san": functools.partial(san, stratum_n=stratum_n, alpha=0.5),
-        "canon": functools.partial(canon, metric_n=length_n.double(), mu=0.7),
         "ha_dw": ha_dw,
         "gdpo": lambda reward_n, group_n: gdpo(torch.stack([reward_n, reward_n**2], dim=1), group_n),
         "baseline": functools.partial(reinforce_plus_plus_baseline, length_n=length_n),
     }
 
 
-@pytest.mark.parametrize("name", list(completion_methods(LENGTH, LENGTH)))
+@pytest.mark.parametrize("name", list(completion_methods(LENGTH)))
 @given(batch=completion_batches(), data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_order_never_matters_and_absent_is_deleted(name, batch, data):
-    reward_n, group_n, length_n, stratum_n = batch
-    whole = completion_methods(length_n, stratum_n)[name](reward_n, group_n)
+    reward_n, group_n, length_n = batch
+    whole = completion_methods(length_n)[name](reward_n, group_n)
     order = torch.tensor(data.draw(st.permutations(range(len(reward_n)))))
-    shuffled = completion_methods(length_n[order], stratum_n[order])[name](reward_n[order], group_n[order])
+    shuffled = completion_methods(length_n[order])[name](reward_n[order], group_n[order])
     assert_close(shuffled, whole[order], 1e-9)
     kept = ~reward_n.isnan()
-    assert_close(completion_methods(length_n[kept], stratum_n[kept])[name](reward_n[kept], group_n[kept]), whole[kept], 1e-9)
+    assert_close(completion_methods(length_n[kept])[name](reward_n[kept], group_n[kept]), whole[kept], 1e-9)
     assert whole[~kept].abs().sum() == 0
     assert whole.dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", [name for name in completion_methods(LENGTH, LENGTH) if name != "baseline"])
+@pytest.mark.parametrize("name", [name for name in completion_methods(LENGTH) if name != "baseline"])
 @pytest.mark.parametrize("value", [0.7, 0.1, 1 / 3, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_constant_groups_and_groups_of_one_give_exactly_zero(name, value, dtype):
     reward_n = torch.tensor([value] * 7 + [0.9, 0.0, 1.0, 0.25], dtype=dtype)
     group_n = torch.tensor([4] * 7 + [9, 5, 5, 5])
     length_n = torch.arange(1, 12)
-    adv_n = completion_methods(length_n, length_n % 3)[name](reward_n, group_n)
+    adv_n = completion_methods(length_n)[name](reward_n, group_n)
     assert adv_n[:8].tolist() == [0.0] * 8
     assert adv_n[8:].abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["rloo", "maxrl", "opo", "san", "canon", "ha_dw", "gdpo", "baseline"])
+@pytest.mark.parametrize("name", ["rloo", "maxrl", "opo", "ha_dw", "gdpo", "baseline"])
 def test_groups_below_min_stratum_get_zero_and_join_nothing(name):
     reward_n = torch.tensor([1.0, 0.25, 0, 0.5, 1.0], dtype=torch.float64)
     group_n, length_n = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([3, 1, 2, 2, 5])
@@ -129,8 +112,7 @@ def test_groups_below_min_stratum_get_zero_and_join_nothing(name):
     def run(reward_n, group_n, length_n, min_stratum):
         if name == "gdpo":
             return gdpo(torch.stack([reward_n, reward_n**2], dim=1), group_n, min_stratum=min_stratum)
-        same_stratum = torch.zeros_like(group_n)
-        return completion_methods(length_n, same_stratum)[name](reward_n, group_n, min_stratum=min_stratum)
+        return completion_methods(length_n)[name](reward_n, group_n, min_stratum=min_stratum)
 
     assert run(reward_n, group_n, length_n, 2)[:2].abs().min() > 0
     strict = run(reward_n, group_n, length_n, 3)
@@ -158,7 +140,7 @@ def test_where_epsilon_stands(eps_at, eps, size):
 
 def test_empty_batches():
     nothing, nobody = torch.zeros(0), torch.zeros(0, dtype=torch.long)
-    for method in completion_methods(nobody, nobody).values():
+    for method in completion_methods(nobody).values():
         assert method(nothing, nobody).shape == (0,)
     assert reinforce_plus_plus(torch.zeros(0, 3), torch.zeros(0, 3).bool()).shape == (0, 3)
 
@@ -169,8 +151,6 @@ def test_sentences(unchecked_shapes):
         maxrl(reward_n, group_n)
     with pytest.raises(AlignmentError, match="3 weights for 1 rewards"):
         gdpo(reward_n[:, None], group_n, weight_m=torch.ones(3))
-    with pytest.raises(AlignmentError, match="1 metrics for 2 rewards"):
-        canon(reward_n, group_n, metric_n=torch.ones(1))
     with pytest.raises(AlignmentError, match="2 rewards for 3 group ids"):
         rloo(reward_n, torch.zeros(3, dtype=torch.long))
     with pytest.raises(RecipeError, match="Did you mean 'absolute'"):

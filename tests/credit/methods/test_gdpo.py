@@ -30,7 +30,7 @@ def test_gdpo_rewards_that_contradict_each_other_cancel_exactly(eps):
 @given(batch=completion_batches(low=-4), data=st.data(), ddof=st.integers(0, 1), by_tokens=st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_gdpo_equals_the_slow_oracle(batch, data, ddof, by_tokens):
-    reward_n, group_n, length_n, _ = batch
+    reward_n, group_n, length_n = batch
     others = [data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=len(reward_n), max_size=len(reward_n)))]
     reward_nm = torch.stack([reward_n, *(torch.tensor(other).double() for other in others)], dim=1)
     adv_n = gdpo(reward_nm, group_n, weight_m=torch.tensor([1.0, 0.25]), length_n=length_n if by_tokens else None, ddof=ddof)

@@ -26,7 +26,7 @@ def test_reinforce_plus_plus():
 @given(batch=completion_batches(low=-4), gamma=st.sampled_from([1.0, 0.5]))
 @settings(max_examples=40, deadline=None)
 def test_reinforce_plus_plus_of_outcomes_weighs_completions_by_their_tokens(batch, gamma):
-    reward_n, _, length_n, _ = batch
+    reward_n, _, length_n = batch
     length_n = length_n + 1
     reward_nt, mask_nt = outcome_tokens(reward_n, length_n)
     if gamma == 1.0:
