@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.rollouts", error) from error
 
 from spanwise.rollouts.read import read_rollouts
-from spanwise.rollouts.roles import FORMATS
+from spanwise.rollouts.readers.plain import FORMATS
 from spanwise.rollouts.rows import CreditPart, TokenRow
 from spanwise.rollouts.table import Ragged, RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces

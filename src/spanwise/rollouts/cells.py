@@ -7,8 +7,10 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from spanwise.errors import DataError
@@ -16,7 +18,8 @@ from spanwise.errors import DataError
 #: What stands in a column of numbers where there is none, as pandas, R, SQL and spreadsheets write it.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity)\s*")
+#: How a text spells a number.
+NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
 
 def typed(values: Sequence[Any]) -> list[Any]:
@@ -28,26 +31,25 @@ def typed(values: Sequence[Any]) -> list[Any]:
     ([1, 0.5, None], [1, None, 300.0], [True, None, False], ['1', 'x', 'NA'])
     """
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
-    texts = [value for value in values if isinstance(value, str) and value.strip() not in NOTHING]
+    texts = [value for value in values if isinstance(value, str)]
+    spelled = [text for text in texts if text.strip() not in NOTHING]
     others = [value for value in values if not isinstance(value, str) and value is not None]
-    if not (texts or others) or not any(isinstance(value, str) for value in values):
+    if not texts or not (spelled or others) or not all(isinstance(value, (bool, int, float)) for value in others):
         return values
-    if not all(isinstance(value, (bool, int, float)) for value in others):
+    if spelled and all(text in _TRUTH for text in spelled):
+        read = _TRUTH.get
+    elif all(map(NUMBER.fullmatch, spelled)):
+        read = _number
+    else:
         return values
-    if texts and all(text in _TRUTH for text in texts):
-        return [_TRUTH.get(value) if isinstance(value, str) else value for value in values]
-    if all(_NUMBER.fullmatch(text) for text in texts):
-        return [_number(value) if isinstance(value, str) else value for value in values]
-    return values
+    return [read(value) if isinstance(value, str) else value for value in values]
 
 
 def _number(text: str) -> int | float | None:
+    """The number that a text spells; None for `NOTHING`."""
     if text.strip() in NOTHING:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
 
 
 def empty(value: Any) -> bool:
@@ -177,6 +179,36 @@ def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], w
         if not isinstance(entry, kind):
             raise FieldError(f"has {_shown(entry)} in '{key}', which must be a list of {words}")
     return value
+
+
+@contextmanager
+def at_place(place: str) -> Iterator[None]:
+    """Read a record inside; what is wrong with it is said with its place."""
+    try:
+        yield
+    except FieldError as error:
+        raise DataError(f"{place} {error}.") from None
+    except RecursionError:
+        raise DataError(f"{place} is nested too deeply to be read; leave out the field that is.") from None
+
+
+def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
+    """The step of every row; 0 where there is none."""
+    steps = []
+    for n, value in enumerate(values):
+        with at_place(f"Row {n} of '{path}'"):
+            steps.append(whole(value, "step"))
+    return steps
+
+
+def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Records as columns; None where a record lacks one.
+
+    >>> by_column([{"a": 1}, {"b": 2}])
+    {'a': [1, None], 'b': [None, 2]}
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def lacks(key: str, record: Mapping[str, Any]) -> FieldError:

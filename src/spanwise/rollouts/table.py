@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.credit import group_index
+from spanwise.rollouts.cells import NUMBER
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -189,23 +190,26 @@ class RolloutTable:
         prompts: Sequence[str],
         steps: Sequence[int],
         keys: Sequence[Hashable] | None = None,
-        rewards: Mapping[str, Reward],
+        columns: Mapping[str, Sequence[Any]],
+        rewards: Mapping[str, Sequence[Any]],
         notes: Sequence[str] = (),
-        **more: Any,
     ) -> RolloutTable:
-        """Put together what a reader found: `keys` are what the rows of a group share within a step, None: the prompt."""
+        """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt."""
+        scored = recorded({name: values for name, values in rewards.items() if not is_made(name)})
         return RolloutTable(
-            source=source,
-            path=path,
-            note=" ".join(note for note in (cut.note, *notes) if note),
-            prompts=prompts,
-            group_n=group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
-            step_n=torch.tensor(steps, dtype=torch.long),
-            tokens=cut.tokens,
-            trainable=cut.trainable,
-            vocabulary=cut.vocabulary,
-            rewards=rewards,
-            **{"keyed": keys is not None, **more},
+            source,
+            path,
+            " ".join(note for note in (cut.note, *notes, gaps(scored)) if note),
+            prompts,
+            group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
+            torch.tensor(steps, dtype=torch.long),
+            cut.tokens,
+            cut.trainable,
+            cut.vocabulary,
+            columns={name: values for name, values in columns.items() if not is_made(name)},
+            rewards=scored,
+            keyed=keys is not None,
+            as_recorded=as_trained(scored, cut.tokens, columns),
         )
 
 
@@ -215,13 +219,10 @@ def finite(value: Any) -> float | None:
     >>> finite(True), finite(2), finite(float("nan")), finite("2")
     (1.0, 2.0, None, None)
     """
-    if not isinstance(value, (bool, int, float)):
-        return None
     try:
-        number = float(value)
-    except OverflowError:  # JSON knows integers of any size
+        return float(value) if math.isfinite(value) else None
+    except (TypeError, OverflowError):  # no number, or an integer of JSON beyond all floats
         return None
-    return number if math.isfinite(number) else None
 
 
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
@@ -234,13 +235,16 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
     {'acc': [0, 5, 4]}
     """
-    found: dict[str, Reward] = {}
+    rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         floats = [finite(value) for value in values]
-        if any(value is not None for value in floats) and all(map(_could_be, values)):
-            empty = [value is None or value != value for value in values]
-            found[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in empty])
-    return found
+        texts = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
+        if any(value is not None for value in floats) and all(
+            isinstance(text, str) and NUMBER.fullmatch(text) for text in texts
+        ):
+            gone = [value is None or value != value for value in values]
+            rewards[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in gone])
+    return rewards
 
 
 def is_made(name: str) -> bool:
@@ -275,17 +279,6 @@ def as_trained(
     plain = "" if name == "advantage" else ", from which nothing is subtracted"
     says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
     return AsRecorded(says, np.repeat(known[name].value_n.numpy(), tokens.lengths), by_block=by_block)
-
-
-def _could_be(value: Any) -> bool:
-    """Whether the cell can stand in a column of numbers."""
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return True
-    return value is None or isinstance(value, (bool, int, float))
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.files import flat, joined, offsets, steps_of
+from spanwise.rollouts.cells import steps_of
+from spanwise.rollouts.files import flat, joined, offsets
 from spanwise.rollouts.recorded import numbers
 from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, finite
 from spanwise.rollouts.text import cut_text, load_tokenizer
@@ -43,7 +45,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     tables = [pq.read_table(file, columns=wanted) for file in files]
     for file, table in zip(files, tables, strict=True):
         _check(file, table, [source, schema.TRAINABLE, *known, *trained])
-    table = joined(path, tables, promote="default")
+    table = joined(path, tables)
     trainable = flat(table[schema.TRAINABLE], np.bool_)
     same = True  # the tokens are the file's own, so what it says of each is of use
     if source == schema.TOKENS:
@@ -58,20 +60,22 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         same = False
     else:
         raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
-    rollouts, plain = (
-        _whole(path, table, schema.ROLLOUT),
-        [one.name for one in table.schema if not pa.types.is_list(one.type)],
-    )
-    return RolloutTable.of(
-        "spanwise",
-        path,
-        cut,
-        prompts=table[schema.PROMPT].to_pylist(),
-        steps=steps_of(path, table),
-        keys=_whole(path, table, schema.GROUP),
+    rollouts = _whole(path, table, schema.ROLLOUT)
+    plain = [one.name for one in table.schema if not pa.types.is_list(one.type)]
+    steps = table[schema.STEP].to_pylist() if schema.STEP in plain else [None] * len(table)
+    return replace(
+        RolloutTable.of(
+            "spanwise",
+            path,
+            cut,
+            prompts=table[schema.PROMPT].to_pylist(),
+            steps=steps_of(path, steps),
+            keys=_whole(path, table, schema.GROUP),
+            columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
+            rewards={},
+        ),
         rewards=_rewards(path, table),
         tokenizer=None if place is None else Path(place),
-        columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
         token_values={name: flat(table[name], np.float32) for name in known if same},
         learned_n=_learned(table, cut) if same else None,
         folder=folder,

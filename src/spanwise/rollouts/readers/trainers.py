@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spanwise.rollouts.cells import lacks, whole
-from spanwise.rollouts.files import joined, parsed, steps_of
+from spanwise.rollouts.cells import by_column, lacks, steps_of, whole
+from spanwise.rollouts.files import joined, parsed
 from spanwise.rollouts.messages import completion_parts, prompt_text, spoken
-from spanwise.rollouts.roles import NAMES, REWARD_STARTS
-from spanwise.rollouts.table import RolloutTable, as_trained, gaps, is_made, recorded
+from spanwise.rollouts.readers.plain import NAMES, REWARD_STARTS
+from spanwise.rollouts.table import RolloutTable
 from spanwise.rollouts.text import cut_text
 
 TRL_REQUIRED, VERL_REQUIRED = ("prompt", "completion"), ("input", "output")
@@ -49,31 +49,23 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     assistant's, reasoning and calls of tools are part of what it said.
     """
     tables: list[pa.Table] = []
-    for file in files:
-        table = pq.read_table(file)
-        if not tables or not _without_step(table).equals(_without_step(tables[-1])):
+    for table in map(pq.read_table, files):
+        if not tables or not table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"])):
             tables.append(table)
+    columns = joined(path, tables).to_pydict()
     repeated = len(files) - len(tables)
-    table = joined(path, tables, promote="permissive")
-    columns = {name: table[name].to_pylist() for name in table.column_names if name not in ("step", *TRL_REQUIRED)}
-    rewards = recorded({name: column for name, column in columns.items() if name != "answer" and not is_made(name)})
-    cut = cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer)
-    again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
+    steps = steps_of(path, columns.pop("step"))
+    prompts, completions = (columns.pop(name) for name in TRL_REQUIRED)
     return RolloutTable.of(
         "TRL",
         path,
-        cut,
-        prompts=[prompt_text(prompt) for prompt in table["prompt"].to_pylist()],
-        steps=steps_of(path, table),
-        rewards=rewards,
-        notes=[again, gaps(rewards)],
-        columns={name: column for name, column in columns.items() if not is_made(name)},
-        as_recorded=as_trained(rewards, cut.tokens, columns),
+        cut_text([completion_parts(completion) for completion in completions], tokenizer),
+        prompts=[prompt_text(prompt) for prompt in prompts],
+        steps=steps,
+        columns=columns,
+        rewards={name: column for name, column in columns.items() if name != "answer"},
+        notes=[f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""],
     )
-
-
-def _without_step(table: pa.Table) -> pa.Table:
-    return table.drop_columns(["step"]) if "step" in table.column_names else table
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -83,25 +75,27 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
     one step share it; else the text does.
     """
-    rows = list(parsed(files, _row))
-    names = dict.fromkeys(name for row in rows for name in row if name not in ("input", "output", "step"))
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns = by_column(list(parsed(files, _row)))
+    prompts, outputs, steps = (columns.pop(name, []) for name in (*VERL_REQUIRED, "step"))
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
-    steps = [row["step"] for row in rows]
-    rewards = recorded({name: values for name, values in columns.items() if name not in _NO_REWARDS})
-    cut = cut_text([[(row["output"], True)] for row in rows], tokenizer)
+    uids = columns.get("uid", [])
+    keys = [uid for uid in uids if isinstance(uid, str)]
+    matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
+    named = 0 < len(keys) == len(uids)
+    if named and len(matches) == len(keys):
+        keys = [match[1] for match in matches]
+    elif len(set(zip(keys, steps, strict=False))) == len(keys):
+        named = False
     return RolloutTable.of(
         "verl",
         path,
-        cut,
-        prompts=[row["input"] for row in rows],
+        cut_text([[(output, True)] for output in outputs], tokenizer),
+        prompts=prompts,
         steps=steps,
-        keys=_keys(columns.get("uid", ()), steps),
-        rewards=rewards,
-        notes=[gaps(rewards)],
+        keys=keys if named else None,
         columns=columns,
-        as_recorded=as_trained(rewards, cut.tokens),
+        rewards={name: values for name, values in columns.items() if name not in _NO_REWARDS},
     )
 
 
@@ -116,14 +110,3 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
         "step": whole(record.get("step"), "step"),
     }
     return {**record, **read}
-
-
-def _keys(uids: Sequence[Any], steps: Sequence[int]) -> list[str] | None:
-    """What says which prompt a row belongs to; None if nothing but its text does."""
-    known = [uid for uid in uids if isinstance(uid, str)]
-    if not known or len(known) < len(uids):
-        return None
-    matches = [_ROLLOUT_KEY.fullmatch(uid) for uid in known]
-    if all(matches):
-        return [match[1] for match in matches if match]
-    return known if len(set(zip(known, steps, strict=True))) < len(known) else None

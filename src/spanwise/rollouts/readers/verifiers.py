@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 
 from spanwise.rollouts import schema
-from spanwise.rollouts.cells import lacks, listed, mapping
+from spanwise.rollouts.cells import by_column, lacks, listed, mapping
 from spanwise.rollouts.files import parsed, records
 from spanwise.rollouts.messages import Parts, completion_parts, prompt_text, said
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, as_trained, gaps, recorded
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable
 from spanwise.rollouts.text import cut_text, load_tokenizer
 from spanwise.rollouts.traces import NodeTokens, node_tokens, trace_paths, trace_rewards, trained_traces
 
@@ -68,35 +69,33 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]
     cut, has_ids = _cut(rows, tokenizer)
-    rewards = recorded(_columns([row.rewards for row in rows]))
     rollout_n = torch.tensor([row.opens for row in rows], dtype=torch.long).cumsum(dim=0) - 1
     traces = int(rollout_n[-1]) + 1 if rows else 0
     branched = int((rollout_n.bincount() > 1).sum())
-    return RolloutTable.of(
+    columns = by_column([row.columns for row in rows])
+    table = RolloutTable.of(
         "verifiers",
         path,
         cut,
         prompts=[row.prompt for row in rows],
         steps=[row.step for row in rows],
         keys=[row.key for row in rows],
-        rewards=rewards,
+        columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
+        rewards=by_column([row.rewards for row in rows]),
         notes=[
             f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
             f"prompt. The branches of a trace have one vote."
             if branched
             else "",
             _silent(files, episodes),
-            gaps(rewards),
         ],
+    )
+    return replace(
+        table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        columns={
-            name: values
-            for name, values in _columns([row.columns for row in rows]).items()
-            if values.count(None) < len(values)
-        },
         token_values=_logprobs(rows, cut.trainable) if has_ids else {},
         keyed=all(row.keyed for row in rows),
-        as_recorded=_advantages(rows, cut, has_ids=has_ids) or as_trained(rewards, cut.tokens),
+        as_recorded=_advantages(rows, cut, has_ids=has_ids) or table.as_recorded,
         rollout_n=rollout_n if branched else None,
     )
 
@@ -180,11 +179,6 @@ def _legacy(record: Mapping[str, Any]) -> _Row:
         rewards=rewards if record.get("error") is None else dict.fromkeys(rewards),
         columns={**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
     )
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _logprobs(rows: Sequence[_Row], trainable: np.ndarray) -> dict[str, np.ndarray]:
