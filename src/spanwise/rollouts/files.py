@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Int, Shaped
 from pyarrow import csv as arrow_csv
 
 from spanwise.errors import DataError
@@ -56,28 +54,6 @@ def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise DataError(f"The files of '{path}' do not fit together ({_first_line(error)}); give one of them.") from None
-
-
-def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """The entries of a column of lists, end to end; NaN at a gap, which only numbers have.
-
-    >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
-    [1.0, nan, 2.0]
-    """
-    values = column.combine_chunks().flatten()
-    if values.null_count:
-        values = values.cast(pa.float64())
-    return values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-
-
-def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Where the lists of a column start in `flat`, and where the last one ends.
-
-    >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
-    [0, 2, 2, 3]
-    """
-    lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def read_delimited(file: Path) -> pa.Table:

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
+from spanwise.rollouts.cells import clean
 from spanwise.rollouts.files import SUFFIXES, begins_array, check_names, readable, records
-from spanwise.rollouts.messages import clean
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
-from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verl
-from spanwise.rollouts.readers.verifiers import read_verifiers
+from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
 Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]

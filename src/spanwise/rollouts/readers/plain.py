@@ -19,18 +19,18 @@ from spanwise.rollouts.cells import (
     at_place,
     by_column,
     chats,
+    completion_parts,
     empty,
     is_chat,
     is_message,
     lists,
+    prompt_text,
     spelled_out,
     steps_of,
     typed,
 )
 from spanwise.rollouts.files import SUFFIXES, joined, read_delimited, records
-from spanwise.rollouts.messages import completion_parts, prompt_text
-from spanwise.rollouts.table import RolloutTable
-from spanwise.rollouts.text import cut_text
+from spanwise.rollouts.table import RolloutTable, cut_text
 
 #: What can be read, in words for messages.
 FORMATS = (

@@ -1,21 +1,40 @@
-"""What other trainers write: TRL's completions and verl's rollout dump, texts without token ids."""
+"""What other trainers write: TRL's completions and verl's dump, texts without ids; verifiers' traces, an episode per line.
+
+Of verifiers also `results.jsonl` of the versions before 1.0.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from spanwise.rollouts.cells import by_column, lacks, steps_of, whole
-from spanwise.rollouts.files import joined, parsed
-from spanwise.rollouts.messages import completion_parts, prompt_text, spoken
+from spanwise.rollouts import schema
+from spanwise.rollouts.cells import (
+    by_column,
+    completion_parts,
+    lacks,
+    mapping,
+    prompt_text,
+    said,
+    spoken,
+    steps_of,
+    whole,
+)
+from spanwise.rollouts.files import joined, parsed, records
 from spanwise.rollouts.readers.plain import NAMES, REWARD_STARTS
-from spanwise.rollouts.table import RolloutTable
-from spanwise.rollouts.text import cut_text
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, load_tokenizer
+from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 TRL_REQUIRED, VERL_REQUIRED = ("prompt", "completion"), ("input", "output")
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
@@ -110,3 +129,158 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
         "step": whole(record.get("step"), "step"),
     }
     return {**record, **read}
+
+
+#: What `results.jsonl` holds beside what its rewards are called, where it has no `metrics`.
+_LEGACY_FIELDS = (
+    "prompt",
+    "completion",
+    "answer",
+    "reward",
+    "example_id",
+    "task",
+    "error",
+    "error_chain",
+    "metrics",
+    "info",
+)
+
+
+#: Of a row: one completion, what one branch of a trace samples that no earlier branch does. Rewards are None where the scoring did
+#: not run; a stream has a number for each token, NaN at sampled ones of which none is known; the first branch of a trace opens it.
+_FIELDS = ("key", "step", "keyed", "prompt", "parts", "rewards", "columns", "ids", "mask", "streams", "opens")
+
+
+def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
+    """Read verifiers' episodes, one completion per branch of a trace that trains.
+
+    A branch begins at the first message that was sampled and that no earlier branch of its trace holds, so that every sampled token
+    is in one completion; what comes before is its prompt. The branches of a trace are one rollout, with its rewards.
+    Token ids are taken where every trace has them and a tokenizer is given to read them with; else the messages are. The
+    group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
+    metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
+    """
+    episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
+    rows = [row for episode in episodes for row in episode]
+    own = by_column(rows) or {key: [] for key in _FIELDS}
+    has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
+    if tokenizer is not None and has_ids:
+        flags = np.array([flag for mask in own["mask"] for flag in mask], dtype=np.bool_)
+        cut = Cut(Ragged.of(own["ids"]), flags, load_tokenizer(tokenizer)[1], "")
+    else:
+        cut = cut_text(own["parts"], tokenizer)
+    if any(own["ids"]) and not has_ids:
+        note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
+        cut = cut._replace(note=note)
+    rollout_n = torch.tensor(own["opens"], dtype=torch.long).cumsum(dim=0) - 1
+    traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
+    columns = by_column(own["columns"])
+    several = (
+        f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
+        "prompt. The branches of a trace have one vote."
+    )
+    table = RolloutTable.of(
+        "verifiers",
+        path,
+        cut,
+        prompts=own["prompt"],
+        steps=own["step"],
+        keys=own["key"],
+        columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
+        rewards=by_column(own["rewards"]),
+        notes=[several if branched else "", _silent(files, episodes)],
+    )
+    return replace(
+        table,
+        tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
+        token_values=_logprobs(own["streams"], cut.trainable) if has_ids else {},
+        keyed=all(own["keyed"]),
+        as_recorded=_advantages(own, cut, has_ids=has_ids) or table.as_recorded,
+        rollout_n=rollout_n if branched else None,
+    )
+
+
+def _silent(files: Sequence[Path], episodes: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The sentence on episodes without a completion, with what stopped most of them."""
+    without = {n for n, rows in enumerate(episodes) if not any(text for row in rows for text, _ in row["parts"])}
+    if not without:
+        return ""
+    stopped = Counter(_error(record) for n, (_, _, record) in enumerate(records(files)) if n in without)
+    reason, count = stopped.most_common(1)[0]
+    why = f" {count} of them failed with {reason}." if reason else ""
+    return f"{len(without)} of {len(episodes)} episodes hold no message that a trained model sampled.{why}"
+
+
+def _error(record: Mapping[str, Any]) -> str:
+    """The first error of an episode, in words; empty where it names none."""
+    places = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
+    first = next((one for place in places for one in (*(place.get("errors") or ()), place.get("error")) if one), "")
+    words = [first.get(key) for key in ("type", "error", "message")] if isinstance(first, Mapping) else [first]
+    return ": ".join(str(word) for word in words if word)
+
+
+def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each branch of its traces."""
+    for trace in trained_traces(record):
+        for n, (before, own) in enumerate(trace.paths):
+            tokens = [node_tokens(trace, i) for i in own]
+            mask = [flag for part in tokens for flag in part.mask]
+            start = mask.index(True) if True in mask else len(mask)
+            streams = {}
+            for name in ("logprobs", "advantages"):
+                if any(name in part.streams for part in tokens):
+                    unknown = [[math.nan if flag else 0.0 for flag in part.mask] for part in tokens]
+                    every = zip(tokens, unknown, strict=True)
+                    streams[name] = [value for part, nothing in every for value in part.streams.get(name, nothing)][start:]
+            yield {
+                "key": trace.key,
+                "step": trace.step,
+                "keyed": trace.keyed,
+                "prompt": trace.prompt(before),
+                "parts": [(said(mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled"))) for i in own],
+                "rewards": trace_rewards(trace),
+                "columns": {k: v for k, v in trace.task.items() if not isinstance(v, (dict, list))},
+                "ids": [i for part in tokens for i in part.ids][start:],
+                "mask": mask[start:],
+                "streams": {name: values for name, values in streams.items() if values},
+                "opens": n == 0,
+            }
+
+
+def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a rollout of the versions before 1.0."""
+    if "prompt" not in record:
+        raise lacks("prompt", record)
+    prompt, info = prompt_text(record["prompt"]), record.get("info")
+    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and type(v) in (int, float)}
+    rewards = {**(mapping(record, "metrics") or others), "reward": record.get("reward")}
+    return {
+        "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
+        "parts": completion_parts(record["completion"]),
+        "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
+        "columns": {**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
+        "ids": [], "mask": [], "streams": {}, "opens": True,
+    }  # fmt: skip
+
+
+def _logprobs(streams: Sequence[Mapping[str, list[float]]], trainable: np.ndarray) -> dict[str, np.ndarray]:
+    """The log-probabilities, where every sampled token has one."""
+    if not all("logprobs" in own for own in streams):
+        return {}
+    flat = np.array([value for own in streams for value in own["logprobs"]], dtype=np.float32)
+    return {} if np.isnan(flat[trainable]).any() else {schema.LOGP: np.where(trainable, flat, np.float32(np.nan))}
+
+
+def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
+    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own.
+
+    A node that was given none beside one that was is read as 0, as verifiers reads it.
+    """
+    if not any("advantages" in streams for streams in own["streams"]):
+        return None
+    flat = np.full(len(cut.trainable), np.nan)
+    for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(cut.tokens.offsets.tolist()), strict=True):
+        if "advantages" in streams:
+            values = np.nan_to_num(np.array(streams["advantages"]))
+            flat[first:last] = values if has_ids else values[np.array(mask)].mean()
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)
