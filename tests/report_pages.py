@@ -12,7 +12,6 @@ from helpers import NAN
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import compare_arms, voting
 from spanwise.report import TokenView, compare_report, credit_report, train_report
-from spanwise.rollouts.recorded import with_stop
 from spanwise.rollouts.rows import TokenRow
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
@@ -114,7 +113,7 @@ def credit_page(
         methods=["grpo", "bae"],
         credit={
             "grpo": {"all": (n % 2).double() - 0.5},
-            "bae": with_stop(blocks, torch.zeros(completions) if stop is None else stop),
+            "bae": blocks if stop is None else {**blocks, "stop": stop.masked_fill(stop == 0, NAN)},
         },
         rewards={"correct": reward_n, "never": torch.full((completions,), NAN, dtype=torch.float64)},
         statuses={

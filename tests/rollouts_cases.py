@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from spanwise.rollouts import rollout_table
-from spanwise.rollouts.write import credit_columns, score_columns, span_columns
+from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.types import Credit, Scores, Status
 
 NAN = float("nan")

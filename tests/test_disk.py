@@ -19,7 +19,7 @@ from spanwise.commands.shared.samples import Samples
 from spanwise.disk import refusal, whole_file, whole_folder, writing
 from spanwise.errors import DataError
 from spanwise.rollouts import write_rollouts
-from spanwise.rollouts.folder import RunFolder, write_summary
+from spanwise.rollouts.folder import RunFolder
 
 LONG = {"name": "x" * 5000}
 N = 2000
@@ -39,7 +39,7 @@ WRITERS = {
     "recipe.yaml": lambda run: RunFolder(run).write_recipe(LONG),
     "metrics.jsonl": lambda run: RunFolder(run).add_metrics(LONG),
     "rollouts/step_000001.parquet": lambda run: RunFolder(run).write_rollouts(many(), step=1),
-    "summary.json": lambda run: write_summary(run, LONG),
+    "summary.json": lambda run: RunFolder(run).write_summary(LONG),
     "report.html": lambda run: write_page(run, "x" * 5000),
     "evaluation.parquet": lambda run: samples().write(run),
     "fidelity.json": lambda run: write_fidelity(run, source="x", recipe=LONG),

@@ -10,7 +10,7 @@ import torch
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.recipe import load
-from spanwise.rollouts.roles import NAMES
+from spanwise.rollouts.readers.plain import NAMES
 from spanwise.tasks.rows import check_cells, find_columns, read_rows
 
 PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "own_data.md").read_text(encoding="utf-8")

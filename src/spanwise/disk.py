@@ -14,7 +14,6 @@ from spanwise.errors import DataError, SpanwiseError
 
 #: What a system says that has no room (left for this user, in one file), or does not let anybody write.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSALS = (*_NO_ROOM, errno.EROFS)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
 #: How torch's writer of archives says that a file could not be written to its end, and not why.
 _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
@@ -33,7 +32,7 @@ def refusal(error: BaseException) -> str | None:
     for cause in causes:
         written = re.search(r"\(os error (\d+)\)", str(cause))
         number = cause.errno if isinstance(cause, OSError) else int(written[1]) if written else None
-        if number in _REFUSALS:
+        if number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(number)
     torch_said = any(isinstance(cause, RuntimeError) and word in str(cause) for cause in causes for word in _TORCH)
     return "a file ended before all of it was written" if torch_said else None
@@ -41,21 +40,16 @@ def refusal(error: BaseException) -> str | None:
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """The sentence for a place that the system would not write."""
-    why = refusal(error) or (isinstance(error, OSError) and error.strerror) or str(error)
-    full = refusal(error) not in (None, os.strerror(errno.EROFS))
+    why = refusal(error)
     name = f"'{place}'" if what is None else what
-    return f"{name} cannot be written: {why}" + (f"{_free(place)}. Make room there." if full else ".")
-
-
-def _free(place: Path) -> str:
-    """How much is free where a file would go; nothing where the system does not say."""
-    try:
-        there = next(part for part in (place, *place.absolute().parents) if part.exists())
-        free = shutil.disk_usage(there).free
-    except (OSError, StopIteration):
-        return ""
-    size, unit = next(((size, unit) for size, unit in _UNITS if free >= size / 10), (1, "bytes"))
-    return f"; {free / size:.{int(size > 1)}f} {unit} are free there"
+    sentence = f"{name} cannot be written: {why or getattr(error, 'strerror', None) or error}"
+    if why in (None, os.strerror(errno.EROFS)):
+        return f"{sentence}."
+    with suppress(OSError, StopIteration):  # where the system does not say how much is free
+        free = shutil.disk_usage(next(part for part in (place, *place.absolute().parents) if part.exists())).free
+        size, unit = next(((size, unit) for size, unit in _UNITS if free >= size / 10), (1, "bytes"))
+        sentence += f"; {free / size:.{int(size > 1)}f} {unit} are free there"
+    return f"{sentence}. Make room there."
 
 
 @contextmanager

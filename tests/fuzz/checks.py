@@ -17,10 +17,9 @@ from spanwise.pipeline import metrics
 from spanwise.report import TokenView
 from spanwise.report.tokens import pack, payload
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
-from spanwise.rollouts.messages import clean
-from spanwise.rollouts.recorded import read_rows
-from spanwise.rollouts.rows import token_rows
-from spanwise.rollouts.text import pieces
+from spanwise.rollouts.cells import clean
+from spanwise.rollouts.rows import read_rows, token_rows
+from spanwise.rollouts.table import pieces
 from spanwise.score import parse_confidence
 from spanwise.score.answers import LONGEST
 from spanwise.segment import find_blocks
@@ -213,7 +212,7 @@ def kept(cell, made, folder):
         "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, found, spread, prompts, [""] * len(made),
     )  # fmt: skip
     file = Path(folder) / "step_000001.parquet"
-    write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
+    write_rollouts(file, [rollouts.rows(step=1)], pieces=cell.family.vocabulary.pieces)
     table = read_rollouts(file)
     for n, (ids, mask) in enumerate(made):
         own, flags = (

@@ -13,10 +13,9 @@ from spanwise.commands.credit.blocks import usual_tags
 from spanwise.measure import voting
 from spanwise.report import TokenView
 from spanwise.report.tokens import payload
-from spanwise.rollouts.messages import clean, completion_parts
+from spanwise.rollouts.cells import clean, completion_parts
 from spanwise.rollouts.rows import TokenRow, shown_prompt, token_text
-from spanwise.rollouts.table import recorded
-from spanwise.rollouts.text import cut_text
+from spanwise.rollouts.table import cut_text, recorded
 from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_all
 from spanwise.score.rewards import format_, second_attempt
 from spanwise.segment import census, find_blocks

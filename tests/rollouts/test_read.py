@@ -72,7 +72,7 @@ SENTENCES = {
     "nesting of messages": (deep_prompt, "Line 1 of '{}' is nested too deeply to be read"),
     "step of TRL": (
         lambda f: trl_file(f / "a.parquet", ["a", "b"], step=["1", "x"]),
-        "Completion 0 of '{}' has '1' as 'step', which must be a whole number.",
+        "Row 0 of '{}' has '1' as 'step', which must be a whole number.",
     ),
     "types": (other_types, "The files of '{}' do not fit together ("),
     "two columns": (two_columns, "has more than one column 'acc'"),

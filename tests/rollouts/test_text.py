@@ -8,8 +8,7 @@ import trl_small
 from rollout_files import write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
-from spanwise.rollouts.table import at
-from spanwise.rollouts.text import AT_ONCE, cut_text
+from spanwise.rollouts.table import AT_ONCE, at, cut_text
 from spanwise.segment import find_blocks
 
 HOSTILE = [

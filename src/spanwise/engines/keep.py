@@ -129,7 +129,7 @@ class RunRecord:
         place = self.folder.path
         self.step, self._recipe = step, (written := _plain(recipe))
         if is_run(place):
-            self.folder.go_on(written, step=step, history=list(metrics_until(place, step)))
+            self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
         else:
             self.folder.begin(written)
         with whole_folder(place / "tokenizer"):

@@ -14,7 +14,7 @@ from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.rows import Row, grouped, merged, together
 from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
 from spanwise.report.tokens import TokenView
-from spanwise.rollouts.recorded import credit_figures
+from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Status
 
@@ -42,7 +42,7 @@ def credit_report(
         source: where the rollouts came from.
         note: how they were read, one sentence.
         methods: names, in the order of their colours; `recorded` is none, but what the rollouts say.
-        credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` as `with_stop` gives it.
+        credit: method -> block -> credit of each completion (n,); NaN where it has no such block. `stop` is NaN where it is 0.
         rewards: objective -> reward of each completion (n,); NaN where it is absent.
         statuses: objective -> status -> completions.
         dead: method -> objective -> share of the strata without any signal.

@@ -61,8 +61,8 @@ def train_report(
             `score`: the clipped self-rewarding score, if there is one.
         intervals: of the figures of the final evaluation; their values go before those of `metrics`.
         votes: block -> curves of `measure.voting` of its answers, over the same completions; the first attempt comes first.
-        credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop` as
-            `with_stop` gives it. The first method is the one that was trained with.
+        credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop`,
+            NaN where it is 0. The first method is the one that was trained with.
         view: completions for the token view, under the same methods.
         unmeasured: figures that this run cannot have, and why; the mean rewards take their place.
         command: how to train it again.

@@ -8,11 +8,11 @@ except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.rollouts", error) from error
 
 from spanwise.rollouts.read import read_rollouts
-from spanwise.rollouts.roles import FORMATS
+from spanwise.rollouts.readers.plain import FORMATS
 from spanwise.rollouts.rows import CreditPart, TokenRow
+from spanwise.rollouts.schema import Rollouts, rollout_table, write_rollouts
 from spanwise.rollouts.table import Ragged, RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces
-from spanwise.rollouts.write import Rollouts, rollout_table, write_rollouts
 
 __all__ = [
     "FORMATS",

@@ -1,4 +1,4 @@
-"""Values of a table or a record that anybody wrote: numbers and lists that are kept as text, nothing, and what must be there."""
+"""Values of a table or a record that anybody wrote: numbers and lists kept as text, messages of chats, and what must be there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from spanwise.errors import DataError
 
 #: What stands in a column of numbers where there is none, as pandas, R, SQL and spreadsheets write it.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity)\s*")
+#: How a text spells a number.
+NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
 
 def typed(values: Sequence[Any]) -> list[Any]:
@@ -28,26 +33,25 @@ def typed(values: Sequence[Any]) -> list[Any]:
     ([1, 0.5, None], [1, None, 300.0], [True, None, False], ['1', 'x', 'NA'])
     """
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
-    texts = [value for value in values if isinstance(value, str) and value.strip() not in NOTHING]
+    texts = [value for value in values if isinstance(value, str)]
+    spelled = [text for text in texts if text.strip() not in NOTHING]
     others = [value for value in values if not isinstance(value, str) and value is not None]
-    if not (texts or others) or not any(isinstance(value, str) for value in values):
+    if not texts or not (spelled or others) or not all(isinstance(value, (bool, int, float)) for value in others):
         return values
-    if not all(isinstance(value, (bool, int, float)) for value in others):
+    if spelled and all(text in _TRUTH for text in spelled):
+        read = _TRUTH.get
+    elif all(map(NUMBER.fullmatch, spelled)):
+        read = _number
+    else:
         return values
-    if texts and all(text in _TRUTH for text in texts):
-        return [_TRUTH.get(value) if isinstance(value, str) else value for value in values]
-    if all(_NUMBER.fullmatch(text) for text in texts):
-        return [_number(value) if isinstance(value, str) else value for value in values]
-    return values
+    return [read(value) if isinstance(value, str) else value for value in values]
 
 
 def _number(text: str) -> int | float | None:
+    """The number that a text spells; None for `NOTHING`."""
     if text.strip() in NOTHING:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
 
 
 def empty(value: Any) -> bool:
@@ -129,6 +133,103 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
+#: A completion as text: its parts in order, each with whether the model wrote it.
+Parts = Sequence[tuple[str, bool]]
+
+
+def clean(text: str) -> str:
+    r"""The text with lone surrogates, which no file can hold, replaced; JSON may bring them in.
+
+    >>> clean("caf\u00e9 \ud800")
+    'café �'
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def spoken(content: Any) -> str:
+    """The text of a message's content, or of anything that stands for one: a string, a list of parts, nothing.
+
+    >>> spoken([{"type": "text", "text": "Hi"}, {"type": "image"}])
+    'Hi'
+    """
+    if isinstance(content, str):
+        return clean(content)
+    if isinstance(content, Mapping):
+        content = content.get("content")
+    if isinstance(content, (list, tuple, np.ndarray)):
+        return "".join(spoken(part.get("text") or "" if isinstance(part, Mapping) else part) for part in content)
+    return "" if content is None else clean(str(content))
+
+
+def said(message: Any) -> str:
+    r"""All that a message says, under each other: reasoning, content, calls of tools.
+
+    A call is read as verifiers keeps it (`name`, `arguments`) and as chat templates do (the two inside `function`).
+
+    >>> said({"content": "", "reasoning_content": "Add.", "tool_calls": [{"function": {"name": "sum", "arguments": {"of": 2}}}]})
+    'Add.\nsum({"of": 2})'
+    """
+    if not isinstance(message, Mapping):
+        return spoken(message)
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, (list, tuple, np.ndarray)) else [] if calls is None else [calls]
+    parts = [spoken(message.get("reasoning_content")), spoken(message), *map(_called, calls)]
+    return "\n".join(part for part in parts if part)
+
+
+def _called(call: Any) -> str:
+    if not isinstance(call, Mapping):
+        return spoken(call)
+    named = call.get("function")
+    named = named if isinstance(named, Mapping) else call
+    arguments = named.get("arguments")
+    if isinstance(arguments, (Mapping, list)):
+        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
+    return clean(f"{named.get('name') or ''}({'' if arguments is None else arguments})")
+
+
+def prompt_text(prompt: Any) -> str:
+    r"""A prompt as text: itself, or its messages under each other, each with its role.
+
+    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}])
+    '[system] Be brief.\n[user] 2+2'
+    """
+    if isinstance(prompt, (list, tuple, np.ndarray)):
+        return "\n".join(f"[{m['role']}] {said(m)}" if isinstance(m, Mapping) and "role" in m else spoken(m) for m in prompt)
+    return spoken(prompt)
+
+
+def prompt_fault(prompt: Any, *, template: bool) -> str | None:
+    """Why a trainer could not take a prompt, and what to give it; None where it can.
+
+    >>> prompt_fault([["user", "2+2"]], template=True)
+    "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
+    """
+    if isinstance(prompt, str):
+        return None if prompt.strip() else "a prompt must say something."
+    messages = prompt if isinstance(prompt, list) and prompt else [None]
+    if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages):
+        return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
+    if not template:
+        return "that is a conversation, and the tokenizer of the model has no chat template. Give texts, or another model."
+    return None
+
+
+def completion_parts(completion: Any) -> Parts:
+    """A completion as text: a string, or the messages of a conversation.
+
+    >>> completion_parts([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "ok"}])
+    [('4', True), ('ok', False)]
+    """
+    if isinstance(completion, (list, tuple)):
+        return [(said(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
+    return [(spoken(completion), True)]
+
+
 class FieldError(DataError):
     """A record does not hold what its format says; whoever reads the file puts the file and the line before it."""
 
@@ -177,6 +278,36 @@ def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], w
         if not isinstance(entry, kind):
             raise FieldError(f"has {_shown(entry)} in '{key}', which must be a list of {words}")
     return value
+
+
+@contextmanager
+def at_place(place: str) -> Iterator[None]:
+    """Read a record inside; what is wrong with it is said with its place."""
+    try:
+        yield
+    except FieldError as error:
+        raise DataError(f"{place} {error}.") from None
+    except RecursionError:
+        raise DataError(f"{place} is nested too deeply to be read; leave out the field that is.") from None
+
+
+def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
+    """The step of every row; 0 where there is none."""
+    steps = []
+    for n, value in enumerate(values):
+        with at_place(f"Row {n} of '{path}'"):
+            steps.append(whole(value, "step"))
+    return steps
+
+
+def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Records as columns; None where a record lacks one.
+
+    >>> by_column([{"a": 1}, {"b": 2}])
+    {'a': [1, None], 'b': [None, 2]}
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def lacks(key: str, record: Mapping[str, Any]) -> FieldError:

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Int, Shaped
 from pyarrow import csv as arrow_csv
 
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import FieldError, whole
+from spanwise.rollouts.cells import at_place
 
 Parsed = TypeVar("Parsed")
-#: What is read as a table of text, with the sign between two cells; of CSV it may be another one (`_sign`).
+#: What is read as a table of text, with the sign between two cells; of CSV it may be another one.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 2**31 - 1
 _LEAST = 2**20
 
 
-# --------------------------------------------------------------------------- parquet
-
-
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Read a parquet file inside; what goes wrong with it is one sentence."""
+    """Read a file inside; what goes wrong with it is one sentence."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         if file.is_file() and file.stat().st_size == 0:
             raise DataError(f"'{file}' is empty.") from error
+        if isinstance(error, OSError) and error.errno:
+            raise DataError(f"'{file}' cannot be read: {os.strerror(error.errno)}.") from error
         reason = _first_line(error) or type(error).__name__
         raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).") from error
 
@@ -50,54 +48,12 @@ def check_names(file: Path, names: Sequence[str]) -> None:
         raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
 
 
-def joined(path: Path, tables: Sequence[pa.Table], *, promote: Literal["default", "permissive"]) -> pa.Table:
+def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     """The tables under each other."""
     try:
-        return pa.concat_tables(tables, promote_options=promote)
+        return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise DataError(f"The files of '{path}' do not fit together ({_first_line(error)}); give one of them.") from None
-
-
-def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """The entries of a column of lists, end to end; NaN at a gap, which only numbers have.
-
-    >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
-    [1.0, nan, 2.0]
-    """
-    values = column.combine_chunks().flatten()
-    if values.null_count:
-        values = values.cast(pa.float64())
-    return values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-
-
-def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Where the lists of a column start in `flat`, and where the last one ends.
-
-    >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
-    [0, 2, 2, 3]
-    """
-    lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-
-def steps_of(path: Path, table: pa.Table) -> list[int]:
-    """The step of every row; 0 where there is none."""
-    values = table["step"].to_pylist() if "step" in table.column_names else [None] * len(table)
-    return whole_numbers(path, "Completion", enumerate(values))
-
-
-def whole_numbers(path: Path, what: str, values: Iterable[tuple[int, Any]]) -> list[int]:
-    """The steps that rows say, each with the number that its row has in messages."""
-    steps = []
-    for row, value in values:
-        try:
-            steps.append(whole(value, "step"))
-        except FieldError as error:
-            raise DataError(f"{what} {row} of '{path}' {error}.") from None
-    return steps
-
-
-# --------------------------------------------------------------------------- tables of text
 
 
 def read_delimited(file: Path) -> pa.Table:
@@ -113,81 +69,56 @@ def read_delimited(file: Path) -> pa.Table:
         >>> read_delimited(file).to_pylist()
         [{'prompt': '2+2=', 'completion': '4\n', 'acc': None}, {'prompt': '2+2=', 'completion': '', 'acc': '0'}]
     """
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(_LEAST)
-            size = file.stat().st_size
-    except OSError as error:
-        raise _unread(file, error) from error
+    with readable(file), file.open("rb") as stream:
+        start, size = stream.read(_LEAST), file.stat().st_size
     if not start.strip():
         raise DataError(f"'{file}' is empty.")
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
-    heading = next(line for line in start.splitlines() if line.strip()) + b"\n"
-    parse = arrow_csv.ParseOptions(delimiter=_sign(file, heading), newlines_in_values=True)
+    heading = next(line for line in start.decode("utf-8-sig", "replace").splitlines() if line.strip())
+    signs = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
+    names = {sign: next(csv.reader([heading], delimiter=sign)) for sign in signs}
+    sign = next((sign for sign in signs if len(names[sign]) > 1), signs[0])
+    check_names(file, names[sign])
+    texts = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names[sign], pa.large_string()),
+        strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
+    )  # fmt: skip
+    # One block, so that no row lies across two of them.
+    how = arrow_csv.ReadOptions(block_size=min(max(size + 1, _LEAST), _LARGEST))
     try:
-        names = arrow_csv.read_csv(pa.BufferReader(heading), arrow_csv.ReadOptions(), parse).column_names
-        texts = arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.large_string()),
-            strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
-        )  # fmt: skip
-        # One block, so that no row lies across two of them.
-        how = arrow_csv.ReadOptions(block_size=min(max(size + 1, _LEAST), _LARGEST))
-        return arrow_csv.read_csv(file, how, parse, texts)
+        return arrow_csv.read_csv(file, how, arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True), texts)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"'{file}' cannot be read as CSV: {_why(error)}") from error
-
-
-def _sign(file: Path, heading: bytes) -> str:
-    """What stands between two cells."""
-    usual = SUFFIXES.get(file.suffix.lower(), ",")
-    line = heading.decode("utf-8", "replace").removeprefix("\ufeff")
-    return next((sign for sign in (usual, ";", "\t") if len(next(csv.reader([line], delimiter=sign))) > 1), usual)
-
-
-def _why(error: Exception) -> str:
-    """What went wrong, and what to do about it."""
-    reason = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")
+        reason = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
     if "utf8" in reason.lower() or "utf-8" in reason.lower():
-        return "it is not UTF-8; save it in UTF-8."
-    if "Expected" in reason and "columns" in reason:
-        return f"{reason[0].lower()}{reason[1:200]}; text with a comma or a line break must stand in quotes."
-    return f"{reason[:200]}."
-
-
-# --------------------------------------------------------------------------- JSON
+        reason = "it is not UTF-8; save it in UTF-8"
+    elif "Expected" in reason and "columns" in reason:
+        reason = f"{reason[0].lower()}{reason[1:]}; text with a comma or a line break must stand in quotes"
+    raise DataError(f"'{file}' cannot be read as CSV: {reason}.")
 
 
 def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
-    """What `parse` makes of every record; the FieldErrors it raises get their file and line here."""
+    """What `parse` makes of every record; what is wrong with one is said with its file and line."""
     for file, place, record in records(files):
-        try:
-            yield parse(record)
-        except FieldError as error:
-            raise DataError(f"{place} of '{file}' {error}.") from None
-        except RecursionError:
-            raise _deep(file, place) from None
+        with at_place(f"{place} of '{file}'"):
+            made = parse(record)
+        yield made
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """Every record with its file and its place there, "Line 3" or "Entry 3"; blank lines are skipped."""
     for file in files:
-        try:
-            with file.open("rb") as stream:
-                if begins_array(stream.peek(200)):
-                    for number, entry in enumerate(_loaded(file, "", stream.read()), start=1):
-                        yield (
-                            file,
-                            f"Entry {number}",
-                            _object(file, f"Entry {number}", entry, "entry of the array must be a"),
-                        )
+        with readable(file), file.open("rb") as stream:
+            array = begins_array(stream.peek(200))
+            for number, entry in enumerate(_loaded(file, "A list", stream.read()) if array else stream, start=1):
+                place = f"{'Entry' if array else 'Line'} {number}"
+                if not array and not entry.strip():
                     continue
-                for number, line in enumerate(stream, start=1):
-                    if line.strip():
-                        place = f"Line {number}"
-                        yield file, place, _object(file, place, _loaded(file, place, line), "line must hold one")
-        except OSError as error:
-            raise _unread(file, error) from error
+                record = entry if array else _loaded(file, place, entry)
+                if not isinstance(record, dict):
+                    must = "entry of the array must be a" if array else "line must hold one"
+                    raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {must} JSON object.")
+                yield file, place, record
 
 
 def begins_array(start: bytes) -> bool:
@@ -202,9 +133,8 @@ def begins_array(start: bytes) -> bool:
 def _loaded(file: Path, place: str, text: bytes) -> Any:
     """What a file, or a line of it, says."""
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise _deep(file, place or "A list") from None
+        with at_place(f"{place} of '{file}'"):
+            return json.loads(text)
     except ValueError as error:  # a UnicodeDecodeError is one, too
         reason = str(error).removesuffix(".")
     if file.suffix.lower() == ".json" and place == "Line 1":
@@ -212,19 +142,4 @@ def _loaded(file: Path, place: str, text: bytes) -> Any:
             f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({reason}). Write an array: from "
             "pandas, to_json(FILE, orient='records')."
         )
-    where = f"{place} of '{file}'" if place else f"'{file}'"
-    raise DataError(f"{where} is not JSON ({reason}); was the file cut off while it was written?")
-
-
-def _object(file: Path, place: str, value: Any, must: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{place} of '{file}' holds a {type(value).__name__}; each {must} JSON object.")
-    return value
-
-
-def _deep(file: Path, place: str) -> DataError:
-    return DataError(f"{place} of '{file}' is nested too deeply to be read; leave out the field that is.")
-
-
-def _unread(file: Path, error: OSError) -> DataError:
-    return DataError(f"'{file}' cannot be read: {error.strerror or error}.")
+    raise DataError(f"{place} of '{file}' is not JSON ({reason}); was the file cut off while it was written?")

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from spanwise.disk import add_line, write_text, writing
 from spanwise.errors import DataError
-from spanwise.rollouts.write import write_rollouts
+from spanwise.rollouts.schema import write_rollouts
 
 #: What a run ends with, in no folder of a run that has not.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -79,7 +79,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         return
     place = Path(path)
     made = not place.exists()
-    with writing(place, _output(place)):
+    with writing(place, f"The output folder '{place}'"):
         place.mkdir(parents=True, exist_ok=True)
     lock = FileLock(place / ".lock")
     try:
@@ -109,7 +109,7 @@ class RunFolder:
     """Writes what a run leaves behind: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
 
     Args:
-        path: of the run; nothing is written before `begin` or `go_on`.
+        path: of the run; nothing is written before `begin`.
         writes: the files and folders that this run writes there; nothing else is ever removed.
     """
 
@@ -121,43 +121,31 @@ class RunFolder:
         written = {name: value for name, value in recipe.items() if name != "output"}
         write_text(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
 
-    def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Begin a run: of all that runs write nothing is left of an earlier one, and what else lies there stays.
+    def begin(
+        self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        """Begin a run, or go on with one: of all that runs write nothing is left of an earlier one, and what else lies there stays.
 
         Args:
             recipe: as it was resolved.
-        """
-        with writing(self.path, _output(self.path)):
-            for name in self.writes:
-                _remove(self.path / name)
-            self._start(recipe, ())
-
-    def go_on(self, recipe: Mapping[str, Any], *, step: int, history: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with a run from a step: its checkpoints and what it wrote until then stay.
-
-        Args:
-            recipe: as in `begin`.
-            step: of the checkpoint.
+            step: of the checkpoint that the run goes on from; its checkpoints and what it wrote until then stay.
             history: the lines of `metrics.jsonl` up to it.
         """
-        with writing(self.path, _output(self.path)):
+        with writing(self.path, f"The output folder '{self.path}'"):
+            for name in self.writes:
+                place = self.path / name
+                if step is not None and name not in RESULTS:
+                    continue
+                if place.is_dir() and not place.is_symlink():
+                    shutil.rmtree(place)
+                else:
+                    place.unlink(missing_ok=True)
             for file in (self.path / "rollouts").glob("step_*.parquet"):
-                if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > step:
+                if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > (step or 0):
                     file.unlink()
-            for name in RESULTS:
-                if name in self.writes:
-                    _remove(self.path / name)
-            self._start(recipe, history)
-
-    def _start(self, recipe: Mapping[str, Any], history: Iterable[Mapping[str, Any]]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_recipe(recipe)
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
-
-    @property
-    def model(self) -> Path:
-        """Where the trained model and its tokenizer go."""
-        return self.path / "model"
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_recipe(recipe)
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(dict(line)) + "\n" for line in history))
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`."""
@@ -165,20 +153,11 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
-        write_summary(self.path, summary)
+        write_text(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int) -> None:
         """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write `summary.json` into a folder, which is made if it does not exist.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    write_text(folder / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
 
 
 def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
@@ -187,26 +166,11 @@ def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
     What an interruption cut off in the middle of a line ends them as well.
     """
     file = run / "metrics.jsonl"
-    if not file.is_file():
-        return
-    with file.open(encoding="utf-8") as written:
-        for text in written:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                return
-            if line["step"] > step or "final" in line:
-                return
-            yield line
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder with all that is in it; of a link the link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _output(path: Path) -> str:
-    return f"The output folder '{path}'"
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return
+        if line["step"] > step or "final" in line:
+            return
+        yield line

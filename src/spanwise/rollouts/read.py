@@ -11,13 +11,11 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
+from spanwise.rollouts.cells import clean
 from spanwise.rollouts.files import SUFFIXES, begins_array, check_names, readable, records
-from spanwise.rollouts.messages import clean
 from spanwise.rollouts.readers.own import read_own
-from spanwise.rollouts.readers.plain import read_plain
-from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verl
-from spanwise.rollouts.readers.verifiers import read_verifiers
-from spanwise.rollouts.roles import FORMATS
+from spanwise.rollouts.readers.plain import FORMATS, read_plain
+from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
 Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
@@ -63,29 +61,6 @@ def read_rollouts(
     """
     place = Path(path)
     files = _files(place)
-    _check_names(place, files)
-    reader = _reader(files, columns)
-    with readable(files[0] if len(files) == 1 else place):
-        table = reader(place, files, tokenizer)
-    if len(table) == 0:
-        raise DataError(f"'{path}' holds no completions. {table.note}".strip())
-    return table
-
-
-def _files(place: Path) -> list[Path]:
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise DataError(f"There is no file or folder '{place}'.")
-    for pattern in _PLACES:
-        found = sorted((file for file in place.glob(pattern) if file.is_file()), key=_natural)
-        if found:
-            return found
-    kept = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
-    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
-
-
-def _check_names(place: Path, files: Sequence[Path]) -> None:
     for file in (place, *files):
         if str(file) != clean(str(file)):  # no message, table or page could name it
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
@@ -93,53 +68,66 @@ def _check_names(place: Path, files: Sequence[Path]) -> None:
             raise DataError(f"'{file}' is compressed; unpack it first.")
         if file.suffix.lower() in _SHEETS and file.is_file():
             raise DataError(f"'{file}' is a spreadsheet; save it as CSV in UTF-8.")
-
-
-def _natural(file: Path) -> list[int | str]:
-    """Sort 2.jsonl before 10.jsonl."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
-
-
-def _reader(files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader:
-    """What reads the files; a table that is no trainer's, or whose columns the user names, is read as a plain one."""
-    plain, suffix = partial(read_plain, columns=columns), files[0].suffix.lower()
-    if suffix in SUFFIXES:
-        return plain
-    start = _begins(files[0])
-    if suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
-        return _lines_reader(files, columns, plain)
-    readers = {_parquet_reader(file, columns, plain) for file in files}
+    plain = partial(read_plain, columns=columns)
+    readers = {_reader(file, files, columns) or plain for file in files}
     if len(readers) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
-    return readers.pop()
+    with readable(files[0] if len(files) == 1 else place):
+        table = readers.pop()(place, files, tokenizer)
+    if len(table) == 0:
+        raise DataError(f"'{path}' holds no completions. {table.note}".strip())
+    return table
 
 
-def _begins(file: Path) -> bytes:
-    """The first bytes of a file."""
-    with readable(file), file.open("rb") as stream:
-        return stream.read(200)
+def _files(place: Path) -> list[Path]:
+    """The rollout files that a path leads to, 2.jsonl before 10.jsonl."""
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise DataError(f"There is no file or folder '{place}'.")
+    for pattern in _PLACES:
+        files = [file for file in place.glob(pattern) if file.is_file()]
+        if files:
+            return sorted(files, key=lambda file: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", file.name)])
+    kept = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
+    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
 
 
-def _parquet_reader(file: Path, columns: Mapping[str, str] | None, plain: Reader) -> Reader:
-    _check_parquet(file)
+def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader | None:
+    """What reads a file; None: a table that is no trainer's, or whose columns the user names."""
+    suffix = file.suffix.lower()
+    if suffix in SUFFIXES:
+        return None
     with readable(file):
-        found = pq.read_schema(file)
-    check_names(file, found.names)
-    if schema.is_own(found.names):
-        schema.check(file, found)
-        _check_unnamed(file, "spanwise's own rollouts", columns)
-        return read_own
-    return read_trl if not columns and is_trl(found) else plain
-
-
-def _check_unnamed(file: Path, what: str, columns: Mapping[str, str] | None) -> None:
-    if columns:
+        with file.open("rb") as stream:
+            start = stream.read(200)
+        if suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
+            file, _, record = next(records(files), (file, "", None))
+            if record is None:
+                raise DataError(f"'{file}' holds no completions.")
+            traces, own = not {"traces", "nodes"}.isdisjoint(record), False
+            before = {"prompt", "completion"} <= set(record) and not _VERIFIERS.isdisjoint(record)
+            reader = read_verl if set(VERL_REQUIRED) <= set(record) else read_verifiers if before else None
+        else:
+            _check_parquet(file, start)
+            found = pq.read_schema(file)
+            check_names(file, found.names)
+            traces, own = False, schema.is_own(found.names)
+            reader = read_trl if is_trl(found) else None
+            if own:
+                schema.check(file, found)
+    if columns and (traces or own):
+        what = "verifiers' traces" if traces else "spanwise's own rollouts"
         raise DataError(f"'{file}' holds {what}, whose columns have fixed names; leave out --columns.")
+    if traces:
+        return read_verifiers
+    if own:
+        return read_own
+    return None if columns else reader
 
 
-def _check_parquet(file: Path) -> None:
+def _check_parquet(file: Path, start: bytes) -> None:
     """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
-    start = _begins(file)
     try:
         line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""
     except UnicodeDecodeError:
@@ -148,17 +136,3 @@ def _check_parquet(file: Path) -> None:
         text = f"is text, which is no rollout format. Known here: {FORMATS}"
         text = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else text
         raise DataError(f"'{file}' {text} (it begins {line!r}).")
-
-
-def _lines_reader(files: Sequence[Path], columns: Mapping[str, str] | None, plain: Reader) -> Reader:
-    file, _, record = next(records(files), (files[0], "", None))
-    if record is None:
-        raise DataError(f"'{files[0]}' holds no completions.")
-    if "traces" in record or "nodes" in record:
-        _check_unnamed(file, "verifiers' traces", columns)
-        return read_verifiers
-    if columns:
-        return plain
-    if set(VERL_REQUIRED) <= set(record):
-        return read_verl
-    return read_verifiers if {"prompt", "completion"} <= set(record) and not _VERIFIERS.isdisjoint(record) else plain

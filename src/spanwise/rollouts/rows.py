@@ -1,4 +1,4 @@
-"""The completions of a rollout file one by one, as the token view shows them."""
+"""What a file of this package records, for those who show it: the numbers of every completion, and some one by one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,77 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from spanwise.errors import AlignmentError, SpanwiseError
+from spanwise.errors import SpanwiseError
 from spanwise.rollouts import schema
-from spanwise.rollouts.files import flat, offsets
-from spanwise.rollouts.recorded import column_of
-from spanwise.rollouts.text import load_tokenizer
+from spanwise.rollouts.files import readable
+from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
+
+
+def read_numbers(file: Path) -> pa.Table:
+    """The columns with one number per completion: credit, rewards, spans, steps; no text and nothing per token."""
+    with readable(file):
+        opened = _opened(file)
+        kinds = {one.name: one.type for one in opened.schema_arrow}
+        wanted = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
+        return opened.read(columns=wanted)
+
+
+def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
+    """Some completions, by ascending numbers, or all, with all that the file holds of them; no other part of it is read."""
+    with readable(file):
+        opened = _opened(file)
+        if rows is None:
+            return opened.read()
+        wanted, last, parts = np.asarray(rows, dtype=np.int64), 0, [opened.schema_arrow.empty_table()]
+        for part in range(opened.num_row_groups):
+            first, last = last, last + opened.metadata.row_group(part).num_rows
+            here = wanted[(wanted >= first) & (wanted < last)] - first
+            parts += [opened.read_row_group(part).take(pa.array(here))] if len(here) else []
+        return pa.concat_tables(parts)
+
+
+def _opened(file: Path) -> pq.ParquetFile:
+    opened = pq.ParquetFile(file)
+    schema.check(file, opened.schema_arrow)
+    return opened
+
+
+def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
+    """Method -> block -> credit of each completion, as reports take it: NaN where it has no such block.
+
+    Under `stop` that of leaving out every paid block, where anybody has any: NaN where it is 0.
+
+    >>> table = pa.table({"credit/bae/a": [0.5, None], "credit/bae/stop": [0.0, -1.0], "advantages/bae": [[0.5], [-1.0]]})
+    >>> recorded_credit(table)["bae"]["stop"].tolist()
+    [nan, -1.0]
+    """
+    credit = {}
+    for method in schema.methods_in(table.column_names):
+        blocks = schema.behind(table.column_names, "credit", method)
+        own = {block: schema.numbers(table, schema.column("credit", method, block)) for block in blocks}
+        stop_n = own.pop(schema.STOP, torch.zeros(0))
+        charged = {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
+        credit[method] = own | charged
+    return credit
+
+
+def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
+    """Of the credit of a block: how many completions have it, its mean size, the share of exactly 0, lowest and highest.
+
+    >>> credit_figures(torch.tensor([0.5, 0.0, torch.nan]))
+    {'completions': 2, 'mean_abs': 0.25, 'zero_share': 0.5, 'lowest': 0.0, 'highest': 0.5}
+    """
+    here_n = credit_n[~credit_n.isnan()].double()
+    figures = {"mean_abs": here_n.abs().mean(), "zero_share": (here_n == 0).double().mean()}
+    figures |= {"lowest": here_n.min(), "highest": here_n.max()} if len(here_n) else dict.fromkeys(("lowest", "highest"))
+    return {"completions": len(here_n), **{name: float(value) if len(here_n) else None for name, value in figures.items()}}
 
 
 @dataclass(frozen=True)
@@ -138,31 +201,33 @@ def token_rows(
         (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
+    schema.column_of(table, schema.PROMPT)
     source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
-    for name in (schema.PROMPT, source, *([] if methods else [schema.column("advantages", "<method>")])):
-        column_of(table, name)
-    edges = offsets(table[source])
-    trained = _aligned(table, schema.TRAINABLE, edges).astype(np.bool_)
-    flat_of = {name: _aligned(table, name, edges) for name in schema.token_columns(names)}
-    advantages = {one: _aligned(table, schema.column("advantages", one), edges) for one in methods}
-    block = _aligned(table, schema.BLOCK, edges) if schema.BLOCK in names else None
+    known = schema.token_columns(names)
+    trained_with = [schema.column("advantages", one) for one in methods or ["<method>"]]
+    block = [schema.BLOCK] if schema.BLOCK in names else []
+    edges = schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained_with, *block], "the rollouts")
+    flat = {name: schema.flat(table[name], np.float64) for name in (schema.TRAINABLE, *known, *trained_with, *block)}
     texts = _texts(table[source], edges, vocabulary)
     plain = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)]).to_pylist()
     blocks, objectives = schema.behind(names, "end"), schema.behind(names, "reward")
     credited = {one: [name for name in schema.behind(names, "credit", one) if name != schema.STOP] for one in methods}
     parts = {one: table[name].to_pylist() for one in methods if (name := schema.column("parts", one)) in names}
-    made = []
+    rows = []
     for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
-        here, known = trained[first:last], {name: values[first:last] for name, values in flat_of.items()}
-        logp = known.pop(schema.LOGP, None)
-        values = {name.partition("/")[2]: value for name, value in known.items()}
+        here = {name: values[first:last] for name, values in flat.items()}
+        trained, logp = here[schema.TRAINABLE].astype(np.bool_), here.get(schema.LOGP)
+        values = {name.partition("/")[2]: here[name] for name in known if name != schema.LOGP}
         cut = None if logp is None or opens is None else partial(opens, logp)
-        made.append(
+        rows.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
                 tokens=text,
-                advantages={one: np.where(here, adv[first:last], np.nan).tolist() for one, adv in advantages.items()},
-                spans=_pieces(row, blocks, None if block is None else block[first:last]),
+                advantages={
+                    one: np.where(trained, here[name], np.nan).tolist()
+                    for one, name in zip(methods, trained_with, strict=True)
+                },
+                spans=_pieces(row, blocks, here.get(schema.BLOCK)),
                 rewards={name: row[schema.column("reward", name)] for name in objectives},
                 statuses={name: row[schema.column("status", name)] for name in objectives},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
@@ -170,11 +235,8 @@ def token_rows(
                 probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
                 stop={one: stop for one in methods if (stop := row.get(schema.column("credit", one, schema.STOP)))},
-                opens={name: cut(~np.isnan(value) & here) for name, value in values.items() if cut is not None},
-                credit={
-                    one: {name: row[schema.column("credit", one, name)] for name in inside}
-                    for one, inside in credited.items()
-                },
+                opens={name: cut(~np.isnan(value) & trained) for name, value in values.items() if cut is not None},
+                credit={one: {b: row[schema.column("credit", one, b)] for b in inside} for one, inside in credited.items()},
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={one: shares[n] for one, shares in (own or {}).items()},
                 parts={one: [_part(entry) for entry in listed[n] or ()] for one, listed in parts.items()},
@@ -183,7 +245,7 @@ def token_rows(
                 group=row.get(schema.GROUP),
             )
         )
-    return made
+    return rows
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
@@ -204,34 +266,20 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
     return found
 
 
-def _aligned(table: pa.Table, name: str, edges: np.ndarray) -> np.ndarray:
-    """A column of lists, end to end, that must have an entry for each token."""
-    column = column_of(table, name)
-    differ = np.flatnonzero(np.diff(edges) != (lengths := np.diff(offsets(column))))
-    if differ.size:
-        row = int(differ[0])
-        size = int(edges[row + 1] - edges[row])
-        raise AlignmentError(f"Row {row + 1} of the rollouts has {size} tokens and {int(lengths[row])} in '{name}'.")
-    return flat(column, np.float64)
-
-
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
     """The texts of the tokens of each completion; its ids, if one of them is not known."""
     coded = column.combine_chunks().flatten().dictionary_encode()
     entries, places = coded.dictionary.to_pylist(), coded.indices.to_pylist()
-    words = [_word(entry, () if vocabulary is None else vocabulary.pieces) for entry in entries]
+    pieces = () if vocabulary is None else vocabulary.pieces
+    words: list[str | None] = []
+    for entry in entries:
+        piece = (pieces[entry] if 0 <= entry < len(pieces) else None) if isinstance(entry, int) else entry
+        words.append(token_text(piece) if isinstance(piece, bytes) else piece)
     texts = []
     for first, last in pairwise(edges.tolist()):
         spelled = [words[place] for place in places[first:last]]
         texts.append([f"⟨{entries[place]}⟩" for place in places[first:last]] if None in spelled else spelled)
     return texts
-
-
-def _word(entry: str | bytes | int, pieces: Sequence[bytes]) -> str | None:
-    """The text of a token; None if its id is not known."""
-    if isinstance(entry, int):
-        return token_text(pieces[entry]) if 0 <= entry < len(pieces) else None
-    return entry if isinstance(entry, str) else token_text(entry)
 
 
 def token_text(piece: bytes) -> str:

@@ -36,17 +36,29 @@ is called `answer`, and is JSON where it is no text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
 
-from spanwise.errors import DataError, SpanwiseError
+from spanwise.batch import Batch
+from spanwise.disk import whole_file
+from spanwise.errors import AlignmentError, DataError, SpanwiseError
+from spanwise.pipeline import Reading
+from spanwise.rollouts.cells import clean
+from spanwise.types import Credit, Scores, Spans, Status, Zero, whole_text
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
 TRAINABLE, TEXT, FAULT, STOP, BLOCK, SCORE = "trainable", "text", "fault", "stop", "block", "self_reward"
-ANSWER = "answer"
-VALUES, LOGP = "values", "logprobs"
+ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 
 #: What stands in place of a method where a trainer's own numbers are shown as it recorded them.
 RECORDED = "recorded"
@@ -54,24 +66,22 @@ RECORDED = "recorded"
 #: Of the format; it stands in the file's metadata.
 VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
-_NUMBERS = pa.list_(pa.float32())
-_TYPES = {
-    STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
-    TOKENS: pa.list_(pa.string()),
-    TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(), BLOCK: pa.list_(pa.int16()),
-    SCORE: pa.float64(), VALUES: _NUMBERS, LOGP: _NUMBERS,
-}  # fmt: skip
 #: What `parts/<method>` says of each objective: `part = weight (worth - baseline) / divisor`, where there is a baseline; the others
 #: of its stratum, how many members that has and of how many of them the baseline is the mean; why the part is 0 (`types.Zero`).
 PART = pa.struct({
     "objective": pa.string(), "worth": pa.float64(), "baseline": pa.float64(), "divisor": pa.float64(), "weight": pa.float64(),
     "part": pa.float64(), "stratum": pa.int64(), "members": pa.int64(), "averaged": pa.int64(), "reason": pa.string(),
 })  # fmt: skip
-_FAMILIES = {
-    "start": pa.int64(), "end": pa.int64(), "reward": pa.float64(), "status": pa.string(), "credit": pa.float64(),
-    "advantages": _NUMBERS, VALUES: _NUMBERS, "stated": pa.float64(), "parts": pa.list_(PART),
+_NUMBERS = pa.list_(pa.float32())
+#: Every column and what it is written as; of a family what stands before its names.
+COLUMNS = {
+    STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
+    TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
+    "start/": pa.int64(), "end/": pa.int64(), BLOCK: pa.list_(pa.int16()),
+    "reward/": pa.float64(), "status/": pa.string(), "stated/": pa.float64(),
+    VALUES: _NUMBERS, f"{VALUES}/": _NUMBERS, LOGP: _NUMBERS, SCORE: pa.float64(),
+    "credit/": pa.float64(), "parts/": pa.list_(PART), "advantages/": _NUMBERS,
 }  # fmt: skip
-_BY_METHOD = ("credit", "advantages", "parts")
 
 
 def column(family: str, *names: str) -> str:
@@ -80,8 +90,8 @@ def column(family: str, *names: str) -> str:
     >>> column("end", "solution"), column("credit", "bae:group", "solution")
     ('end/solution', 'credit/bae:group/solution')
     """
-    assert family in _FAMILIES, f"no column is called {family}/..."
-    if family in _BY_METHOD and "/" in names[0]:
+    assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
+    if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
             f"Method '{names[0]}' has a '/' in its name, which the columns of a rollout file are cut at; rename it."
         )
@@ -145,7 +155,7 @@ def type_of(name: str) -> pa.DataType | None:
     (DataType(double), None)
     """
     family, slash, _ = name.partition("/")
-    return _FAMILIES.get(family) if slash else _TYPES.get(name)
+    return COLUMNS.get(family + slash)
 
 
 def is_own(names: Iterable[str]) -> bool:
@@ -159,27 +169,327 @@ def is_own(names: Iterable[str]) -> bool:
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
     """What a file says of itself: the version of its format, and the folder of the tokenizer that its ids are of."""
-    said = {_VERSION_KEY: VERSION.encode()}
-    return said if tokenizer is None else {**said, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
+    about = {_VERSION_KEY: VERSION.encode()}
+    return about if tokenizer is None else {**about, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
 
 def tokenizer_of(schema: pa.Schema) -> Path | None:
     """The folder of the tokenizer that the ids of a file are of, if it says so and it is still there."""
-    said = (schema.metadata or {}).get(_TOKENIZER_KEY)
-    place = None if said is None else Path(said.decode())
-    return place if place is not None and place.exists() else None
+    name = (schema.metadata or {}).get(_TOKENIZER_KEY)
+    return Path(name.decode()) if name and Path(name.decode()).exists() else None
 
 
 def check(file: Path, schema: pa.Schema) -> None:
     """Refuse a file of another version; one without any is taken at its columns."""
-    said = (schema.metadata or {}).get(_VERSION_KEY)
-    if said is not None and said != VERSION.encode():
+    version = (schema.metadata or {}).get(_VERSION_KEY)
+    if version not in (None, VERSION.encode()):
         raise DataError(
-            f"'{file}' has version {said.decode(errors='replace')} of the rollout format and this spanwise reads {VERSION}; "
+            f"'{file}' has version {version.decode(errors='replace')} of the rollout format and this spanwise reads {VERSION}; "
             "write it again, or read it with the spanwise that wrote it."
         )
-    if said is None and "advantages" in schema.names:
+    if version is None and "advantages" in schema.names:
         raise DataError(
             f"'{file}' has a column 'advantages' that names no method, as spanwise wrote before its rollout format had a version; "
             "write it again, or call the column 'advantages/<method>'."
         )
+
+
+def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | Sequence[int]) -> pa.Table:
+    """Completions as a table in the columns of `rollouts.schema`, each of the type that it has there.
+
+    Args:
+        columns: name -> a value for each completion, or one for each token, end to end, if the column holds lists of them; NaN
+            becomes null, and a prompt or an answer that is no text JSON. A column that is None is left out.
+        offsets: where the tokens of each completion start, and where those of the last one end.
+
+    Raises:
+        AlignmentError: a column of tokens that does not have one entry for each of them.
+
+    Example:
+        One completion of two tokens, the second from a tool.
+
+        >>> rollout_table({"prompt": ["2 + 2?"], "completion_ids": [5, 9], "trainable": [True, False]}, [0, 2]).to_pylist()
+        [{'prompt': '2 + 2?', 'completion_ids': [5, 9], 'trainable': [True, False]}]
+    """
+    edges = pa.array(offsets, pa.int32())
+    arrays: dict[str, pa.Array] = {}
+    for name, values in columns.items():
+        kind = type_of(name)
+        if values is None or isinstance(values, pa.Array):
+            array = values
+        elif name in (PROMPT, ANSWER):
+            texts = (one if one is None or isinstance(one, str) else json.dumps(one, default=str) for one in values)
+            array = pa.array([text if text is None else clean(text) for text in texts], pa.string())
+        else:
+            entry = kind.value_type if kind is not None and pa.types.is_list(kind) else None
+            values = values.numpy() if isinstance(values, Tensor) else values
+            array = pa.array(values, entry or kind, from_pandas=True)  # NaN becomes null
+            if entry is not None and len(values) != edges[-1].as_py():
+                raise AlignmentError(
+                    f"There are {edges[-1]} tokens and {len(values)} entries of '{name}'; give one for each."
+                )
+            array = array if entry is None else pa.ListArray.from_arrays(edges, array)
+        if array is not None:
+            arrays[name] = array
+    return pa.table(arrays)
+
+
+def span_columns(
+    names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
+) -> dict[str, Int[Tensor, " n"]]:
+    """Where the blocks lie; nowhere, if a block is absent or the completion was left out of the loss."""
+    sides = (("start", start_nk), ("end", end_nk))
+    return {column(side, name): edge_nk[:, k] for k, name in enumerate(names) for side, edge_nk in sides}
+
+
+def score_columns(scores: Scores) -> dict[str, Any]:
+    """Rewards, why they are what they are, and what completions state; rewards by outcome are not written."""
+    columns: dict[str, Any] = {}
+    for m, objective in enumerate(scores.names):
+        columns[column("reward", objective)] = scores.reward_nm[:, m]
+        columns[column("status", objective)] = [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()]
+        columns[column("stated", objective)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
+    return columns
+
+
+def credit_columns(
+    method: str, names: Sequence[str], present_nk: Bool[Tensor, "n k"], credit: Credit, advantages: Shaped[Any, " v"]
+) -> dict[str, Any]:
+    """What one method credits completions with; NaN where a block is absent, and at tokens that were left out of the loss."""
+    held_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
+    return {
+        **{column("credit", method, name): held_nk[:, k] for k, name in enumerate(names)},
+        column("credit", method, STOP): credit.stop_n,
+        column("parts", method): _part_lists(credit) if credit.names else None,
+        column("advantages", method): advantages,
+    }
+
+
+def _part_lists(credit: Credit) -> pa.Array:
+    """A list per completion with a struct per objective, or one for the sum of all."""
+    assert credit.comparison is not None, "it compares objectives"
+    assert credit.adv_nm is not None, "it compares objectives"
+    assert credit.weight_m is not None, "it compares objectives"
+    n, m = credit.adv_nm.shape
+    known = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(credit.comparison).items()}
+    reasons = np.array([reason.name.lower() if reason else "" for reason in Zero])
+    known |= {
+        "objective": list(credit.names) * n,
+        "weight": np.tile(credit.weight_m.double().numpy(), n),
+        "part": (credit.weight_m * credit.adv_nm).flatten().numpy(),
+        "reason": reasons[known["reason"]],
+    }
+    columns = [pa.array(known[entry.name], entry.type, from_pandas=True) for entry in PART]
+    flat = pa.StructArray.from_arrays(columns, fields=list(PART))
+    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), flat)
+
+
+def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
+    """A column as float64; NaN for null.
+
+    >>> numbers(pa.table({"reward/correct": [1.0, None]}), "reward/correct")
+    tensor([1., nan], dtype=torch.float64)
+    """
+    return torch.tensor(column_of(table, name).cast(pa.float64()).to_numpy(), dtype=torch.float64)
+
+
+def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.ChunkedArray:
+    """A column; a DataError if there is none."""
+    if name not in table.column_names:
+        raise DataError(f"There is no column '{name}' in {file}, only {', '.join(table.column_names) or 'none'}.")
+    return table[name]
+
+
+def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
+    """The entries of a column of lists, end to end; NaN at a gap, which only numbers have.
+
+    >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
+    [1.0, nan, 2.0]
+    """
+    values = column.combine_chunks().flatten()
+    if values.null_count:
+        values = values.cast(pa.float64())
+    return values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+
+def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
+    """Where the lists of a column start in `flat`, and where the last one ends.
+
+    >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
+    [0, 2, 2, 3]
+    """
+    lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
+    """Where the tokens of each completion start; of each column a completion must have a list as long as that of the first."""
+    edges = None
+    for name in names:
+        values = column_of(table, name, file)
+        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+            raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {values.type}.")
+        if values.null_count:
+            raise DataError(f"{values.null_count} of {len(values)} completions of {file} have no '{name}'.")
+        here = offsets(values)
+        edges = here if edges is None else edges
+        if (edges != here).any():
+            row = int((np.diff(edges) != np.diff(here)).argmax())
+            raise AlignmentError(
+                f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(here)[row])} values of "
+                f"'{name}'; there must be one for each token. Was the file changed after it was written?"
+            )
+    assert edges is not None, "there is a column of tokens"
+    return edges
+
+
+def write_rollouts(
+    file: Path, parts: Iterable[pa.Table], *, pieces: Sequence[bytes] | None = None, tokenizer: Path | None = None
+) -> None:
+    """Write a rollout file, part by part; nobody ever sees half of it.
+
+    Args:
+        file: its folder is made if it does not exist.
+        parts: completions, in order, as `rollout_table` makes them; all with the same columns.
+        pieces: the bytes of every id, where the ids are no tokenizer's own; they are written instead of ids.
+        tokenizer: the folder that the ids are of, where a reader could not know it.
+
+    Raises:
+        DataError: the file cannot be written.
+
+    Example:
+        Two answers to one prompt, and what GRPO without a scale credits them with; then they are read again.
+
+        >>> import tempfile
+        >>> from spanwise.rollouts import read_rollouts, rollout_table
+        >>> part = rollout_table({
+        ...     "prompt": ["2 + 2?"] * 2, "completion_ids": [0, 1], "trainable": [True, True], "advantages/grpo": [0.5, -0.5],
+        ...     "reward/correct": [1.0, 0.0], "status/correct": ["ok", "ok"],
+        ... }, [0, 1, 2])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_rollouts(Path(folder) / "step_1.parquet", [part], pieces=[b"4", b"5"])
+        ...     table = read_rollouts(Path(folder) / "step_1.parquet")
+        >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
+        ('2 + 2?', [1.0, 0.0])
+    """
+    texts = None if pieces is None else _piece_texts(pieces)
+    writer: pq.ParquetWriter | None = None
+    with whole_file(file) as beside:
+        try:
+            for part in parts:
+                table = part if texts is None else _spelled(part, texts)
+                table = table.replace_schema_metadata(metadata(tokenizer))
+                # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
+                writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                try:
+                    writer.close()
+                finally:  # on a full disk that fails, and would again when the writer goes
+                    writer.is_open = False
+
+
+def _piece_texts(pieces: Sequence[bytes]) -> pa.Array:
+    """What each id says as text, as bytes where a tokenizer cuts characters; last nothing, for what is no id."""
+    try:
+        return pa.array([piece.decode() for piece in (*pieces, b"")], pa.string())
+    except UnicodeDecodeError:
+        return pa.array([*pieces, b""], pa.binary())
+
+
+def _spelled(part: pa.Table, texts: pa.Array) -> pa.Table:
+    """The piece of each id instead of it; nothing for what is none, as may stand at a masked token."""
+    lists = part[IDS].combine_chunks()
+    ids, nothing = lists.values.to_numpy(), len(texts) - 1
+    spelled = texts.take(pa.array(np.where((ids >= 0) & (ids < nothing), ids, nothing)))
+    column = pa.ListArray.from_arrays(lists.offsets, spelled)
+    return part.set_column(part.schema.get_field_index(IDS), TOKENS, column)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The completions of the last generation batch of this process, with everything that was said of them.
+
+    Attributes:
+        mode: "train" or "eval".
+        step: the optimiser step they were generated at.
+        method: the name of what credited them.
+        batch: the N completions as the trainer filled them in: groups, numbered over all processes, token ids, the mask of what the
+            model sampled, the dataset's columns but the prompts, and what a critic, the policy or a mode said of them.
+        reading: what each completion says, block by block, and its rewards and statuses.
+        spans: where each block lies among the tokens that enter the loss.
+        credit: credit per block of the N completions; its two counters cover all processes.
+        advantages_nt: what every token is trained with, before the fold.
+        prompts: N prompts, strings or message lists, as the dataset has them.
+        completions: N completions as the trainer decoded them.
+        value_names: of the values of the batch, if they are several (`Scheme.value_names`).
+        more: what modes keep of each completion, by column (`Mode.columns`).
+    """
+
+    mode: str
+    step: int
+    method: str
+    batch: Batch
+    reading: Reading
+    spans: Spans
+    credit: Credit
+    advantages_nt: Float[Tensor, "n t"]
+    prompts: list[Any]
+    completions: list[Any]
+    value_names: tuple[str, ...] = ()
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
+        """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
+
+        Args:
+            step: of training, which a batch may serve several optimiser steps of.
+            rollout_n: the rollout of each completion, where some are parts of one that has one vote.
+
+        Raises:
+            AlignmentError: values that do not fit their names.
+        """
+        batch, spans, texts = self.batch, self.spans, self.reading.text or []
+        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+        mask_nt = batch.mask_nt.bool()
+        filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
+        learned_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
+        present = [[text[name] is not None for name in spans.names] for text in texts]
+        present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
+        known = {name: known_nt.masked_fill(~mask_nt, torch.nan).float() for name, known_nt in self._known().items()}
+        known |= {BLOCK: spans.block_nt} if spans.interleaved else {}
+        advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
+        columns = {
+            STEP: [step] * len(texts),
+            GROUP: batch.group_n,
+            ROLLOUT: rollout_n,
+            PROMPT: self.prompts,
+            ANSWER: batch.columns.get(ANSWER),
+            TEXT: [whole_text(blocks) for blocks in texts],
+            FAULT: spans.fault_n,
+            **span_columns(spans.names, spans.start_nk, spans.end_nk),
+            SCORE: batch.score_n,
+            **self.more,
+            **score_columns(self.reading.scores),
+            IDS: batch.ids_nt[filled_nt],
+            TRAINABLE: mask_nt[filled_nt],
+            **{name: known_nt[filled_nt] for name, known_nt in known.items()},
+            **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
+        }
+        return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
+
+    def _known(self) -> dict[str, Float[Tensor, "n t"]]:
+        """Values, by stream where there are several, and log-probabilities, as far as there are any."""
+        value_nt, logp_nt = self.batch.value_nt, self.batch.logp_nt
+        known = {} if logp_nt is None else {LOGP: logp_nt.detach().cpu()}
+        if value_nt is None:
+            return known
+        value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).detach().cpu().unbind(dim=2)
+        if len(value_snt) != max(1, len(self.value_names)):
+            raise AlignmentError(
+                f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
+                f"({', '.join(self.value_names) or 'none'}); give one to each."
+            )
+        return dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,9 +18,19 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.credit import group_index
+from spanwise.errors import DataError
+from spanwise.rollouts.cells import NUMBER, Parts
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
+
+#: A tag, a word with the space before it, other space, a sign "<" that opens no tag. A tag never shares its piece.
+_PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
+
+#: Texts that are encoded at a time.
+AT_ONCE = 256
+
+WORDS = "The file holds no token ids; credit is shown per word."
 
 
 @dataclass(frozen=True)
@@ -189,23 +202,26 @@ class RolloutTable:
         prompts: Sequence[str],
         steps: Sequence[int],
         keys: Sequence[Hashable] | None = None,
-        rewards: Mapping[str, Reward],
+        columns: Mapping[str, Sequence[Any]],
+        rewards: Mapping[str, Sequence[Any]],
         notes: Sequence[str] = (),
-        **more: Any,
     ) -> RolloutTable:
-        """Put together what a reader found: `keys` are what the rows of a group share within a step, None: the prompt."""
+        """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt."""
+        scored = recorded({name: values for name, values in rewards.items() if not is_made(name)})
         return RolloutTable(
-            source=source,
-            path=path,
-            note=" ".join(note for note in (cut.note, *notes) if note),
-            prompts=prompts,
-            group_n=group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
-            step_n=torch.tensor(steps, dtype=torch.long),
-            tokens=cut.tokens,
-            trainable=cut.trainable,
-            vocabulary=cut.vocabulary,
-            rewards=rewards,
-            **{"keyed": keys is not None, **more},
+            source,
+            path,
+            " ".join(note for note in (cut.note, *notes, gaps(scored)) if note),
+            prompts,
+            group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
+            torch.tensor(steps, dtype=torch.long),
+            cut.tokens,
+            cut.trainable,
+            cut.vocabulary,
+            columns={name: values for name, values in columns.items() if not is_made(name)},
+            rewards=scored,
+            keyed=keys is not None,
+            as_recorded=as_trained(scored, cut.tokens, columns),
         )
 
 
@@ -215,13 +231,10 @@ def finite(value: Any) -> float | None:
     >>> finite(True), finite(2), finite(float("nan")), finite("2")
     (1.0, 2.0, None, None)
     """
-    if not isinstance(value, (bool, int, float)):
-        return None
     try:
-        number = float(value)
-    except OverflowError:  # JSON knows integers of any size
+        return float(value) if math.isfinite(value) else None
+    except (TypeError, OverflowError):  # no number, or an integer of JSON beyond all floats
         return None
-    return number if math.isfinite(number) else None
 
 
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
@@ -234,13 +247,16 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
     {'acc': [0, 5, 4]}
     """
-    found: dict[str, Reward] = {}
+    rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         floats = [finite(value) for value in values]
-        if any(value is not None for value in floats) and all(map(_could_be, values)):
-            empty = [value is None or value != value for value in values]
-            found[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in empty])
-    return found
+        texts = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
+        if any(value is not None for value in floats) and all(
+            isinstance(text, str) and NUMBER.fullmatch(text) for text in texts
+        ):
+            gone = [value is None or value != value for value in values]
+            rewards[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in gone])
+    return rewards
 
 
 def is_made(name: str) -> bool:
@@ -277,17 +293,6 @@ def as_trained(
     return AsRecorded(says, np.repeat(known[name].value_n.numpy(), tokens.lengths), by_block=by_block)
 
 
-def _could_be(value: Any) -> bool:
-    """Whether the cell can stand in a column of numbers."""
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return True
-    return value is None or isinstance(value, (bool, int, float))
-
-
 def gaps(rewards: Mapping[str, Reward]) -> str:
     """The sentence on values that are not there; empty if all are.
 
@@ -299,3 +304,68 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
     if len(parts) > 4:
         parts[4:] = [f"of {len(parts) - 4} more columns"]
     return f"{' and '.join(parts)} are missing or not finite; they join no baseline and cost nothing." if parts else ""
+
+
+def pieces(text: str) -> list[str]:
+    r"""Cut a text into tags, words and space; together they are the text.
+
+    >>> pieces("So 2 <3\n<answer>4</answer>")
+    ['So', ' 2', ' ', '<3', '\n', '<answer>', '4', '</answer>']
+    """
+    return _PIECE.findall(text)
+
+
+def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) -> Cut:
+    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words."""
+    texts = [text for parts in completions for text, _ in parts]
+    if tokenizer is None:
+        known: dict[str, int] = {}
+        ids = [np.array([known.setdefault(piece, len(known)) for piece in pieces(text)], np.int32) for text in texts]
+        vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
+        note = WORDS if known else ""
+    else:
+        backend, vocabulary = load_tokenizer(tokenizer)
+        lots = (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE))
+        encoded = (one.ids for lot in lots for one in backend.encode_batch(lot, add_special_tokens=False))
+        ids = [np.array(one, np.int32) for one in encoded]  # what a tokenizer returns takes a hundred bytes a token
+        changed = sum(vocabulary.join(one)[0] != text.encode() for one, text in zip(ids, texts, strict=True))
+        note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
+        note += f", which changes {changed} of {len(texts)} texts." if changed else "."
+    lengths = [len(one) for one in ids]
+    trainable = np.repeat(np.array([sampled for parts in completions for _, sampled in parts], np.bool_), lengths)
+    edges = np.cumsum([0, *lengths])[np.cumsum([0, *map(len, completions)])]
+    return Cut(Ragged(np.concatenate([np.zeros(0, np.int32), *ids]), edges), trainable, vocabulary, note)
+
+
+def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
+    """The tokenizer of a local folder, and the bytes of its ids (as many as the model beside it can sample).
+
+    The last one that was loaded is kept until its file changes: a page is made of files that name the tokenizer they were made
+    with, and a large one takes a second.
+    """
+    place = Path(folder)
+    file = place if place.is_file() else place / "tokenizer.json"
+    stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else (0, 0)
+    try:
+        size = json.loads(file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        size = None
+    return _loaded(file, stamp, size if isinstance(size, int) else None)
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: Path, stamp: tuple[int, int], size: int | None) -> tuple[Any, Vocabulary]:
+    from tokenizers import Tokenizer
+
+    try:
+        backend = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
+        ) from error
+    except Exception as error:  # the Rust parser raises bare exceptions
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, Vocabulary.from_tokenizer(backend, size=size)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from spanwise.credit import Trajectory, Turn
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import FieldError, lacks, listed, mapping, whole
+from spanwise.rollouts.cells import FieldError, lacks, listed, mapping, prompt_text, whole
 from spanwise.rollouts.files import parsed, records
-from spanwise.rollouts.messages import prompt_text
 from spanwise.rollouts.table import finite
 from spanwise.types import Status
 
@@ -22,11 +22,33 @@ STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "
 _WEIGHTS = "loss_weights"
 
 
-class TracePath(NamedTuple):
-    """A branch of a trace: the nodes it shares or that no model sampled, and its own from the first sampled one on."""
+@dataclass(frozen=True)
+class Trace:
+    """A trace whose agent is trained.
 
-    before: list[int]
-    own: list[int]
+    Attributes:
+        raw: as the file has it.
+        nodes: its messages, each with the one before it.
+        place: among the traces of its episode.
+        key: rollouts with the same one were sampled for the same task, by the same agent.
+        step: of the training.
+        keyed: the episode itself names the group.
+        task: its data.
+        paths: the branches that train: the nodes that one shares or that no model sampled, and its own from the first sampled on.
+    """
+
+    raw: Mapping[str, Any]
+    nodes: Sequence[Mapping[str, Any]]
+    place: int
+    key: str
+    step: int
+    keyed: bool
+    task: Mapping[str, Any]
+    paths: list[tuple[list[int], list[int]]]
+
+    def prompt(self, before: Sequence[int]) -> str:
+        """What some nodes say."""
+        return prompt_text([mapping(self.nodes[i], "message") for i in before])
 
 
 class NodeTokens(NamedTuple):
@@ -35,22 +57,6 @@ class NodeTokens(NamedTuple):
     ids: list[int]
     mask: list[bool]
     streams: dict[str, list[float]]
-
-
-class TraceHead(NamedTuple):
-    """What a trace and its episode say of the rollout as a whole.
-
-    Attributes:
-        key: rollouts with the same one were sampled for the same task, by the same agent.
-        step: of the training.
-        keyed: the episode itself names the group.
-        task: its data.
-    """
-
-    key: str
-    step: int
-    keyed: bool
-    task: Mapping[str, Any]
 
 
 def read_traces(path: str | Path) -> list[Trajectory]:
@@ -90,9 +96,7 @@ def read_traces(path: str | Path) -> list[Trajectory]:
     """
     episodes = parsed([Path(path)], lambda record: list(_trajectories(record)))
     return [
-        Trajectory(found.id, found.group, found.turns, found.rewards, {"episode": n, **found.extra})
-        for n, episode in enumerate(episodes)
-        for found in episode
+        replace(one, extra={"episode": n, **one.extra}) for n, trajectories in enumerate(episodes) for one in trajectories
     ]
 
 
@@ -142,7 +146,7 @@ def write_traces(
 def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | Path) -> None:
     """Set the advantages of a trace's nodes."""
     for t, turn in enumerate(found.turns):
-        at, who = turn.extra.get("node"), f"Turn {t} of trajectory {found.id!r}"
+        who = f"Turn {t} of trajectory {found.id!r}"
         if entry not in turn.per_token:
             raise DataError(
                 f"{who} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
@@ -151,7 +155,7 @@ def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | 
         wrong = next((value for value in values if not math.isfinite(value)), None)
         if wrong is not None:
             raise DataError(f"{who} has {wrong} in '{entry}', which no trainer can use; give finite numbers.")
-        node = trace["nodes"][at] if isinstance(at, int) and at < len(trace["nodes"]) else {}
+        node = dict(enumerate(trace["nodes"])).get(turn.extra.get("node"), {})
         sampled = sum(bool(flag) for flag in node.get("mask", ()))
         if sampled != len(values):
             raise DataError(
@@ -167,35 +171,22 @@ def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
 
 
-def trained_traces(record: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], TraceHead]]:
-    """The traces of an episode whose agent is trained, each with its position."""
-    work = mapping(mapping(record, "run"), "work")
+def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
+    """The traces of an episode whose agent is trained."""
+    step = whole(mapping(mapping(record, "run"), "work").get("step"), "step")
     own = mapping(record, "group").get("id")
-    for k, trace in enumerate(_traces(record)):
-        agent = mapping(trace, "agent")
-        if not agent.get("trainable", True):
-            continue
-        task = mapping(trace, "task") or mapping(record, "task")
-        prompt = own or task.get("key") or task.get("hash") or _prompt(trace)
-        head = TraceHead(
-            f"{prompt} {agent.get('name', '')}", whole(work.get("step"), "step"), bool(own), mapping(task, "data")
-        )
-        yield k, trace, head
+    for place, raw in enumerate(_traces(record)):
+        agent = mapping(raw, "agent")
+        if agent.get("trainable", True):
+            task = mapping(raw, "task") or mapping(record, "task")
+            nodes = listed(raw, "nodes", Mapping, "objects")
+            trace = Trace(raw, nodes, place, "", step, bool(own), mapping(task, "data"), list(_paths(nodes)))
+            group = own or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
+            yield replace(trace, key=f"{group} {agent.get('name', '')}")
 
 
-def nodes_of(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The messages of a trace, each with the one before it."""
-    return listed(trace, "nodes", Mapping, "objects")
-
-
-def _prompt(trace: Mapping[str, Any]) -> str:
-    """What the first branch of a trace says before anything was sampled."""
-    nodes = nodes_of(trace)
-    return prompt_text([mapping(nodes[i], "message") for found in trace_paths(nodes)[:1] for i in found.before])
-
-
-def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
-    """The branches of a trace that train, in the order of their ends.
+def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
+    """The branches of a trace that train, in the order of their ends, each as the nodes before its own and its own.
 
     A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
     the history trains if the agent went on from it.
@@ -207,13 +198,8 @@ def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
     links = [listed(node, "semantic_parents", Mapping, "objects") for node in nodes]
     accepted = {link.get("node") for each in links for link in each if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    given_up = {
-        leaf
-        for leaf in leaves
-        if leaf not in accepted and any(link.get("type") == "compaction_attempt" for link in links[leaf])
-    }
+    given_up = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted
     taken: set[int] = set()
-    found = []
     for leaf in [leaf for leaf in leaves if leaf not in given_up] or leaves:
         path: list[int] = []
         at: int | None = leaf
@@ -223,91 +209,80 @@ def trace_paths(nodes: Sequence[Mapping[str, Any]]) -> list[TracePath]:
         path.reverse()
         first = next((p for p, i in enumerate(path) if nodes[i].get("sampled") and i not in taken), None)
         if first is not None:
-            found.append(TracePath(path[:first], path[first:]))
+            yield path[:first], path[first:]
             taken.update(path)
-    return found
 
 
-def node_tokens(trace: Mapping[str, Any], i: int) -> NodeTokens:
+def node_tokens(trace: Trace, i: int) -> NodeTokens:
     """What the tokens of node i hold."""
-    node = trace["nodes"][i]
-    ids = listed(node, "token_ids", int, "ids")
-    mask = [bool(flag) for flag in listed(node, "mask", int, "flags")]
+    node = trace.nodes[i]
 
-    def check(values: Sequence[Any], what: str, size: int, *, each: str = "token", of: str = "tokens") -> None:
+    def sized(values: list[Any], what: str, size: int, of: str = "tokens", each: str = "token") -> list[Any]:
         if len(values) != size:
             there = f"has {size} {of} and {len(values)} values of {what} {_where(trace, i)}"
             raise FieldError(f"{there}; there must be one for each {each}")
+        return values
 
-    check(mask, "'mask'", len(ids))
+    ids = listed(node, "token_ids", int, "ids")
+    mask = [bool(flag) for flag in sized(listed(node, "mask", int, "flags"), "'mask'", len(ids))]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := listed(node, name, (int, float), "numbers"):
-            check(values, f"'{name}'", sum(mask), each="of them", of="sampled tokens")
-            rest = iter(values)
+            rest = iter(sized(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
             streams[name] = [float(next(rest)) if flag else 0.0 for flag in mask]
     weights = mapping(node, _WEIGHTS)
     for name in weights:
-        values = listed(weights, name, (int, float), "numbers")
-        check(values, f"'{_WEIGHTS}' {name!r}", len(ids))
+        values = sized(listed(weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
         streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
     return NodeTokens(ids, mask, streams)
 
 
-def _where(trace: Mapping[str, Any], i: int) -> str:
-    return f"in node {i}" + (f" of trace {trace['id']!r}" if trace.get("id") else "")
+def _where(trace: Trace, i: int) -> str:
+    return f"in node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
-def trace_rewards(trace: Mapping[str, Any]) -> dict[str, Any]:
+def trace_rewards(trace: Trace) -> dict[str, Any]:
     """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run."""
-    found: dict[str, Any] = {}
+    rewards: dict[str, Any] = {}
     total, ran = 0.0, False
-    for name, reward in mapping(trace, "rewards").items():
+    for name, reward in mapping(trace.raw, "rewards").items():
         score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
-        found[name] = score
+        rewards[name] = score
         value, factor = finite(score), 1.0 if weight is None else finite(weight)
         if factor is None:
             raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
         if value is not None:
             total, ran = total + value * factor, True
-    for name, value in mapping(trace, "metrics").items():
-        found.setdefault(name, value)
-    found.setdefault("reward", total if ran else None)
-    return found
+    return {"reward": total if ran else None, **rewards, **mapping(trace.raw, "metrics"), **rewards}
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
-    for k, trace, head in trained_traces(record):
+    for trace in trained_traces(record):
         turns = tuple(_turns(trace))
+        rewards: dict[str, float | Status] = {}
+        for name, value in trace_rewards(trace).items():
+            number, nothing = finite(value), Status.UNSCORED if value is None or value != value else Status.ERROR
+            if not isinstance(value, str):
+                rewards[name] = nothing if number is None else number
         if turns:
-            rewards = {name: _number(value) for name, value in trace_rewards(trace).items() if not isinstance(value, str)}
-            extra = {"trace": k, "task": head.task}
-            yield Trajectory(trace.get("id", k), (head.key, head.step), turns, rewards, extra)
+            extra = {"trace": trace.place, "task": trace.task}
+            yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, extra)
 
 
-def _number(value: Any) -> float | Status:
-    """A reward, or why there is none: nothing is written, or what is written is no number."""
-    number = finite(value)
-    if number is not None:
-        return number
-    return Status.UNSCORED if value is None or value != value else Status.ERROR
-
-
-def _turns(trace: Mapping[str, Any]) -> Iterator[Turn]:
-    nodes = nodes_of(trace)
-    paths = trace_paths(nodes)
-    trained = {i for path in paths for i in path.own if nodes[i].get("sampled")}
-    held = {i: node_tokens(trace, i) for path in paths for i in (*path.before, *path.own)}
+def _turns(trace: Trace) -> Iterator[Turn]:
+    """The nodes that were sampled, each with the tokens that lie between it and the one before it as its prompt."""
+    nodes = trace.nodes
+    tokens = {i: node_tokens(trace, i) for path in trace.paths for part in path for i in part}
     position: dict[int, int] = {}
-    for i in sorted(trained):
-        ids, mask, streams = held[i]
+    for i in sorted({i for _, own in trace.paths for i in own if nodes[i].get("sampled")}):
+        ids, mask, streams = tokens[i]
         if not ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         start = mask.index(True) if True in mask else len(mask)
         prompt = ids[:start]
         at = nodes[i].get("parent")
         while at is not None and at not in position:
-            prompt = held[at].ids + prompt
+            prompt = tokens[at].ids + prompt
             at = nodes[at].get("parent")
         yield Turn(
             prompt,

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts.cells import chats, typed
+from spanwise.rollouts.cells import chats, prompt_fault, typed
 from spanwise.rollouts.files import SUFFIXES, read_delimited
-from spanwise.rollouts.messages import prompt_fault
 
 #: Rows that are set aside for evaluation, or a fifth of them if that is less.
 HELD_OUT = 512

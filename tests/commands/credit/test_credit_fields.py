@@ -9,8 +9,7 @@ from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
 from spanwise.errors import RecipeError
 from spanwise.rollouts import schema
-from spanwise.rollouts.recorded import read_rows
-from spanwise.rollouts.rows import token_rows
+from spanwise.rollouts.rows import read_rows, token_rows
 
 GOLD = json.dumps({"a": 1, "b": [2, 3]})
 SAID = ['So {"a": 1, "b": [2, 3]}', '{"a": 1, "b": [2, 9]}', '{"a": 9, "b": [2, 3]}', '{"b": [9, 9], "a": 9}']

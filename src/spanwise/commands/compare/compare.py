@@ -30,7 +30,7 @@ from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.explain import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
-from spanwise.rollouts.folder import sole_writer, write_summary
+from spanwise.rollouts.folder import RunFolder, sole_writer
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
@@ -193,7 +193,7 @@ def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, refe
         "recipe": common, "figures": cells,
         "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
-    write_summary(output, without_nan(summary))
+    RunFolder(output).write_summary(without_nan(summary))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
     write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
 

@@ -28,8 +28,8 @@ from spanwise.explain import setup_warnings
 from spanwise.pipeline import Reading
 from spanwise.recipe import load
 from spanwise.rollouts import RolloutTable, read_rollouts
-from spanwise.rollouts.folder import sole_writer, write_summary
-from spanwise.rollouts.recorded import credit_figures
+from spanwise.rollouts.folder import RunFolder, sole_writer
+from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.schema import RECORDED
 from spanwise.types import Scores, Status
 
@@ -118,7 +118,7 @@ def credit(
     with sole_writer(output):
         result = credit_rollouts(rollouts, **options)
         write_credit(folder / EXPORT, result)
-        write_summary(folder, {**summary(result), **remembered(result.arms, {**options, "rows": rows})})
+        RunFolder(folder).write_summary({**summary(result), **remembered(result.arms, {**options, "rows": rows})})
         console.print(Fitted(figures_table(result), keep=2))
         for note in result.notes:
             console.print(note, highlight=False, soft_wrap=True, markup=False)

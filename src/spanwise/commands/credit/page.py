@@ -17,7 +17,8 @@ from spanwise.commands.shared.view import credited_view
 from spanwise.credit.methods._sae import SaeSegments
 from spanwise.report import credit_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards
+from spanwise.rollouts.rows import read_numbers, read_rows, recorded_credit
+from spanwise.rollouts.schema import numbers
 
 
 def credit_page(folder: Path) -> str:
@@ -37,7 +38,7 @@ def credit_page(folder: Path) -> str:
         note=rows_note(summary.get("note", ""), len(chosen), len(table)),
         methods=list(credit),
         credit=credit,
-        rewards=recorded_rewards(table),
+        rewards={n: numbers(table, schema.column("reward", n)) for n in schema.behind(table.column_names, "reward")},
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
         view=view,

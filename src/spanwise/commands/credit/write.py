@@ -17,7 +17,7 @@ from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.credit.methods._sae import SaeSegments
 from spanwise.rollouts import rollout_table, schema, write_rollouts
-from spanwise.rollouts.write import credit_columns, score_columns, span_columns
+from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.score import judge_of
 
 #: The file of an export.

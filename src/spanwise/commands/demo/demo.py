@@ -14,7 +14,7 @@ from spanwise.commands.shared.folder import new_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
-from spanwise.rollouts.folder import check_free, sole_writer, write_summary
+from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run_demo(
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, seed, title, recipe, summary))
         result = {**demo.result(trained), "seconds": time.perf_counter() - started}
-        write_summary(folder, result)
+        RunFolder(folder).write_summary(result)
     demo.show(console, trained, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result

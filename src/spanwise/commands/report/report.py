@@ -28,7 +28,7 @@ from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.files import records
 from spanwise.rollouts.readers.own import tokenizer_in
-from spanwise.rollouts.recorded import read_rows, recorded_credit
+from spanwise.rollouts.rows import read_rows, recorded_credit
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)

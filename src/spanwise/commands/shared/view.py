@@ -16,8 +16,8 @@ from spanwise.credit.methods._sae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, rule_words
 from spanwise.rollouts import schema
-from spanwise.rollouts.recorded import numbers
 from spanwise.rollouts.rows import read_vocabulary, token_rows
+from spanwise.rollouts.schema import numbers
 
 
 def credited_view(

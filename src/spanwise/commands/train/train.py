@@ -55,7 +55,7 @@ def train(
         if main and checkpoint is None:
             folder.begin(asked)
         elif main:
-            folder.go_on(asked, step=step, history=history)
+            folder.begin(asked, step=step, history=history)
         notes = [pull_note(scheme, group_size=recipe.group_size)]
         if trainer.critic is not None:
             sizes = [megabytes(trainer.critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
@@ -67,8 +67,8 @@ def train(
         finally:
             recorder.live.close()
         summary = recorder.summary(trainer, seconds=time.perf_counter() - started)
-        with whole_folder(folder.model):
-            trainer.save_model(str(folder.model))
+        with whole_folder(place / "model"):
+            trainer.save_model(str(place / "model"))
         if main:
             if trainer.critic is not None:
                 with whole_folder(folder.path / CRITIC):

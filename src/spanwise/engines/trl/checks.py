@@ -18,7 +18,7 @@ from spanwise.errors import DataError, RecipeError, refuse, unknown
 from spanwise.layout import Layout, Part
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
-from spanwise.rollouts.messages import prompt_fault
+from spanwise.rollouts.cells import prompt_fault
 from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 

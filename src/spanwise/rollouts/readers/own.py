@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,9 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.files import flat, joined, offsets, steps_of
-from spanwise.rollouts.recorded import numbers
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, finite
-from spanwise.rollouts.text import cut_text, load_tokenizer
+from spanwise.rollouts.cells import steps_of
+from spanwise.rollouts.files import joined
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, finite, load_tokenizer
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -30,72 +31,60 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     Credit is left where it is: it is what a method made of the rest. So are advantages, but for those of the only method, or of
     `recorded`: they are what the completions were trained with.
     """
-    folder = run_folder(files[0])
+    folder = next((place for place in (files[0].parent.parent, files[0].parent) if (place / "recipe.yaml").is_file()), None)
     found = pq.read_schema(files[0])
-    source = schema.IDS if schema.IDS in found.names else schema.TOKENS
-    place = tokenizer
+    names, methods = found.names, schema.methods_in(found.names)
+    source = schema.IDS if schema.IDS in names else schema.TOKENS
     if source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
     if source == schema.IDS and tokenizer is None:
-        place = (folder and tokenizer_in(folder)) or schema.tokenizer_of(found)
-    known, trained = schema.token_columns(found.names), _trained(found.names)
-    wanted = [*(name for name in _given(found.names) if name != schema.TEXT or place is None), *trained]
-    tables = [pq.read_table(file, columns=wanted) for file in files]
+        tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(found)
+    known = schema.token_columns(names)
+    chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
+    trained = [name for method in chosen if (name := schema.column("advantages", method)) in names]
+    left = {schema.column("start", block) for block in schema.behind(names, "end")}  # that segmentation finds again
+    left.update(name for method in methods for name in schema.made_by(method, names) if name not in trained)
+    left.update([] if tokenizer is None else [schema.TEXT])
+    tables = [pq.read_table(file, columns=[name for name in names if name not in left]) for file in files]
     for file, table in zip(files, tables, strict=True):
-        _check(file, table, [source, schema.TRAINABLE, *known, *trained])
-    table = joined(path, tables, promote="default")
-    trainable = flat(table[schema.TRAINABLE], np.bool_)
-    same = True  # the tokens are the file's own, so what it says of each is of use
-    if source == schema.TOKENS:
-        cut = _texts(table[source], trainable)
-    elif place is not None:
-        ids = Ragged(flat(table[source], np.int32), offsets(table[source]))
-        cut = Cut(ids, trainable, load_tokenizer(place)[1], "")
-        _check_spelling(files[0], cut.vocabulary, place)
-    elif schema.TEXT in table.column_names:
+        schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained], f"'{file}'")
+    table = joined(path, tables)
+    trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
+    cut = _texts(table[source], trainable) if source == schema.TOKENS else None
+    if cut is None and tokenizer is not None:
+        ids = Ragged(schema.flat(table[source], np.int32), schema.offsets(table[source]))
+        cut = Cut(ids, trainable, load_tokenizer(tokenizer)[1], "")
+        _check_spelling(files[0], cut.vocabulary, tokenizer)
+    same = cut is not None  # the tokens are the file's own, so what it says of each is of use
+    if cut is None:
+        if schema.TEXT not in names:
+            raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
         cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
-        same = False
-    else:
-        raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
-    rollouts, plain = (
-        _whole(path, table, schema.ROLLOUT),
-        [one.name for one in table.schema if not pa.types.is_list(one.type)],
-    )
-    return RolloutTable.of(
-        "spanwise",
-        path,
-        cut,
-        prompts=table[schema.PROMPT].to_pylist(),
-        steps=steps_of(path, table),
-        keys=_whole(path, table, schema.GROUP),
+    plain = [one.name for one in table.schema if not pa.types.is_list(one.type)]
+    rollouts = _whole(path, table, schema.ROLLOUT)
+    return replace(
+        RolloutTable.of(
+            "spanwise",
+            path,
+            cut,
+            prompts=table[schema.PROMPT].to_pylist(),
+            steps=steps_of(path, table[schema.STEP].to_pylist() if schema.STEP in plain else [None] * len(table)),
+            keys=_whole(path, table, schema.GROUP),
+            columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
+            rewards={},
+        ),
         rewards=_rewards(path, table),
-        tokenizer=None if place is None else Path(place),
-        columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
-        token_values={name: flat(table[name], np.float32) for name in known if same},
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        token_values={name: schema.flat(table[name], np.float32) for name in known if same},
         learned_n=_learned(table, cut) if same else None,
         folder=folder,
         as_recorded=next(
-            (AsRecorded(f"the file's '{name}'", flat(table[name], np.float64), shares=True) for name in trained if same),
-            None,
+            (AsRecorded(f"the file's '{n}'", schema.flat(table[n], np.float64), shares=True) for n in trained if same), None
         ),
         rollout_n=None if rollouts is None else group_index(rollouts),
-        score_n=numbers(table, schema.SCORE) if schema.SCORE in plain else None,
+        score_n=schema.numbers(table, schema.SCORE) if schema.SCORE in plain else None,
     )
-
-
-def _trained(names: Sequence[str]) -> list[str]:
-    """The column of what the completions were trained with, if there is one and no doubt."""
-    methods = schema.methods_in(names)
-    chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
-    return [name for method in chosen if (name := schema.column("advantages", method)) in names]
-
-
-def _given(names: Sequence[str]) -> list[str]:
-    """The columns that no method made and that segmentation does not find again."""
-    made = {schema.column("start", block) for block in schema.behind(names, "end")}
-    made.update(name for method in schema.methods_in(names) for name in schema.made_by(method, names))
-    return [name for name in names if name not in made]
 
 
 def tokenizer_in(run: Path) -> Path | None:
@@ -103,50 +92,22 @@ def tokenizer_in(run: Path) -> Path | None:
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
-def run_folder(file: Path) -> Path | None:
-    """The run folder that a rollout file lies in, known by its `recipe.yaml`."""
-    found = [place for place in (file.parent.parent, file.parent) if (place / "recipe.yaml").is_file()]
-    return found[0] if found else None
-
-
-def _check(file: Path, table: pa.Table, names: Sequence[str]) -> None:
-    """Every column of tokens must have a list for each completion, as long as that of the first of them."""
-    lengths = None
-    for name in names:
-        if name not in table.column_names:
-            raise DataError(f"'{file}' has no column '{name}', unlike the files beside it; give one of them.")
-        column = table[name]
-        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-            raise DataError(f"The column '{name}' of '{file}' must hold a list per completion, not {column.type}.")
-        if column.null_count:
-            raise DataError(f"{column.null_count} of {len(column)} completions of '{file}' have no '{name}'.")
-        here = np.diff(offsets(column))
-        lengths = here if lengths is None else lengths
-        if (lengths != here).any():
-            row = int((lengths != here).argmax())
-            raise DataError(
-                f"Completion {row} of '{file}' has {int(lengths[row])} tokens and {int(here[row])} values of '{name}'; "
-                f"there must be one for each token. Was the file changed after it was written?"
-            )
-
-
 def _texts(column: pa.ChunkedArray, trainable: np.ndarray) -> Cut:
     """Tokens that are kept as texts, or as bytes: each text gets an id."""
     coded = column.combine_chunks().flatten().dictionary_encode()
-    pieces = [text.encode() if isinstance(text, str) else text for text in coded.dictionary.to_pylist()]
+    pieces = coded.dictionary.cast(pa.binary()).to_pylist()
     ids = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-    return Cut(Ragged(ids, offsets(column)), trainable, Vocabulary(tuple(pieces) or (b"",)), AS_TEXT)
+    return Cut(Ragged(ids, schema.offsets(column)), trainable, Vocabulary(tuple(pieces) or (b"",)), AS_TEXT)
 
 
 def _whole(path: Path, table: pa.Table, name: str) -> list[int] | None:
     """What the file says of groups, or of rollouts."""
     if name not in table.column_names:
         return None
-    column = table[name]
-    if column.null_count:
-        lack = f"{column.null_count} of {len(column)} completions of '{path}' have no '{name}'"
+    if lacking := table[name].null_count:
+        lack = f"{lacking} of {len(table)} completions of '{path}' have no '{name}'"
         raise DataError(f"{lack}; say it of all of them, or leave the column out.")
-    return column.to_pylist()
+    return table[name].to_pylist()
 
 
 def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
@@ -154,37 +115,36 @@ def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     rewards = {}
     known = {status.name.lower(): status for status in Status}
     for name in schema.behind(table.column_names, "reward"):
-        status, column = schema.column("status", name), table[schema.column("reward", name)]
+        status = schema.column("status", name)
         given = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
         unknown = next((row for row, value in enumerate(given) if value not in known), None)
         if unknown is not None:
-            said = f"Completion {unknown} of '{path}' has '{given[unknown]}' as '{status}'"
-            raise DataError(f"{said}, which is none of {', '.join(known)}.")
-        reasons = [Status.UNSCORED if value == "ok" else known[value] for value in given]
-        rewards[name] = Reward.of([finite(value) for value in column.to_pylist()], status=reasons)
+            there = f"Completion {unknown} of '{path}' has '{given[unknown]}' as '{status}'"
+            raise DataError(f"{there}, which is none of {', '.join(known)}.")
+        values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
+        rewards[name] = Reward.of(values, status=[Status.UNSCORED if value == "ok" else known[value] for value in given])
     return rewards
 
 
 def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
     """A completion that has tokens and no block was left out of the loss (`mask_truncated_completions`)."""
-    ends = [name for name in table.column_names if name.startswith(schema.column("end", ""))]
+    ends = [table[schema.column("end", name)].to_numpy() for name in schema.behind(table.column_names, "end")]
     if not ends:
         return None
-    inside = np.max([table[name].to_numpy() for name in ends], axis=0) > 0
     counts = np.concatenate(([0], np.cumsum(cut.trainable)))[cut.tokens.offsets]
-    return torch.from_numpy(inside | (np.diff(counts) == 0))
+    return torch.from_numpy((np.max(ends, axis=0) > 0) | (np.diff(counts) == 0))
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
     """The first completions as the tokenizer spells them, against the text beside them."""
+    opened = pq.ParquetFile(file)
     names = [schema.IDS, schema.TRAINABLE, schema.TEXT]
-    if schema.TEXT not in pq.read_schema(file).names:
+    if schema.TEXT not in opened.schema_arrow.names:
         return
-    batch = next(pq.ParquetFile(file).iter_batches(batch_size=32, columns=names), None)
-    rows = [] if batch is None else batch.to_pylist()
+    rows = [row for batch in islice(opened.iter_batches(batch_size=32, columns=names), 1) for row in batch.to_pylist()]
     wrong = 0
     for row in rows:
-        ids = np.array([i for i, keep in zip(row[schema.IDS], row[schema.TRAINABLE], strict=True) if keep], dtype=np.int64)
+        ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
         known = ids[(ids >= 0) & (ids < len(vocabulary))]
         wrong += len(known) < len(ids) or vocabulary.join(known)[0].decode(errors="replace") != row[schema.TEXT]
     if wrong > len(rows) // 2:

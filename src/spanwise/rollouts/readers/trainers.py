@@ -1,21 +1,40 @@
-"""What other trainers write: TRL's completions and verl's rollout dump, texts without token ids."""
+"""What other trainers write: TRL's completions and verl's dump, texts without ids; verifiers' traces, an episode per line.
+
+Of verifiers also `results.jsonl` of the versions before 1.0.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from spanwise.rollouts.cells import lacks, whole
-from spanwise.rollouts.files import joined, parsed, steps_of
-from spanwise.rollouts.messages import completion_parts, prompt_text, spoken
-from spanwise.rollouts.roles import NAMES, REWARD_STARTS
-from spanwise.rollouts.table import RolloutTable, as_trained, gaps, is_made, recorded
-from spanwise.rollouts.text import cut_text
+from spanwise.rollouts import schema
+from spanwise.rollouts.cells import (
+    by_column,
+    completion_parts,
+    lacks,
+    mapping,
+    prompt_text,
+    said,
+    spoken,
+    steps_of,
+    whole,
+)
+from spanwise.rollouts.files import joined, parsed, records
+from spanwise.rollouts.readers.plain import NAMES, REWARD_STARTS
+from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, load_tokenizer
+from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 TRL_REQUIRED, VERL_REQUIRED = ("prompt", "completion"), ("input", "output")
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
@@ -49,31 +68,23 @@ def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     assistant's, reasoning and calls of tools are part of what it said.
     """
     tables: list[pa.Table] = []
-    for file in files:
-        table = pq.read_table(file)
-        if not tables or not _without_step(table).equals(_without_step(tables[-1])):
+    for table in map(pq.read_table, files):
+        if not tables or not table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"])):
             tables.append(table)
+    columns = joined(path, tables).to_pydict()
     repeated = len(files) - len(tables)
-    table = joined(path, tables, promote="permissive")
-    columns = {name: table[name].to_pylist() for name in table.column_names if name not in ("step", *TRL_REQUIRED)}
-    rewards = recorded({name: column for name, column in columns.items() if name != "answer" and not is_made(name)})
-    cut = cut_text([completion_parts(completion) for completion in table["completion"].to_pylist()], tokenizer)
-    again = f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""
+    steps = steps_of(path, columns.pop("step"))
+    prompts, completions = (columns.pop(name) for name in TRL_REQUIRED)
     return RolloutTable.of(
         "TRL",
         path,
-        cut,
-        prompts=[prompt_text(prompt) for prompt in table["prompt"].to_pylist()],
-        steps=steps_of(path, table),
-        rewards=rewards,
-        notes=[again, gaps(rewards)],
-        columns={name: column for name, column in columns.items() if not is_made(name)},
-        as_recorded=as_trained(rewards, cut.tokens, columns),
+        cut_text([completion_parts(completion) for completion in completions], tokenizer),
+        prompts=[prompt_text(prompt) for prompt in prompts],
+        steps=steps,
+        columns=columns,
+        rewards={name: column for name, column in columns.items() if name != "answer"},
+        notes=[f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""],
     )
-
-
-def _without_step(table: pa.Table) -> pa.Table:
-    return table.drop_columns(["step"]) if "step" in table.column_names else table
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -83,25 +94,27 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
     one step share it; else the text does.
     """
-    rows = list(parsed(files, _row))
-    names = dict.fromkeys(name for row in rows for name in row if name not in ("input", "output", "step"))
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns = by_column(list(parsed(files, _row)))
+    prompts, outputs, steps = (columns.pop(name, []) for name in (*VERL_REQUIRED, "step"))
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
-    steps = [row["step"] for row in rows]
-    rewards = recorded({name: values for name, values in columns.items() if name not in _NO_REWARDS})
-    cut = cut_text([[(row["output"], True)] for row in rows], tokenizer)
+    uids = columns.get("uid", [])
+    keys = [uid for uid in uids if isinstance(uid, str)]
+    matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
+    named = 0 < len(keys) == len(uids)
+    if named and len(matches) == len(keys):
+        keys = [match[1] for match in matches]
+    elif len(set(zip(keys, steps, strict=False))) == len(keys):
+        named = False
     return RolloutTable.of(
         "verl",
         path,
-        cut,
-        prompts=[row["input"] for row in rows],
+        cut_text([[(output, True)] for output in outputs], tokenizer),
+        prompts=prompts,
         steps=steps,
-        keys=_keys(columns.get("uid", ()), steps),
-        rewards=rewards,
-        notes=[gaps(rewards)],
+        keys=keys if named else None,
         columns=columns,
-        as_recorded=as_trained(rewards, cut.tokens),
+        rewards={name: values for name, values in columns.items() if name not in _NO_REWARDS},
     )
 
 
@@ -118,12 +131,156 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **read}
 
 
-def _keys(uids: Sequence[Any], steps: Sequence[int]) -> list[str] | None:
-    """What says which prompt a row belongs to; None if nothing but its text does."""
-    known = [uid for uid in uids if isinstance(uid, str)]
-    if not known or len(known) < len(uids):
+#: What `results.jsonl` holds beside what its rewards are called, where it has no `metrics`.
+_LEGACY_FIELDS = (
+    "prompt",
+    "completion",
+    "answer",
+    "reward",
+    "example_id",
+    "task",
+    "error",
+    "error_chain",
+    "metrics",
+    "info",
+)
+
+
+#: Of a row: one completion, what one branch of a trace samples that no earlier branch does. Rewards are None where the scoring did
+#: not run; a stream has a number for each token, NaN at sampled ones of which none is known; the first branch of a trace opens it.
+_FIELDS = ("key", "step", "keyed", "prompt", "parts", "rewards", "columns", "ids", "mask", "streams", "opens")
+
+
+def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
+    """Read verifiers' episodes, one completion per branch of a trace that trains.
+
+    A branch begins at the first message that was sampled and that no earlier branch of its trace holds, so that every sampled token
+    is in one completion; what comes before is its prompt. The branches of a trace are one rollout, with its rewards.
+    Token ids are taken where every trace has them and a tokenizer is given to read them with; else the messages are. The
+    group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
+    metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
+    """
+    episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
+    rows = [row for episode in episodes for row in episode]
+    own = by_column(rows) or {key: [] for key in _FIELDS}
+    has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
+    if tokenizer is not None and has_ids:
+        flags = np.array([flag for mask in own["mask"] for flag in mask], dtype=np.bool_)
+        cut = Cut(Ragged.of(own["ids"]), flags, load_tokenizer(tokenizer)[1], "")
+    else:
+        cut = cut_text(own["parts"], tokenizer)
+    if any(own["ids"]) and not has_ids:
+        note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
+        cut = cut._replace(note=note)
+    rollout_n = torch.tensor(own["opens"], dtype=torch.long).cumsum(dim=0) - 1
+    traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
+    columns = by_column(own["columns"])
+    several = (
+        f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
+        "prompt. The branches of a trace have one vote."
+    )
+    table = RolloutTable.of(
+        "verifiers",
+        path,
+        cut,
+        prompts=own["prompt"],
+        steps=own["step"],
+        keys=own["key"],
+        columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
+        rewards=by_column(own["rewards"]),
+        notes=[several if branched else "", _silent(files, episodes)],
+    )
+    return replace(
+        table,
+        tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
+        token_values=_logprobs(own["streams"], cut.trainable) if has_ids else {},
+        keyed=all(own["keyed"]),
+        as_recorded=_advantages(own, cut, has_ids=has_ids) or table.as_recorded,
+        rollout_n=rollout_n if branched else None,
+    )
+
+
+def _silent(files: Sequence[Path], episodes: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The sentence on episodes without a completion, with what stopped most of them."""
+    without = {n for n, rows in enumerate(episodes) if not any(text for row in rows for text, _ in row["parts"])}
+    if not without:
+        return ""
+    stopped = Counter(_error(record) for n, (_, _, record) in enumerate(records(files)) if n in without)
+    reason, count = stopped.most_common(1)[0]
+    why = f" {count} of them failed with {reason}." if reason else ""
+    return f"{len(without)} of {len(episodes)} episodes hold no message that a trained model sampled.{why}"
+
+
+def _error(record: Mapping[str, Any]) -> str:
+    """The first error of an episode, in words; empty where it names none."""
+    places = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
+    first = next((one for place in places for one in (*(place.get("errors") or ()), place.get("error")) if one), "")
+    words = [first.get(key) for key in ("type", "error", "message")] if isinstance(first, Mapping) else [first]
+    return ": ".join(str(word) for word in words if word)
+
+
+def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each branch of its traces."""
+    for trace in trained_traces(record):
+        for n, (before, own) in enumerate(trace.paths):
+            tokens = [node_tokens(trace, i) for i in own]
+            mask = [flag for part in tokens for flag in part.mask]
+            start = mask.index(True) if True in mask else len(mask)
+            streams = {}
+            for name in ("logprobs", "advantages"):
+                if any(name in part.streams for part in tokens):
+                    unknown = [[math.nan if flag else 0.0 for flag in part.mask] for part in tokens]
+                    every = zip(tokens, unknown, strict=True)
+                    streams[name] = [value for part, nothing in every for value in part.streams.get(name, nothing)][start:]
+            yield {
+                "key": trace.key,
+                "step": trace.step,
+                "keyed": trace.keyed,
+                "prompt": trace.prompt(before),
+                "parts": [(said(mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled"))) for i in own],
+                "rewards": trace_rewards(trace),
+                "columns": {k: v for k, v in trace.task.items() if not isinstance(v, (dict, list))},
+                "ids": [i for part in tokens for i in part.ids][start:],
+                "mask": mask[start:],
+                "streams": {name: values for name, values in streams.items() if values},
+                "opens": n == 0,
+            }
+
+
+def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a rollout of the versions before 1.0."""
+    if "prompt" not in record:
+        raise lacks("prompt", record)
+    prompt, info = prompt_text(record["prompt"]), record.get("info")
+    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and type(v) in (int, float)}
+    rewards = {**(mapping(record, "metrics") or others), "reward": record.get("reward")}
+    return {
+        "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
+        "parts": completion_parts(record["completion"]),
+        "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
+        "columns": {**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
+        "ids": [], "mask": [], "streams": {}, "opens": True,
+    }  # fmt: skip
+
+
+def _logprobs(streams: Sequence[Mapping[str, list[float]]], trainable: np.ndarray) -> dict[str, np.ndarray]:
+    """The log-probabilities, where every sampled token has one."""
+    if not all("logprobs" in own for own in streams):
+        return {}
+    flat = np.array([value for own in streams for value in own["logprobs"]], dtype=np.float32)
+    return {} if np.isnan(flat[trainable]).any() else {schema.LOGP: np.where(trainable, flat, np.float32(np.nan))}
+
+
+def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
+    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own.
+
+    A node that was given none beside one that was is read as 0, as verifiers reads it.
+    """
+    if not any("advantages" in streams for streams in own["streams"]):
         return None
-    matches = [_ROLLOUT_KEY.fullmatch(uid) for uid in known]
-    if all(matches):
-        return [match[1] for match in matches if match]
-    return known if len(set(zip(known, steps, strict=True))) < len(known) else None
+    flat = np.full(len(cut.trainable), np.nan)
+    for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(cut.tokens.offsets.tolist()), strict=True):
+        if "advantages" in streams:
+            values = np.nan_to_num(np.array(streams["advantages"]))
+            flat[first:last] = values if has_ids else values[np.array(mask)].mean()
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)
