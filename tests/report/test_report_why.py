@@ -15,7 +15,8 @@ from spanwise.report import Rule, TokenView
 from spanwise.report.arithmetic import equation
 from spanwise.report.tokens import payload
 from spanwise.report.why import explained
-from spanwise.rollouts.rows import CreditPart, TokenRow, token_rows
+from spanwise.rollouts import CreditPart
+from spanwise.rollouts.rows import TokenRow, token_rows
 
 NAN = math.nan
 

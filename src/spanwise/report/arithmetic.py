@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spanwise.rollouts.rows import CreditPart
+from spanwise.rollouts import CreditPart
 
 #: Significant digits that are shown.
 DIGITS = 4

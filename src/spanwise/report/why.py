@@ -10,7 +10,8 @@ import numpy as np
 
 from spanwise.report.arithmetic import DIGITS, added, equation, shown, signed
 from spanwise.report.view import Rule
-from spanwise.rollouts.rows import CreditPart, TokenRow
+from spanwise.rollouts import CreditPart
+from spanwise.rollouts.rows import TokenRow
 
 #: An amount of a sum, as it is written, and what it is of.
 _Term = tuple[float, str, str]
