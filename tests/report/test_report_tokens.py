@@ -379,13 +379,13 @@ def test_a_prompt_that_only_looks_like_a_conversation_is_kept():
 
 @pytest.mark.parametrize("column", ["prompt", "completion_ids", "trainable", "advantages/bae"])
 def test_a_missing_column_is_named(column):
-    with pytest.raises(DataError, match=f"no column '{column}'; they have "):
+    with pytest.raises(DataError, match=f"no column '{column}' in the rollouts, only "):
         token_rows(table().drop_columns([column]), None)
 
 
 def test_lengths_that_do_not_match_are_named():
     short = table().drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5]]))
-    with pytest.raises(AlignmentError, match="Row 2 of the rollouts has 4 tokens and 1 in 'advantages/bae'"):
+    with pytest.raises(DataError, match="Completion 1 of the rollouts has 4 tokens and 1 values of 'advantages/bae'"):
         token_rows(short, None)
 
 

@@ -14,7 +14,8 @@ from spanwise.commands.credit.credit import credit
 from spanwise.report import Rule, TokenView
 from spanwise.report.tokens import payload
 from spanwise.report.why import equation, explained
-from spanwise.rollouts.rows import CreditPart, TokenRow, token_rows
+from spanwise.rollouts import CreditPart
+from spanwise.rollouts.rows import TokenRow, token_rows
 
 NAN = math.nan
 

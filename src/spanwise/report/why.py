@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from spanwise.rollouts.rows import CreditPart, TokenRow
+from spanwise.rollouts import CreditPart
+from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits that are shown.
 DIGITS = 4

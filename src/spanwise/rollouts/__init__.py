@@ -9,8 +9,8 @@ except ModuleNotFoundError as error:  # the core installs without it
 
 from spanwise.rollouts.read import read_rollouts
 from spanwise.rollouts.readers.plain import FORMATS
-from spanwise.rollouts.rows import CreditPart, TokenRow
-from spanwise.rollouts.schema import Rollouts, rollout_table, write_rollouts
+from spanwise.rollouts.rows import TokenRow
+from spanwise.rollouts.schema import CreditPart, Rollouts, rollout_table, write_rollouts
 from spanwise.rollouts.table import Ragged, RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces
 

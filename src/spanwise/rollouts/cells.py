@@ -293,10 +293,12 @@ def at_place(place: str) -> Iterator[None]:
 
 def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
     """The step of every row; 0 where there is none."""
-    steps = []
-    for n, value in enumerate(values):
-        with at_place(f"Row {n} of '{path}'"):
+    steps: list[int] = []
+    try:
+        for value in values:
             steps.append(whole(value, "step"))
+    except FieldError as error:
+        raise DataError(f"Row {len(steps)} of '{path}' {error}.") from None
     return steps
 
 

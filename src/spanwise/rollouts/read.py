@@ -15,13 +15,16 @@ from spanwise.rollouts.cells import clean
 from spanwise.rollouts.files import SUFFIXES, begins_array, check_names, readable, records
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
-from spanwise.rollouts.readers.trainers import VERL_REQUIRED, is_trl, read_trl, read_verifiers, read_verl
+from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
 Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
 
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
-_SHEETS = (".xls", ".xlsx", ".ods")
+#: What is said of files that hold rollouts in a shape that nobody reads, by their suffix.
+_REFUSED = {
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
+}
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
 )  # fmt: skip
@@ -64,10 +67,8 @@ def read_rollouts(
     for file in (place, *files):
         if str(file) != clean(str(file)):  # no message, table or page could name it
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
-        if file.suffix in _PACKED and file.is_file():
-            raise DataError(f"'{file}' is compressed; unpack it first.")
-        if file.suffix.lower() in _SHEETS and file.is_file():
-            raise DataError(f"'{file}' is a spreadsheet; save it as CSV in UTF-8.")
+        if file.suffix.lower() in _REFUSED and file.is_file():
+            raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
     plain = partial(read_plain, columns=columns)
     readers = {_reader(file, files, columns) or plain for file in files}
     if len(readers) > 1:
@@ -112,8 +113,10 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
             _check_parquet(file, start)
             found = pq.read_schema(file)
             check_names(file, found.names)
-            traces, own = False, schema.is_own(found.names)
-            reader = read_trl if is_trl(found) else None
+            traces, reader = False, None
+            own = {schema.PROMPT, schema.TRAINABLE} <= {*found.names} and not {schema.IDS, schema.TOKENS}.isdisjoint(
+                found.names
+            )
             if own:
                 schema.check(file, found)
     if columns and (traces or own):

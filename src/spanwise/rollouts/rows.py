@@ -21,6 +21,7 @@ from torch import Tensor
 from spanwise.errors import SpanwiseError
 from spanwise.rollouts import schema
 from spanwise.rollouts.files import readable
+from spanwise.rollouts.schema import CreditPart
 from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
@@ -81,37 +82,11 @@ def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     {'completions': 2, 'mean_abs': 0.25, 'zero_share': 0.5, 'lowest': 0.0, 'highest': 0.5}
     """
     here_n = credit_n[~credit_n.isnan()].double()
-    figures = {"mean_abs": here_n.abs().mean(), "zero_share": (here_n == 0).double().mean()}
-    figures |= {"lowest": here_n.min(), "highest": here_n.max()} if len(here_n) else dict.fromkeys(("lowest", "highest"))
-    return {"completions": len(here_n), **{name: float(value) if len(here_n) else None for name, value in figures.items()}}
-
-
-@dataclass(frozen=True)
-class CreditPart:
-    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`.
-
-    Attributes:
-        objective: its name; several joined by " + " whose sum is compared.
-        worth: the reward, or what stands for one that was left out; None: there is none.
-        baseline, divisor: None where no such numbers gave the part.
-        weight: of the objective.
-        part: what it credits.
-        stratum: completions of one number were compared with each other; -1: with nobody.
-        members: how many rewards its stratum has.
-        averaged: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean, or nobody says.
-        reason: why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says.
-    """
-
-    objective: str
-    worth: float | None
-    baseline: float | None
-    divisor: float | None
-    weight: float
-    part: float
-    stratum: int = -1
-    members: int = 0
-    averaged: int = 0
-    reason: str = ""
+    names = ("mean_abs", "zero_share", "lowest", "highest")
+    if not len(here_n):
+        return {"completions": 0, **dict.fromkeys(names)}
+    values = (here_n.abs().mean(), (here_n == 0).double().mean(), here_n.min(), here_n.max())
+    return {"completions": len(here_n), **dict(zip(names, map(float, values), strict=True))}
 
 
 @dataclass(frozen=True)
@@ -187,8 +162,7 @@ def token_rows(
         a completion are shown where one of them is not in the vocabulary.
 
     Raises:
-        DataError: a column is missing.
-        AlignmentError: advantages or trainable flags that do not fit the tokens.
+        DataError: a column is missing, or does not fit the tokens.
 
     Example:
         >>> table = pa.table({

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,38 @@ RECORDED = "recorded"
 #: Of the format; it stands in the file's metadata.
 VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
-#: What `parts/<method>` says of each objective: `part = weight (worth - baseline) / divisor`, where there is a baseline; the others
-#: of its stratum, how many members that has and of how many of them the baseline is the mean; why the part is 0 (`types.Zero`).
-PART = pa.struct({
-    "objective": pa.string(), "worth": pa.float64(), "baseline": pa.float64(), "divisor": pa.float64(), "weight": pa.float64(),
-    "part": pa.float64(), "stratum": pa.int64(), "members": pa.int64(), "averaged": pa.int64(), "reason": pa.string(),
-})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CreditPart:
+    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`; an entry of `parts/<method>`.
+
+    Attributes:
+        objective: its name; several joined by " + " whose sum is compared.
+        worth: the reward, or what stands for one that was left out; None: there is none.
+        baseline, divisor: None where no such numbers gave the part.
+        weight: of the objective.
+        part: what it credits.
+        stratum: completions of one number were compared with each other; -1: with nobody.
+        members: how many rewards its stratum has.
+        averaged: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean, or nobody says.
+        reason: why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says.
+    """
+
+    objective: str
+    worth: float | None
+    baseline: float | None
+    divisor: float | None
+    weight: float
+    part: float
+    stratum: int = -1
+    members: int = 0
+    averaged: int = 0
+    reason: str = ""
+
+
+_KINDS = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
+PART = pa.struct([(one.name, _KINDS[str(one.type)]) for one in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
 #: Every column and what it is written as; of a family what stands before its names.
 COLUMNS = {
@@ -156,15 +182,6 @@ def type_of(name: str) -> pa.DataType | None:
     """
     family, slash, _ = name.partition("/")
     return COLUMNS.get(family + slash)
-
-
-def is_own(names: Iterable[str]) -> bool:
-    """Whether the columns are of this format.
-
-    >>> is_own(["prompt", "tokens", "trainable"]), is_own(["prompt", "completion"])
-    (True, False)
-    """
-    return {PROMPT, TRAINABLE} <= set(names) and not {IDS, TOKENS}.isdisjoint(names)
 
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
@@ -335,7 +352,7 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
         edges = here if edges is None else edges
         if (edges != here).any():
             row = int((np.diff(edges) != np.diff(here)).argmax())
-            raise AlignmentError(
+            raise DataError(
                 f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(here)[row])} values of "
                 f"'{name}'; there must be one for each token. Was the file changed after it was written?"
             )
@@ -372,13 +389,22 @@ def write_rollouts(
         >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
         ('2 + 2?', [1.0, 0.0])
     """
-    texts = None if pieces is None else _piece_texts(pieces)
+    spelled, nothing = [*(pieces or ()), b""], len(pieces or ())
+    try:
+        texts = pa.array([piece.decode() for piece in spelled], pa.string())
+    except UnicodeDecodeError:  # of a tokenizer that cuts characters
+        texts = pa.array(spelled, pa.binary())
     writer: pq.ParquetWriter | None = None
     with whole_file(file) as beside:
         try:
             for part in parts:
-                table = part if texts is None else _spelled(part, texts)
-                table = table.replace_schema_metadata(metadata(tokenizer))
+                table = part.replace_schema_metadata(metadata(tokenizer))
+                if pieces is not None:
+                    lists = part[IDS].combine_chunks()
+                    ids = lists.values.to_numpy()  # at a masked token there may stand what is no id
+                    own = texts.take(pa.array(np.where((ids >= 0) & (ids < nothing), ids, nothing)))
+                    place = part.schema.get_field_index(IDS)
+                    table = table.set_column(place, TOKENS, pa.ListArray.from_arrays(lists.offsets, own))
                 # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
                 writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(table)
@@ -388,23 +414,6 @@ def write_rollouts(
                     writer.close()
                 finally:  # on a full disk that fails, and would again when the writer goes
                     writer.is_open = False
-
-
-def _piece_texts(pieces: Sequence[bytes]) -> pa.Array:
-    """What each id says as text, as bytes where a tokenizer cuts characters; last nothing, for what is no id."""
-    try:
-        return pa.array([piece.decode() for piece in (*pieces, b"")], pa.string())
-    except UnicodeDecodeError:
-        return pa.array([*pieces, b""], pa.binary())
-
-
-def _spelled(part: pa.Table, texts: pa.Array) -> pa.Table:
-    """The piece of each id instead of it; nothing for what is none, as may stand at a masked token."""
-    lists = part[IDS].combine_chunks()
-    ids, nothing = lists.values.to_numpy(), len(texts) - 1
-    spelled = texts.take(pa.array(np.where((ids >= 0) & (ids < nothing), ids, nothing)))
-    column = pa.ListArray.from_arrays(lists.offsets, spelled)
-    return part.set_column(part.schema.get_field_index(IDS), TOKENS, column)
 
 
 @dataclass(frozen=True)
@@ -458,7 +467,16 @@ class Rollouts:
         learned_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
-        known = {name: known_nt.masked_fill(~mask_nt, torch.nan).float() for name, known_nt in self._known().items()}
+        known_nt = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
+        if (value_nt := batch.value_nt) is not None:
+            value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
+            if len(value_snt) != max(1, len(self.value_names)):
+                raise AlignmentError(
+                    f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
+                    f"({', '.join(self.value_names) or 'none'}); give one to each."
+                )
+            known_nt = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known_nt
+        known = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in known_nt.items()}
         known |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
         columns = {
@@ -479,17 +497,3 @@ class Rollouts:
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
-
-    def _known(self) -> dict[str, Float[Tensor, "n t"]]:
-        """Values, by stream where there are several, and log-probabilities, as far as there are any."""
-        value_nt, logp_nt = self.batch.value_nt, self.batch.logp_nt
-        known = {} if logp_nt is None else {LOGP: logp_nt.detach().cpu()}
-        if value_nt is None:
-            return known
-        value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).detach().cpu().unbind(dim=2)
-        if len(value_snt) != max(1, len(self.value_names)):
-            raise AlignmentError(
-                f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
-                f"({', '.join(self.value_names) or 'none'}); give one to each."
-            )
-        return dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known

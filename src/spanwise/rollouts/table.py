@@ -51,9 +51,9 @@ class Ragged:
     offsets: Int[np.ndarray, " o"]
 
     @staticmethod
-    def of(rows: Sequence[Sequence[Any]], dtype: Any = np.int32) -> Ragged:
+    def of(rows: Sequence[Sequence[int]]) -> Ragged:
         """Put rows end to end."""
-        flat = np.fromiter((value for row in rows for value in row), dtype=dtype)
+        flat = np.fromiter((value for row in rows for value in row), dtype=np.int32)
         return Ragged(flat, np.cumsum([0, *map(len, rows)]))
 
     def __len__(self) -> int:
@@ -78,17 +78,13 @@ class Ragged:
         place_t = np.arange(length_m.max(initial=0))
         return np.where(place_t < length_m, first_m + place_t, -1)
 
-    def chunks(self, size: int) -> Iterator[tuple[int, int]]:
-        """Runs of rows (first, last) whose padded table has at most `size` places, or a single row.
-
-        >>> list(Ragged.of([[1] * 3, [1], [1] * 4]).chunks(6))
-        [(0, 2), (2, 3)]
-        """
-        return fitting_runs(self.lengths, size)
-
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Runs (first, last) of rows of these lengths whose padded table has at most `size` places, or a single row."""
+    """Runs (first, last) of rows of these lengths whose padded table has at most `size` places, or a single row.
+
+    >>> list(fitting_runs(np.array([3, 1, 4]), 6))
+    [(0, 2), (2, 3)]
+    """
     first, widest = 0, 0
     for n, length in enumerate(lengths.tolist()):
         widest = max(widest, length)

@@ -129,9 +129,8 @@ def write_traces(
         ...     read_traces(file)[0].turns[0].per_token["advantages"]
         [0.5]
     """
-    target = Path(file)
     wanted = {(found.extra.get("episode"), found.extra.get("trace")): found for found in trajectories}
-    with whole_file(target) as beside:
+    with whole_file(Path(file)) as beside:
         with beside.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(records([Path(source)])):
                 for k, trace in enumerate(_traces(record)):
@@ -145,6 +144,7 @@ def write_traces(
 
 def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | Path) -> None:
     """Set the advantages of a trace's nodes."""
+    nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(found.turns):
         who = f"Turn {t} of trajectory {found.id!r}"
         if entry not in turn.per_token:
@@ -155,7 +155,7 @@ def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | 
         wrong = next((value for value in values if not math.isfinite(value)), None)
         if wrong is not None:
             raise DataError(f"{who} has {wrong} in '{entry}', which no trainer can use; give finite numbers.")
-        node = dict(enumerate(trace["nodes"])).get(turn.extra.get("node"), {})
+        node = nodes.get(turn.extra.get("node"), {})
         sampled = sum(bool(flag) for flag in node.get("mask", ()))
         if sampled != len(values):
             raise DataError(

@@ -15,6 +15,7 @@ from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts, figures
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Status
 
 pytestmark = [
@@ -217,7 +218,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     for module in ("score", "apply", "write"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
-    assert len(list(whole.table.tokens.chunks(25))) > 2
+    assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2
     for one, other in zip(whole.applied, parts.applied, strict=True):
         assert torch.equal(one.credit.block_nk, other.credit.block_nk)
         column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.name}"].to_pylist()

@@ -30,6 +30,7 @@ from spanwise.commands.credit.score import score_file
 from spanwise.errors import AlignmentError, DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts import read_rollouts
+from spanwise.rollouts.table import fitting_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")
 
@@ -49,7 +50,7 @@ def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
     assert [one.name for one in result.applied] == ["bae"]
-    assert len(list(result.table.tokens.chunks(25))) > 1
+    assert len(list(fitting_runs(result.table.tokens.lengths, 25))) > 1
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
 
 

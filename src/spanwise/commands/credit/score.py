@@ -19,7 +19,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading, read
 from spanwise.rollouts import RolloutTable
-from spanwise.rollouts.table import at
+from spanwise.rollouts.table import at, fitting_runs
 from spanwise.score import REWARDS
 from spanwise.segment import Census, census, census_of, find_blocks
 from spanwise.types import BlockText, Spans, whole_text
@@ -62,7 +62,7 @@ def score_file(
     spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in arms_of}
     found: dict[str, list[Reading]] = {arm.name: [] for arm in arms}
     interleaved = dict.fromkeys(arms_of, False)
-    for first, last in table.tokens.chunks(AT_A_TIME):
+    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows = slice(first, last)
         places = table.tokens.places(rows)
         ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)

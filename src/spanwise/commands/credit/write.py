@@ -18,6 +18,7 @@ from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.credit.methods._sae import SaeSegments
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
+from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
 
 #: The file of an export.
@@ -37,7 +38,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
     per_token |= {schema.BLOCK: marked.block} if marked.interleaved else {}
     per_token |= table.token_values
-    for first, last in table.tokens.chunks(AT_A_TIME):
+    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
         learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
         columns: dict[str, Any] = {

@@ -50,13 +50,18 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained], f"'{file}'")
     table = joined(path, tables)
     trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
-    cut = _texts(table[source], trainable) if source == schema.TOKENS else None
-    if cut is None and tokenizer is not None:
-        ids = Ragged(schema.flat(table[source], np.int32), schema.offsets(table[source]))
-        cut = Cut(ids, trainable, load_tokenizer(tokenizer)[1], "")
-        _check_spelling(files[0], cut.vocabulary, tokenizer)
-    same = cut is not None  # the tokens are the file's own, so what it says of each is of use
-    if cut is None:
+    edges, same = schema.offsets(table[source]), True  # the tokens are the file's own, so what it says of each is of use
+    if source == schema.TOKENS:  # each text, or what it is as bytes, gets an id
+        coded = table[source].combine_chunks().flatten().dictionary_encode()
+        vocabulary = Vocabulary(tuple(coded.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
+        ids = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        cut = Cut(Ragged(ids, edges), trainable, vocabulary, AS_TEXT)
+    elif tokenizer is not None:
+        vocabulary = load_tokenizer(tokenizer)[1]
+        cut = Cut(Ragged(schema.flat(table[source], np.int32), edges), trainable, vocabulary, "")
+        _check_spelling(files[0], vocabulary, tokenizer)
+    else:
+        same = False
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
@@ -90,14 +95,6 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 def tokenizer_in(run: Path) -> Path | None:
     """The folder of a run that holds its tokenizer: that of its model, or the one that a script's run lays beside its rollouts."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
-
-
-def _texts(column: pa.ChunkedArray, trainable: np.ndarray) -> Cut:
-    """Tokens that are kept as texts, or as bytes: each text gets an id."""
-    coded = column.combine_chunks().flatten().dictionary_encode()
-    pieces = coded.dictionary.cast(pa.binary()).to_pylist()
-    ids = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-    return Cut(Ragged(ids, schema.offsets(column)), trainable, Vocabulary(tuple(pieces) or (b"",)), AS_TEXT)
 
 
 def _whole(path: Path, table: pa.Table, name: str) -> list[int] | None:

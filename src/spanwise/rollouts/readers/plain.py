@@ -9,26 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.rollouts import schema
-from spanwise.rollouts.cells import (
-    FieldError,
-    as_text,
-    at_place,
-    by_column,
-    chats,
-    completion_parts,
-    empty,
-    is_chat,
-    is_message,
-    lists,
-    prompt_text,
-    spelled_out,
-    steps_of,
-    typed,
-)
+from spanwise.rollouts import cells, schema
 from spanwise.rollouts.files import SUFFIXES, joined, read_delimited, records
 from spanwise.rollouts.table import RolloutTable, cut_text
 
@@ -74,22 +59,25 @@ def read_plain(
     Every numeric column without a role is taken for a reward, `rewards/NAME` under the name NAME; a list of numbers beside a list
     of completions has one for each of them. Rows without a completion are left out and counted: null is no empty text. A
     conversation in `messages`, without a completion beside it, ends with what the model said.
+
+    TRL's `completions/completions_*.parquet` are such tables. TRL logs the last generation batch, so a batch that serves several
+    optimiser steps is written several times; repetitions are left out.
     """
     asked = _check_roles(columns or {})
-    source, cells = _read(path, files)
-    cells = {name: column for name, column in cells.items() if name not in _INDEX or name in asked.values()}
-    size = max(map(len, cells.values()), default=0)
+    source, table, repeated = _read(path, files)
+    table = {name: column for name, column in table.items() if name not in _INDEX or name in asked.values()}
+    size = max(map(len, table.values()), default=0)
     if not size:
         raise DataError(f"'{path}' holds no completions.")
-    roles = _find_roles(path, list(cells), asked)
-    said = _said(path, cells, roles, size)
+    roles = _find_roles(path, list(table), asked)
+    said = _said(path, table, roles, size)
     absent = size - len({one.row for one in said})
     if not said:
         raise DataError(f"'{path}' holds no completions: none of its {absent} rows has one.")
-    prompts = [prompt_text(one.prompt) for one in said]
-    spread = _spread(path, cells, roles, said)
-    step_column = typed(cells[roles["step"]]) if "step" in roles else [None] * size
-    steps = steps_of(path, (None if empty(step) else step for step in step_column))
+    prompts = [cells.prompt_text(one.prompt) for one in said]
+    spread = _spread(path, table, roles, said)
+    step_column = cells.typed(table[roles["step"]]) if "step" in roles else [None] * size
+    steps = cells.steps_of(path, (None if cells.empty(step) else step for step in step_column))
     pairs = [(role, roles[role]) for role in ("prompt", "completion", "completions", "answer", "group") if role in roles]
     taken = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
     read_as = f"Columns: {', '.join(taken)}." if taken else ""
@@ -98,25 +86,50 @@ def read_plain(
     return RolloutTable.of(
         source,
         path,
-        cut_text([completion_parts(one.completion) for one in said], tokenizer),
+        cut_text([cells.completion_parts(one.completion) for one in said], tokenizer),
         prompts=prompts,
         steps=[steps[one.row] for one in said],
-        keys=_keys(path, roles, prompts, said, spread, asked),
+        keys=_keys(path, roles, prompts, said, table, asked),
         columns=spread if "answer" not in roles else {**spread, "answer": spread[roles["answer"]]},
         rewards=_rewards(path, {name: column for name, column in spread.items() if name not in roles.values()}),
-        notes=[read_as, f"{absent} of {size} rows hold no completion and are left out." if absent else ""],
+        notes=[repeated, read_as, f"{absent} of {size} rows hold no completion and are left out." if absent else ""],
     )
 
 
-def _read(path: Path, files: Sequence[Path]) -> tuple[str, dict[str, list[Any]]]:
-    """What kind of files these are, and their columns under each other."""
-    suffix = files[0].suffix.lower()
+def _read(path: Path, files: Sequence[Path]) -> tuple[str, dict[str, list[Any]], str]:
+    """What kind of files these are, their columns under each other, and the sentence on files that are left out."""
+    suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
-        return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict()
+        return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict(), note
     with files[0].open("rb") as stream:
-        if stream.read(4) == b"PAR1":
-            return "parquet", joined(path, map(pq.read_table, files)).to_pydict()
-    return "JSON" if suffix == ".json" else "JSONL", by_column([record for _, _, record in records(files)])
+        parquet = stream.read(4) == b"PAR1"
+    if not parquet:
+        return "JSON" if suffix == ".json" else "JSONL", cells.by_column([record for _, _, record in records(files)]), note
+    tables: list[pa.Table] = []
+    trl = all(_is_trl(pq.read_schema(file)) for file in files)
+    for table in map(pq.read_table, files):
+        if not (trl and tables and table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"]))):
+            tables.append(table)
+    if repeated := len(files) - len(tables):
+        note = f"{repeated} of {len(files)} files repeat the batch before them and are left out."
+    return "TRL" if trl else "parquet", joined(path, tables).to_pydict(), note
+
+
+def _is_trl(found: pa.Schema) -> bool:
+    """Whether a parquet file is TRL's: a prompt, a completion and a step in each row, and its advantage, as all but old ones have.
+
+    >>> own = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
+    >>> [_is_trl(pa.schema(columns)) for columns in (own, {**own, "group_id": pa.int64()}, {"prompt": pa.string()})]
+    [True, False, False]
+    """
+    if not {"step", "prompt", "completion"} <= set(found.names):
+        return False
+    kind = found.field("completion").type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if listed and not pa.types.is_struct(kind.value_type):  # a list of completions
+        return False
+    others = (name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS) for name in found.names)
+    return "advantage" in found.names or not any(others)
 
 
 def _check_roles(asked: Mapping[str, str]) -> Mapping[str, str]:
@@ -148,15 +161,15 @@ def _find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str]) -> d
     taken = {name for role, name in asked.items() if role != "group"}  # which may be the prompt
     roles = dict(asked)
     for role in ("prompt", "completion", "answer", "group", "step"):
-        lists = NAMES["completions"] if role == "completion" else ()
-        here = [name for name in (*NAMES[role], *lists) if name in names and name not in taken]
-        if role in asked or (lists and "completions" in asked) or not here:
+        several = NAMES["completions"] if role == "completion" else ()
+        here = [name for name in (*NAMES[role], *several) if name in names and name not in taken]
+        if role in asked or (several and "completions" in asked) or not here:
             continue
         if len(here) > 1 and (role not in here or "completions" in here):
             raise DataError(
                 f"'{path}' has the columns {' and '.join(here)}, and each may hold the {role}. Say which: {_HOW.format(role=role)}."
             )
-        roles["completions" if here[0] in lists else role] = role if role in here else here[0]
+        roles["completions" if here[0] in several else role] = role if role in here else here[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         *others, last = (*NAMES["completion"], *NAMES["completions"])
         raise DataError(
@@ -171,17 +184,17 @@ def _find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str]) -> d
     return roles
 
 
-def _said(path: Path, cells: Mapping[str, Sequence[Any]], roles: Mapping[str, str], size: int) -> list[Said]:
+def _said(path: Path, table: Mapping[str, Sequence[Any]], roles: Mapping[str, str], size: int) -> list[Said]:
     """Every completion with its prompt."""
-    prompts = chats(cells[roles["prompt"]]) if "prompt" in roles else [None] * size
+    prompts = cells.chats(table[roles["prompt"]]) if "prompt" in roles else [None] * size
     column = roles.get("completion") or roles.get("completions")
-    spoken = prompts if column is None else (lists if "completions" in roles else chats)(cells[column])
+    spoken = prompts if column is None else (cells.lists if "completions" in roles else cells.chats)(table[column])
     said: list[Said] = []
     for n, (prompt, cell) in enumerate(zip(prompts, spoken, strict=True)):
-        with at_place(f"Row {n} of '{path}' has {cell!r:.80} in column '{column or 'messages'}';"):
+        with cells.at_place(f"Row {n} of '{path}' has {cell!r:.80} in column '{column or 'messages'}';"):
             prompt, listed = _parted(cell) if column is None else (prompt, _listed(cell))
-        here = [Said(n, place, len(listed), prompt, one) for place, one in enumerate(listed) if not empty(one)]
-        if here and empty(prompt) and "group" not in roles:
+        here = [Said(n, place, len(listed), prompt, one) for place, one in enumerate(listed) if not cells.empty(one)]
+        if here and cells.empty(prompt) and "group" not in roles:
             raise DataError(f"Row {n} of '{path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row.")
         said += here
     return said
@@ -193,16 +206,18 @@ def _listed(cell: Any) -> list[Any]:
     >>> _listed("4"), _listed(["4", None]), len(_listed([{"role": "assistant", "content": "4"}]))
     (['4'], ['4', None], 1)
     """
-    if is_chat(cell):
+    if cells.is_chat(cell):
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
-            raise FieldError(
+            raise cells.FieldError(
                 "that may be one conversation or several completions; of one, write the text, of several a list of texts or of "
                 "lists of messages"
             )
         return [cell]
-    entries = [[one] if is_message(one) else one for one in (cell if isinstance(cell, (list, tuple)) else [cell])]
-    if any(isinstance(one, (list, tuple, dict)) and not is_chat(one) for one in entries):
-        raise FieldError("a completion is a text, or a list of messages such as {'role': 'assistant', 'content': '...'}")
+    entries = [[one] if cells.is_message(one) else one for one in (cell if isinstance(cell, (list, tuple)) else [cell])]
+    if any(isinstance(one, (list, tuple, dict)) and not cells.is_chat(one) for one in entries):
+        raise cells.FieldError(
+            "a completion is a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
+        )
     return entries
 
 
@@ -212,13 +227,15 @@ def _parted(cell: Any) -> tuple[Any, list[Any]]:
     >>> _parted([{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}])[1]
     [[{'role': 'assistant', 'content': '4'}]]
     """
-    if empty(cell):
+    if cells.empty(cell):
         return None, []
-    if not is_chat(cell):
-        raise FieldError("without a column of completions it must hold a list of messages that ends with the assistant's")
+    if not cells.is_chat(cell):
+        raise cells.FieldError(
+            "without a column of completions it must hold a list of messages that ends with the assistant's"
+        )
     spoken = [n for n, message in enumerate(cell) if message["role"] == "assistant"]
     if spoken != [len(cell) - 1]:
-        raise FieldError(
+        raise cells.FieldError(
             f"{len(spoken)} of its {len(cell)} messages are the assistant's, where the last one alone may be; write what was "
             "sampled into a column 'completion', and what came before it into 'prompt'"
         )
@@ -226,7 +243,7 @@ def _parted(cell: Any) -> tuple[Any, list[Any]]:
 
 
 def _spread(
-    path: Path, cells: Mapping[str, Sequence[Any]], roles: Mapping[str, str], said: Sequence[Said]
+    path: Path, table: Mapping[str, Sequence[Any]], roles: Mapping[str, str], said: Sequence[Said]
 ) -> dict[str, list[Any]]:
     """The columns beside prompts and completions, with a value for each completion.
 
@@ -237,21 +254,25 @@ def _spread(
     consumed = {roles.get(role) for role in ("prompt", "completion", "completions", "step")}
     several = "completions" in roles or any(one.size > 1 for one in said)
     spread: dict[str, list[Any]] = {}
-    for name, column in cells.items():
+    for name, column in table.items():
         if name in (answer, group):
             values = [column[one.row] for one in said]
-            spread[name] = [as_text(value) for value in values] if name == answer else typed(values)
+            spread[name] = [cells.as_text(value) for value in values] if name == answer else cells.typed(values)
             continue
         if name in consumed:
             continue
-        column = lists(column) if several else [spelled_out(cell) for cell in column] if name in _REWARD else column
+        column = (
+            cells.lists(column) if several else [cells.spelled_out(cell) for cell in column] if name in _REWARD else column
+        )
         if several and _one_each(path, name, column, said):
             values = [column[one.row][one.place] if isinstance(column[one.row], list) else column[one.row] for one in said]
         else:
             values = [column[one.row] for one in said]
         objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
-        inside = by_column(objects)
-        spread |= {f"rewards/{key}": typed(own) for key, own in inside.items()} if inside else {name: typed(values)}
+        inside = cells.by_column(objects)
+        spread |= (
+            {f"rewards/{key}": cells.typed(own) for key, own in inside.items()} if inside else {name: cells.typed(values)}
+        )
     return spread
 
 
@@ -276,19 +297,19 @@ def _keys(
     roles: Mapping[str, str],
     prompts: Sequence[str],
     said: Sequence[Said],
-    spread: Mapping[str, Sequence[Any]],
+    table: Mapping[str, Sequence[Any]],
     asked: Mapping[str, str],
 ) -> list[str] | None:
     """What the completions of a group share, where it is not the prompt: an id, or the row that lists them."""
     if "group" not in roles:
         return [f"{one.row}" for one in said] if any(one.size > 1 for one in said) else None
     name = roles["group"]
-    cells = prompts if name == roles.get("prompt") else spread[name]
-    lacking = sum(map(empty, cells))
+    ids = [table[name][one.row] for one in said]
+    lacking = sum(map(cells.empty, ids))
     if lacking:
-        lack = f"{lacking} of {len(cells)} completions of '{path}' have no '{name}'"
+        lack = f"{lacking} of {len(ids)} completions of '{path}' have no '{name}'"
         raise DataError(f"{lack}; say it of all of them, or group by prompt with --columns group=PROMPT_COLUMN.")
-    keys = [str(cell) for cell in cells]
+    keys = [str(one) for one in ids]
     if len(set(keys)) == len(keys) > len(set(prompts)) and "group" not in asked:
         raise DataError(
             f"The column '{name}' of '{path}' has another value in each of {len(keys)} rows, and these have {len(set(prompts))} "

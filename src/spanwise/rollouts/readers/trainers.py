@@ -1,4 +1,4 @@
-"""What other trainers write: TRL's completions and verl's dump, texts without ids; verifiers' traces, an episode per line.
+"""What other trainers write: verl's dump, texts without ids; verifiers' traces, an episode per line.
 
 Of verifiers also `results.jsonl` of the versions before 1.0.
 """
@@ -15,76 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from spanwise.rollouts import schema
-from spanwise.rollouts.cells import (
-    by_column,
-    completion_parts,
-    lacks,
-    mapping,
-    prompt_text,
-    said,
-    spoken,
-    steps_of,
-    whole,
-)
-from spanwise.rollouts.files import joined, parsed, records
-from spanwise.rollouts.readers.plain import NAMES, REWARD_STARTS
+from spanwise.rollouts import cells, schema
+from spanwise.rollouts.files import parsed, records
 from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, load_tokenizer
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
-TRL_REQUIRED, VERL_REQUIRED = ("prompt", "completion"), ("input", "output")
+VERL_REQUIRED = ("input", "output")
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
 #: Fields of verl's that are no rewards.
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
-
-
-def is_trl(found: pa.Schema) -> bool:
-    """Whether a parquet file is TRL's: a prompt, a completion and a step in each row, and its advantage, as all but old ones have.
-
-    >>> own = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
-    >>> [is_trl(pa.schema(columns)) for columns in (own, {**own, "group_id": pa.int64()}, {"prompt": pa.string()})]
-    [True, False, False]
-    """
-    if not {"step", *TRL_REQUIRED} <= set(found.names):
-        return False
-    kind = found.field("completion").type
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if listed and not pa.types.is_struct(kind.value_type):  # a list of completions
-        return False
-    others = (name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS) for name in found.names)
-    return "advantage" in found.names or not any(others)
-
-
-def read_trl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `completions/completions_*.parquet`.
-
-    TRL logs the last generation batch, so a batch that serves several optimiser steps is written several times; repetitions
-    are left out. Every numeric column is taken for a reward, but for `answer` and what a trainer made of rewards (`advantage`, and
-    `credit/<block>` of spanwise's own). Messages of a completion that are not the assistant's count as not sampled; of the
-    assistant's, reasoning and calls of tools are part of what it said.
-    """
-    tables: list[pa.Table] = []
-    for table in map(pq.read_table, files):
-        if not tables or not table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"])):
-            tables.append(table)
-    columns = joined(path, tables).to_pydict()
-    repeated = len(files) - len(tables)
-    steps = steps_of(path, columns.pop("step"))
-    prompts, completions = (columns.pop(name) for name in TRL_REQUIRED)
-    return RolloutTable.of(
-        "TRL",
-        path,
-        cut_text([completion_parts(completion) for completion in completions], tokenizer),
-        prompts=[prompt_text(prompt) for prompt in prompts],
-        steps=steps,
-        columns=columns,
-        rewards={name: column for name, column in columns.items() if name != "answer"},
-        notes=[f"{repeated} of {len(files)} files repeat the batch before them and are left out." if repeated else ""],
-    )
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -94,7 +35,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
     one step share it; else the text does.
     """
-    columns = by_column(list(parsed(files, _row)))
+    columns = cells.by_column(list(parsed(files, _row)))
     prompts, outputs, steps = (columns.pop(name, []) for name in (*VERL_REQUIRED, "step"))
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
@@ -122,30 +63,17 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record with its prompt and what was said as text, and its step as a number."""
     for key in VERL_REQUIRED:
         if key not in record:
-            raise lacks(key, record)
+            raise cells.lacks(key, record)
     read = {
-        "input": prompt_text(record["input"]),
-        "output": spoken(record["output"]),
-        "step": whole(record.get("step"), "step"),
+        "input": cells.prompt_text(record["input"]),
+        "output": cells.spoken(record["output"]),
+        "step": cells.whole(record.get("step"), "step"),
     }
     return {**record, **read}
 
 
-#: What `results.jsonl` holds beside what its rewards are called, where it has no `metrics`.
-_LEGACY_FIELDS = (
-    "prompt",
-    "completion",
-    "answer",
-    "reward",
-    "example_id",
-    "task",
-    "error",
-    "error_chain",
-    "metrics",
-    "info",
-)
-
-
+#: Numbers of `results.jsonl` that are no rewards by that name, where it has no `metrics`.
+_LEGACY_FIELDS = ("answer", "reward", "example_id")
 #: Of a row: one completion, what one branch of a trace samples that no earlier branch does. Rewards are None where the scoring did
 #: not run; a stream has a number for each token, NaN at sampled ones of which none is known; the first branch of a trace opens it.
 _FIELDS = ("key", "step", "keyed", "prompt", "parts", "rewards", "columns", "ids", "mask", "streams", "opens")
@@ -162,7 +90,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     """
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]
-    own = by_column(rows) or {key: [] for key in _FIELDS}
+    own = cells.by_column(rows) or {key: [] for key in _FIELDS}
     has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
     if tokenizer is not None and has_ids:
         flags = np.array([flag for mask in own["mask"] for flag in mask], dtype=np.bool_)
@@ -172,9 +100,12 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if any(own["ids"]) and not has_ids:
         note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         cut = cut._replace(note=note)
+    sampled = cut.trainable
+    logprobs = np.array([value for streams in own["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
+    known = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
     rollout_n = torch.tensor(own["opens"], dtype=torch.long).cumsum(dim=0) - 1
     traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
-    columns = by_column(own["columns"])
+    columns = cells.by_column(own["columns"])
     several = (
         f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
         "prompt. The branches of a trace have one vote."
@@ -187,13 +118,13 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         steps=own["step"],
         keys=own["key"],
         columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
-        rewards=by_column(own["rewards"]),
+        rewards=cells.by_column(own["rewards"]),
         notes=[several if branched else "", _silent(files, episodes)],
     )
     return replace(
         table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values=_logprobs(own["streams"], cut.trainable) if has_ids else {},
+        token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if known else {},
         keyed=all(own["keyed"]),
         as_recorded=_advantages(own, cut, has_ids=has_ids) or table.as_recorded,
         rollout_n=rollout_n if branched else None,
@@ -237,7 +168,9 @@ def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "step": trace.step,
                 "keyed": trace.keyed,
                 "prompt": trace.prompt(before),
-                "parts": [(said(mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled"))) for i in own],
+                "parts": [
+                    (cells.said(cells.mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled"))) for i in own
+                ],
                 "rewards": trace_rewards(trace),
                 "columns": {k: v for k, v in trace.task.items() if not isinstance(v, (dict, list))},
                 "ids": [i for part in tokens for i in part.ids][start:],
@@ -250,25 +183,17 @@ def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a rollout of the versions before 1.0."""
     if "prompt" not in record:
-        raise lacks("prompt", record)
-    prompt, info = prompt_text(record["prompt"]), record.get("info")
+        raise cells.lacks("prompt", record)
+    prompt, info = cells.prompt_text(record["prompt"]), record.get("info")
     others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and type(v) in (int, float)}
-    rewards = {**(mapping(record, "metrics") or others), "reward": record.get("reward")}
+    rewards = {**(cells.mapping(record, "metrics") or others), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
-        "parts": completion_parts(record["completion"]),
+        "parts": cells.completion_parts(record["completion"]),
         "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
         "columns": {**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
         "ids": [], "mask": [], "streams": {}, "opens": True,
     }  # fmt: skip
-
-
-def _logprobs(streams: Sequence[Mapping[str, list[float]]], trainable: np.ndarray) -> dict[str, np.ndarray]:
-    """The log-probabilities, where every sampled token has one."""
-    if not all("logprobs" in own for own in streams):
-        return {}
-    flat = np.array([value for own in streams for value in own["logprobs"]], dtype=np.float32)
-    return {} if np.isnan(flat[trainable]).any() else {schema.LOGP: np.where(trainable, flat, np.float32(np.nan))}
 
 
 def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
