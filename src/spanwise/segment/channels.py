@@ -25,7 +25,7 @@ from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
-from spanwise.segment.signs import Places, Sign, finder_of
+from spanwise.segment.delimiters import Places, Sign, finder_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"

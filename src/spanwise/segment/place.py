@@ -12,9 +12,8 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import Pieces, Sample, cut
+from spanwise.segment.claims import SEGMENTERS, Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
-from spanwise.segment.registry import SEGMENTERS
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 

@@ -39,7 +39,6 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 _REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-_IDS = ("group", "trajectory", "stratum", "anchor", "state")
 #: Ids as hashes are: of both signs, and so large that neighbours are one number in float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
@@ -103,14 +102,6 @@ class DrawnBatch:
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
         """The same batch with other values for some inputs per row."""
         return replace(self, rows={**self.rows, **changes})
-
-    def relabelled(self) -> DrawnBatch:
-        """The same batch under other ids: `LABELS` for groups, trajectories and states, and for steps such in their order."""
-        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        numbered = [e for e in self.spec if e.stem in labels and isinstance(self.rows.get(e.name), Tensor)]
-        return self.put(
-            {e.name: torch.tensor(labels[e.stem])[self.rows[e.name].unique(return_inverse=True)[1]] for e in numbered}
-        )
 
     def inputs(self) -> dict[str, Any]:
         """The arguments by name."""
@@ -242,8 +233,7 @@ def _places(rows: list[list[int]], *, width: int = 0) -> Int[Tensor, "n t"]:
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
 
 
-@st.composite
-def _rearranged(draw: Draw, batch: DrawnBatch) -> Int[Tensor, "n t"]:
+def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     """Places for the same trainable tokens with masked ones before, between and after them."""
     rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for row in rows:
@@ -256,8 +246,3 @@ def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same tokens with all padding on the left."""
     backwards = [[t for t in reversed(places) if t >= 0] for places in batch.place_nt.tolist()]
     return _places(backwards, width=batch.place_nt.shape[1] + 1).flip(1)
-
-
-def moved_tokens(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, Tensor]]:
-    """Batches with other places for their tokens."""
-    return batches.flatmap(lambda batch: st.tuples(st.just(batch), _rearranged(batch)))
