@@ -35,7 +35,6 @@ for module in pkgutil.iter_modules(
     importlib.import_module(f"spanwise.credit.{module.name}")
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
-random_is_the_type_checkers = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,7 +205,6 @@ def of_names(names):
     return batches_of(read_inputs(estimator), absent=True)
 
 
-@random_is_the_type_checkers
 @given(batch=of_names(["reward_n", "group_n"]), tokens=of_names(["reward_nt", "value_nt", "ids_nt"]), data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_strategies_make_what_they_say(batch, tokens, data):
@@ -222,7 +220,6 @@ def test_strategies_make_what_they_say(batch, tokens, data):
     assert bool((inputs["ids_nt"][~mask_nt] == -100).all())
 
 
-@random_is_the_type_checkers
 @given(ids=token_rows(small_vocabulary()), text=texts(["a"]))
 @settings(max_examples=50, deadline=None)
 def test_tokens_spell_valid_text(ids, text):

@@ -74,26 +74,23 @@ class TagParser:
         """The pieces of a text, and where each part opens."""
         matches = self._pattern.finditer(text)
         marks = [*self._before, *(_Mark(match[2].decode(), bool(match[1]), *match.span()) for match in matches)]
-        matched: list[int | None] = []  # for each part, its first opening after the match before
+        matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:
             at = next((i for i in range(cursor, len(marks)) if marks[i].tag == part.mark and not marks[i].closes), None)
-            cursor = cursor if at is None else at + 1
-            matched.append(at)
-        places = [None if at is None else marks[at].start for at in matched]
-        first: dict[int, int] = {}
-        for part, place in zip(self._parts, places, strict=True):
-            if place is not None:
-                first.setdefault(part.block, place)
-        if 0 in first or min(first.values(), default=1) > 0:
+            if at is not None:
+                matched[part], cursor = at, at + 1
+        first = {part.block: marks[at].start for part, at in reversed(matched.items())}
+        if 0 in first or 0 not in first.values():
             first[0] = 0
         blocks, starts = zip(*sorted(first.items()), strict=True)
-        fault, misplaced, contents = self._judge(marks, set(matched), blocks, starts)
-        lost = {part.mark for part, at in zip(self._parts, matched, strict=True) if at is None and not part.index}
-        return Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents), places
+        fault, misplaced, contents = self._judge(marks, set(matched.values()), blocks, starts)
+        lost = {part.mark for part in self._parts if part not in matched and not part.index}
+        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents)
+        return pieces, [marks[matched[part]].start if part in matched else None for part in self._parts]
 
     def _judge(
-        self, marks: Sequence[_Mark], matched: Collection[int | None], blocks: Sequence[int], starts: Sequence[int]
+        self, marks: Sequence[_Mark], matched: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
         """What is wrong with the marks, the tags that open outside the order of the layout, and the last pair of each tag."""
         fault, opened, seen, misplaced = 0, set[str](), set[tuple[int, str]](), set[str]()

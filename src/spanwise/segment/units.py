@@ -43,6 +43,9 @@ _SENTENCE = re.compile(
 _WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
 _SHORT_ENDS = (*(word.encode() for word in _WORDS), *(bytes([digit]) for digit in b"0123456789"))
 _SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
+# At most three spaces may stand before a step: what is indented further is a list inside one. The numbers themselves are not read.
+# `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
+# number and no further letter; of `#` there are up to six and then spaces.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )
@@ -92,16 +95,6 @@ def _after(ends: re.Pattern[bytes]) -> _Starts:
     return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
 
 
-def _step_starts(sample: Sample) -> list[int]:
-    """Where numbered steps begin.
-
-    At most three spaces may stand before one: what is indented further is a list inside a step. The numbers themselves are not
-    read. `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with
-    spaces, a number and no further letter; of `#` there are up to six and then spaces.
-    """
-    return [match.start() for match in _STEP.finditer(sample.text)]
-
-
 def _sentence_starts(sample: Sample) -> list[int]:
     """Where sentences begin.
 
@@ -143,16 +136,13 @@ def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
     return starts_of
 
 
-def _turns(sample: Sample) -> np.ndarray:
-    """Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted."""
-    return np.flatnonzero(np.diff(sample.column_t) > 1) + 1
-
-
 register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
 register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
 register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
-register("steps", kind="segmenter")(_unmarked(_step_starts))
-register("turns", kind="segmenter")(_unmarked(_after_tokens(_turns), trimmed=False))
+register("steps", kind="segmenter")(_unmarked(lambda sample: [match.start() for match in _STEP.finditer(sample.text)]))
+# Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted.
+_TURNS = _after_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
+register("turns", kind="segmenter")(_unmarked(_TURNS, trimmed=False))
 
 
 @register("fixed", kind="segmenter")
