@@ -1,13 +1,21 @@
-"""The segmenter `delimiters`: blocks between an opening and a closing sign of any spelling.
+"""The segmenters `delimiters`, blocks between an opening and a closing sign of any spelling, and `regex`, blocks by a pattern.
 
-A mark is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing sign: the part runs
-on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token and nothing else;
-any other sign is its bytes, however they are cut into tokens.
+A mark of `delimiters` is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing
+sign: the part runs on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token
+and nothing else; any other sign is its bytes, however they are cut into tokens.
 
 Rules. What stands between an opening and its closing sign is text, whatever it holds (NESTED if it opens another part). A part
 that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER), in a part
 that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the
 block is repeated.
+
+A mark of `regex` is a pattern of RE2, which never backtracks: whatever a completion holds, a search takes time linear in it. It
+has no look-around and no back-references for that. Text and pattern are UTF-8, offsets are bytes; bytes that are no UTF-8 match
+nothing, not even `.`. Needs `pip install 'spanwise[segment]'`.
+
+Rules. A part is a whole match; it says what the group `value` holds, or else the first group, or else the whole match. Matches of
+one pattern do not overlap; of several patterns the one that begins first wins, then the longer one, then the one that the layout
+names first. An empty match claims nothing. A block that is not repeated takes every match and says the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +23,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +36,12 @@ from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
+_INSTEAD = {
+    "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
+    "put what is meant into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid escape sequence: \\": "RE2 has no such escape, and no back-reference, since no search with that is linear in time; "
+    "write out what may repeat, or use delimiters",
+}
 
 
 class Sign(NamedTuple):
@@ -161,3 +176,47 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         return claims.found()
 
     return find
+
+
+@register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
+def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Find what matches a regular expression; see the module."""
+    parts_of = by_mark(parts, bare=False)
+    patterns = [(mark, _compiled(mark)) for mark in parts_of]
+
+    def find(sample: Sample) -> Found:
+        claims, end = Claims(parts_of, again="taken"), 0
+        matches = [
+            (match.start(), -match.end(), number, match)
+            for number, (_, pattern) in enumerate(patterns)
+            for match in pattern.finditer(sample.text)
+            if match.end() > match.start()
+        ]
+        for start, _, number, match in sorted(matches, key=itemgetter(0, 1, 2)):
+            if start >= end:
+                mark, pattern = patterns[number]
+                end = match.end()
+                inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
+                claims.take(mark, start, end, inner if inner[0] >= 0 else None)
+        return claims.found()
+
+    return find
+
+
+def _compiled(mark: str) -> Any:
+    """The compiled pattern of bytes."""
+    try:
+        import re2  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise LayoutError(
+            "The segmenter 'regex' needs google-re2. Install it with: pip install 'spanwise[segment]'"
+        ) from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(mark.encode(), options)
+    except re2.error as error:
+        message = error.args[0] if error.args else b""
+        reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        more = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
+        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){more}.") from None
