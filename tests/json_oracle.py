@@ -5,7 +5,7 @@
 
 import json
 
-from spanwise.segment.json_paths import steps
+from spanwise.segment.json_fields import steps
 from spanwise.types import Fault
 
 SPACE = b" \t\r\n"

@@ -25,7 +25,7 @@ _HOMES = {
     "mode": "spanwise.modes.registry",
     "outcome": "spanwise.score.outcomes",
     "reward": "spanwise.score.reward",
-    "segmenter": "spanwise.segment.registry",
+    "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
 _SHOWN: set[tuple[str, Path | None]] = set()

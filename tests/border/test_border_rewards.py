@@ -9,7 +9,7 @@ import torch
 from border.case import Case, check, command
 from rollout_files import WELL_FORMED, trl_file
 from spanwise import Layout, Objective, Scheme, score_all
-from spanwise.score import calls
+from spanwise.score import custom
 from trl_small import THIRD_PARTY, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
@@ -87,11 +87,11 @@ def of_blocks(blocks):
 
 
 def sleepy(folder):
-    usual, calls.SLOW = calls.SLOW, 0.05
+    usual, custom.SLOW = custom.SLOW, 0.05
     try:
         scored(lambda blocks: time.sleep(0.3) or [1.0, 1.0], name="sleepy")
     finally:
-        calls.SLOW = usual
+        custom.SLOW = usual
 
 
 def verdict(completions):

@@ -18,7 +18,7 @@ from spanwise import register
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import Reward, calls, check_objectives, score_all, score_one
+from spanwise.score import Reward, check_objectives, custom, score_all, score_one
 from spanwise.score.reward import REWARDS
 from spanwise.types import Scores, Status
 
@@ -174,9 +174,9 @@ def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
 
 
 def test_a_reward_that_takes_long_is_named_while_it_runs(monkeypatch):
-    monkeypatch.setattr(calls, "SLOW", 0.05)
+    monkeypatch.setattr(custom, "SLOW", 0.05)
     said = []
-    monkeypatch.setattr(calls.warnings, "warn", lambda *words: said.append((time.monotonic(), *words)))
+    monkeypatch.setattr(custom.warnings, "warn", lambda *words: said.append((time.monotonic(), *words)))
 
     def sleepy(blocks):
         time.sleep(0.3)
@@ -193,7 +193,7 @@ def test_a_reward_that_takes_long_is_named_while_it_runs(monkeypatch):
 
 
 def test_a_reward_that_is_quick_says_nothing(monkeypatch):
-    monkeypatch.setattr(calls, "SLOW", 0.05)
+    monkeypatch.setattr(custom, "SLOW", 0.05)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         score_one(Objective(lambda blocks: [1.0], pays="solution"), [completion()], columns={}, scored={})

@@ -382,7 +382,7 @@ def test_a_completion_without_the_paid_block_states_nothing():
 
 
 def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
-    with pytest.raises(AlignmentError, match="2 values and 1 stated numbers"):
+    with pytest.raises(AlignmentError, match="2 values, and its stated_n has 1"):
         Reward.of([1.0, 2.0], stated=[0.5])
     assert Reward.of([1.0]).stated_n is None
 

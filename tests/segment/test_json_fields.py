@@ -11,7 +11,7 @@ from json_oracle import slow_json, walked
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
-from spanwise.segment.json_paths import paths, steps
+from spanwise.segment.json_fields import paths, steps
 from spanwise.testing import check_segmenter, small_vocabulary
 from spanwise.types import Fault
 from tokenizers_small import byte_level

@@ -143,7 +143,7 @@ def infinite(reward_n, group_n):
 )
 def test_wrong_estimators_of_completions(estimator, broken):
     with pytest.raises(ConformanceError, match=f"Method '{estimator.__name__}' breaks '{broken}'"):
-        check_estimator(estimator, properties=[broken])
+        check_estimator(estimator, properties=[broken], examples=60)
 
 
 def test_a_crash_is_a_finding():

@@ -1,9 +1,7 @@
 """From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
-from spanwise.score.code import runs
-from spanwise.score.each import written_out
-from spanwise.score.fields import equals, listed, near, one_of
+from spanwise.score.fields import equals, json_schema, listed, near, one_of
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
@@ -15,9 +13,8 @@ from spanwise.score.outcomes import (
     read_outcomes,
 )
 from spanwise.score.reward import REWARDS, BuiltIn, Reward
-from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, second_attempt
-from spanwise.score.schema import json_schema
-from spanwise.score.score import as_scores, check_objectives, score_all, score_one
+from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, runs, second_attempt
+from spanwise.score.score import as_scores, check_objectives, score_all, score_one, written_out
 from spanwise.score.workers import Verdict, close
 
 __all__ = [

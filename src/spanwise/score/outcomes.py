@@ -24,7 +24,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective, function_name
 from spanwise.registry import Registry, imported, register
-from spanwise.score.calls import called, listed_values
+from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, REWARDS, Columns, Texts
 
 #: More values than this in one batch, and hardly a completion has its like.

@@ -22,12 +22,6 @@ NAN = float("nan")
 Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 Columns = Mapping[str, Any]
-_PARTS = {
-    "status_n": "statuses",
-    "by_outcome_n2": "rows by outcome",
-    "stated_n": "stated numbers",
-    "unused_n": "unused numbers",
-}
 
 
 @dataclass(frozen=True)
@@ -60,10 +54,9 @@ class Reward:
     unused_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        for name, noun in _PARTS.items():
-            part = getattr(self, name)
+        for name, part in vars(self).items():
             if part is not None and len(part) != len(self.value_n):
-                raise AlignmentError(f"A reward has {len(self.value_n)} values and {len(part)} {noun}.")
+                raise AlignmentError(f"A reward has {len(self.value_n)} values, and its {name} has {len(part)}.")
         wrong_n = torch.where(self.status_n == Status.OK, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
             n = int(wrong_n.nonzero()[0])

@@ -1,10 +1,12 @@
-"""`score_all`: every objective's reward of every completion, in the order of the objectives."""
+"""`score_all`: every objective's reward of every completion; and objectives written out and checked before."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,10 +14,9 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.objective import Objective
+from spanwise.objective import EARLIER, OWN, Objective
 from spanwise.registry import is_registered
-from spanwise.score.calls import called
-from spanwise.score.custom import call_reward, check_reward_function
+from spanwise.score.custom import call_reward, called, check_reward_function, parameters_of
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts
 from spanwise.types import Scores, Status
@@ -185,6 +186,85 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             _check_earlier(objective, str(reports[objective.name]), [before.name for before in objectives[:position]])
         if objective.name not in recorded:
             _check_reading(objective, entry, layout)
+
+
+def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
+    """Objectives without `each`, whose paid blocks are plain names.
+
+    Args:
+        objectives: in order.
+        layout: the blocks that patterns are looked for in.
+
+    Raises:
+        RecipeError: a pattern that no block matches; a block of several parts, of which nothing says which one is read.
+
+    Example:
+        >>> layout = Layout(["a", "b"], segmenter="json")
+        >>> pair = written_out([Objective("equals", each="*", given="earlier", baseline="outcome")], layout)
+        >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
+        [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
+    """
+    return tuple(
+        plain
+        for objective in objectives
+        for plain in ([_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout))
+    )
+
+
+def _with_blocks(objective: Objective, layout: Layout) -> Objective:
+    """The objective with the names of the paid blocks in the place of patterns."""
+    known = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
+    return replace(objective, pays=tuple(dict.fromkeys(name for names in known for name in names)))
+
+
+def _each(objective: Objective, layout: Layout) -> list[Objective]:
+    """An objective for every block that `each` matches."""
+    pays = _with_blocks(objective, layout).pays
+    objectives: list[Objective] = []
+    for block in layout.matching(objective.each or ""):
+        # The nearest first: backing off drops the last one first, and that says least.
+        earlier = tuple(one.name for one in reversed(objectives))
+        given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
+        alone = not given and objective.baseline in ("outcome", "blended")  # the first block has nothing before it
+        objectives.append(
+            replace(
+                objective,
+                baseline="group" if alone else objective.baseline,
+                back_off=None if alone else objective.back_off,
+                each=None,
+                name=f"{objective.name}.{block}",
+                pays=tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,),
+                given=given,
+                options={**_reading(objective, block, layout), **objective.options},
+            )
+        )
+    return objectives
+
+
+def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
+    """The option that tells a reward which part it reads, or a function which block."""
+    if not isinstance(objective.reward, str):
+        parameters = parameters_of(objective)
+        if "block" not in objective.options and not any(
+            one.name == "block" or one.kind is one.VAR_KEYWORD for one in parameters
+        ):
+            raise RecipeError(
+                f"Objective '{objective.name}' is for each block, and its reward function would not hear which: every block would "
+                f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
+            )
+        return {"block": block}
+    entry = REWARDS.find(objective.reward)
+    if "block" in entry.options:
+        return {"block": block}
+    if not entry.tags or any(option in objective.options for option in entry.tags):
+        return {}
+    keys = layout.keys[block]
+    if len(keys) != 1:
+        raise RecipeError(
+            f"Objective '{objective.name}' is for each block, and block '{block}' is made of {', '.join(keys) or 'nothing'}; say "
+            f"which part it reads, as in options: {{{entry.tags[0]}: {keys[0] if keys else 'answer'}}}."
+        )
+    return {entry.tags[0]: keys[0]}
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spanwise.layout import Layout, any_index
-from spanwise.segment.registry import SEGMENTERS
+from spanwise.segment.claims import SEGMENTERS
 
 
 @dataclass(frozen=True)

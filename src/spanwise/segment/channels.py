@@ -25,7 +25,7 @@ from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
-from spanwise.segment.signs import Places, Sign, finder_of
+from spanwise.segment.delimiters import Places, Sign, finder_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
@@ -147,7 +147,9 @@ class _Reader:
         at = 0
         for place in (*ends, len(self.signs) - 1):
             end, self.end, self.lead = self.signs[place], place, None
-            if self.prefilled and not self._opens_at_once(at):
+            sign = self.signs[at]
+            empty = not self.text[self.loose : sign.start].strip()
+            if self.prefilled and not (empty and (at == place or sign.written in _AT_ONCE)):
                 whole = end.written == _MESSAGE_ENDS  # as harmony closes it
                 at = self._until(at - 1, _REASONING, self.loose, self.loose, _REASONING_CLOSES, whole)
             while at < self.end:
@@ -155,11 +157,6 @@ class _Reader:
             self._answer(end.start)
             at, self.loose = self.end + 1, end.end
         return self.stretches
-
-    def _opens_at_once(self, at: int) -> bool:
-        """Whether this turn is empty or opens a channel of its own, and does not go on with what its prompt opened."""
-        sign = self.signs[at]
-        return not self.text[self.loose : sign.start].strip() and (at == self.end or sign.written in _AT_ONCE)
 
     def _step(self, at: int) -> int:
         """Read what a sign begins; the place of the sign after it."""

@@ -138,7 +138,8 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
     def outermost(root: Any) -> list[tuple[int, int, bool]]:
         outer: list[tuple[int, int, bool]] = []
-        for place in sorted(map(_place, sitter.QueryCursor(query).captures(root).get("it", [])), key=_outer_first):
+        places = map(_place, sitter.QueryCursor(query).captures(root).get("it", []))
+        for place in sorted(places, key=lambda place: (place[0], -place[1])):
             if not outer or place[0] >= outer[-1][1]:
                 outer.append(place)
         return outer
@@ -148,10 +149,6 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _place(node: Any) -> tuple[int, int, bool]:
     return node.start_byte, node.end_byte, not node.has_error
-
-
-def _outer_first(place: tuple[int, int, bool]) -> tuple[int, int]:
-    return place[0], -place[1]
 
 
 def _parser(language: str) -> Any:

@@ -1,29 +1,109 @@
-"""The segmenter `delimiters`: blocks between an opening and a closing sign of any spelling.
+"""The segmenters `delimiters`, blocks between an opening and a closing sign of any spelling, and `regex`, blocks by a pattern.
 
-A mark is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing sign: the part runs
-on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token and nothing else;
-any other sign is its bytes, however they are cut into tokens.
+A mark of `delimiters` is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing
+sign: the part runs on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token
+and nothing else; any other sign is its bytes, however they are cut into tokens.
 
 Rules. What stands between an opening and its closing sign is text, whatever it holds (NESTED if it opens another part). A part
 that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER), in a part
 that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the
 block is repeated.
+
+A mark of `regex` is a pattern of RE2, which never backtracks: whatever a completion holds, a search takes time linear in it. It
+has no look-around and no back-references for that. Text and pattern are UTF-8, offsets are bytes; bytes that are no UTF-8 match
+nothing, not even `.`. Needs `pip install 'spanwise[segment]'`.
+
+Rules. A part is a whole match; it says what the group `value` holds, or else the first group, or else the whole match. Matches of
+one pattern do not overlap; of several patterns the one that begins first wins, then the longer one, then the one that the layout
+names first. An empty match claims nothing. A block that is not repeated takes every match and says the last one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
-from spanwise.segment.signs import Places, Sign, finder_of
 from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
+_INSTEAD = {
+    "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
+    "put what is meant into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid escape sequence: \\": "RE2 has no such escape, and no back-reference, since no search with that is linear in time; "
+    "write out what may repeat, or use delimiters",
+}
+
+
+class Sign(NamedTuple):
+    """One sign in the text, and its bytes [start, end)."""
+
+    written: bytes
+    start: int
+    end: int
+
+
+def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
+    """A function that finds signs in a completion, from left to right, the longer one where two begin.
+
+    A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
+    tokens are text.
+    """
+    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes]]] = {}
+
+    def find(sample: Sample) -> list[Sign]:
+        vocabulary = sample.vocabulary
+        added = vocabulary.added_pieces
+        if added not in compiled:
+            tokens = frozenset(signs) & added
+            spelled = set(signs) - tokens - (set(tokens_only) if added else set())
+            longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
+            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
+        tokens, pattern = compiled[added]
+        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        if not tokens:
+            return spelled_signs
+        at = np.flatnonzero(vocabulary.is_added[sample.id_t])
+        written = zip((vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
+        return _merged(spelled_signs, [Sign(piece, end - len(piece), end) for piece, end in written if piece in tokens])
+
+    return find
+
+
+def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:
+    """Both in order; what is spelled across a token that is a sign is none."""
+    starts, ends = [sign.start for sign in whole], [sign.end for sign in whole]
+    apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+    return sorted([*apart, *whole], key=lambda sign: sign.start)
+
+
+class Places:
+    """Which of some signs comes next, in logarithmic time."""
+
+    def __init__(self, signs: Sequence[Sign]) -> None:
+        self._size = len(signs)
+        self._of: dict[bytes, list[int]] = {}
+        for place, sign in enumerate(signs):
+            self._of.setdefault(sign.written, []).append(place)
+
+    def after(self, place: int, *wanted: bytes) -> int:
+        """The place of the first wanted sign after a place; the number of signs if there is none."""
+        first = self._size
+        for written in wanted:
+            places = self._of.get(written, ())
+            at = bisect_left(places, place + 1)
+            if at < len(places):
+                first = min(first, places[at])
+        return first
 
 
 def signs_of(mark: str) -> tuple[str, str]:
@@ -96,3 +176,47 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         return claims.found()
 
     return find
+
+
+@register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
+def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    """Find what matches a regular expression; see the module."""
+    parts_of = by_mark(parts, bare=False)
+    patterns = [(mark, _compiled(mark)) for mark in parts_of]
+
+    def find(sample: Sample) -> Found:
+        claims, end = Claims(parts_of, again="taken"), 0
+        matches = [
+            (match.start(), -match.end(), number, match)
+            for number, (_, pattern) in enumerate(patterns)
+            for match in pattern.finditer(sample.text)
+            if match.end() > match.start()
+        ]
+        for start, _, number, match in sorted(matches, key=itemgetter(0, 1, 2)):
+            if start >= end:
+                mark, pattern = patterns[number]
+                end = match.end()
+                inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
+                claims.take(mark, start, end, inner if inner[0] >= 0 else None)
+        return claims.found()
+
+    return find
+
+
+def _compiled(mark: str) -> Any:
+    """The compiled pattern of bytes."""
+    try:
+        import re2  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise LayoutError(
+            "The segmenter 'regex' needs google-re2. Install it with: pip install 'spanwise[segment]'"
+        ) from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(mark.encode(), options)
+    except re2.error as error:
+        message = error.args[0] if error.args else b""
+        reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        more = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
+        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){more}.") from None

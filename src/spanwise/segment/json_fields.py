@@ -27,25 +27,26 @@ Rules.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found
-from spanwise.segment.json_paths import Node, paths, steps, tree, unescaped
 from spanwise.types import Fault
 
-# Possessive, so that time is linear: a sign is read twice at most. A string, whether it ends, whether it is a key, and the value of
-# that if it is a string or has no signs in it; or a bracket or comma. The names are the last group that each of these has.
+_DECODER = json.JSONDecoder()
+_DEEP = 20  # steps of the paths that are suggested
+_KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
+_STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
+# Possessive, so that time is linear: a sign is read twice at most. A string, whether it ends and whether it is a key; or a bracket
+# or comma. The names are the last group that each of these has.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
-_TOKEN = re.compile(
-    rb'"(%b)(?:(")(?:([ \t\r\n]*+:)(?:[ \t\r\n]*+(?:"(%b)"[ \t\r\n]*+|([^"{}\[\],]++))(?:,|(?=\})))?+)?+)?+'
-    % (_INSIDE, _INSIDE)
-    + rb"|[{}\[\],]",
-    re.DOTALL,
-)
-_BROKEN, _STRING, _KEY, _LITERAL = 1, 2, 3, 5
+_TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
+_BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
@@ -54,21 +55,25 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 )  # flags are slow
 
 
+@dataclass(eq=False)
+class Node:
+    """One place that paths lead to: the part that its value is, and the steps from it."""
+
+    part: Part | None
+    steps: dict[str | int, Node]
+    counted: bool  # its elements are blocks of their own, up to a number
+    keys: dict[bytes, Node]  # those of the steps that are keys, as completions spell them
+
+
+@dataclass(eq=False, slots=True)
 class _Open:
     """An object or array that is not closed yet, and the value in it that is being read."""
 
-    __slots__ = ("index", "node", "reading", "seen", "start", "value", "within")
-
-    def __init__(self, node: Node | None, *, array: bool) -> None:
-        self.node, self.index = node, 0 if array else -1
-        self.seen: set[Node] = set()
-        self.reading = False
-        self.within: Node | None = None
-        self.start = self.value = 0
-
-    def begin(self, within: Node | None, start: int, value: int) -> None:
-        """Read the value from byte `value` on, which its part claims from `start` on."""
-        self.reading, self.within, self.start, self.value = True, within, start, value
+    node: Node | None
+    index: int  # of the element that is being read; -1: it is an object
+    seen: set[Node] = field(default_factory=set)
+    #: What the value is, the byte that its part claims first, and its own first byte.
+    reading: tuple[Node | None, int, int] | None = None
 
 
 @register(
@@ -83,7 +88,7 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
     """
-    root, from_key = tree(parts, layout), layout.rest is None
+    root, from_key = _node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
     return lambda sample: _Scan(sample.text, root, from_key).run()
 
 
@@ -124,15 +129,12 @@ class _Scan:
                         return start + 1
             elif last == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif last > _STRING:
-                if self.stack[-1].index < 0:
-                    self._key(match, last)
-                elif last > _KEY and self.text[match.end() - 1] == _COMMA:  # in an array a string is no key
-                    self._comma(match.end() - 1)
+            elif last == _KEY and self.stack[-1].index < 0:  # in an array a string is no key
+                self._key(match)
         return len(self.text)
 
-    def _key(self, match: re.Match[bytes], last: int) -> None:
-        """A key of the innermost object and its value, if that is a number, a word or a string; else the value is what follows."""
+    def _key(self, match: re.Match[bytes]) -> None:
+        """Begin the value of a key of the innermost object."""
         top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
@@ -144,17 +146,7 @@ class _Scan:
             within = None
         elif within is not None:
             top.seen.add(within)
-        start, value = match.start() if self.from_key else match.end(_KEY), match.end(_KEY)
-        if last == _KEY:
-            top.begin(within, start, value)
-        elif within is not None and within.part is not None:
-            first, stop = match.span(last)
-            if last == _LITERAL:
-                stop = first + len(self.text[first:stop].rstrip(_SPACE))
-                self._claim(within.part, start, stop, (first, stop))
-            else:
-                content = unescaped(match[last]) if b"\\" in match[last] else (first, stop)
-                self._claim(within.part, start, stop + 1, content)
+        top.reading = within, match.start() if self.from_key else match.end(), match.end()
 
     def _comma(self, at: int) -> None:
         top = self.stack[-1]
@@ -166,7 +158,7 @@ class _Scan:
     def _element(self, top: _Open, at: int) -> None:
         """Begin the next element of an array."""
         steps = {} if top.node is None else top.node.steps
-        top.begin(steps.get(top.index) or steps.get(-1), at, at)
+        top.reading = steps.get(top.index) or steps.get(-1), at, at
 
     def _push(self, at: int, *, array: bool) -> None:
         if self.stack and not self.stack[-1].reading:
@@ -174,7 +166,8 @@ class _Scan:
             if array:
                 return  # no place for an array
             self._give_up(at)  # an object begins where a key must stand: it starts over
-        top = _Open(self.stack[-1].within if self.stack else self.root, array=array)
+        outer = self.stack[-1].reading if self.stack else (self.root,)
+        top = _Open(outer and outer[0], 0 if array else -1)
         self.stack.append(top)
         if array:
             self._element(top, at + 1)
@@ -205,17 +198,20 @@ class _Scan:
 
     def _finish(self, top: _Open, at: int, *, whole: bool = True) -> None:
         """End the value that is being read; what was cut off says nothing."""
-        node, part = top.node, None if top.within is None else top.within.part
+        node, reading, top.reading = top.node, top.reading, None
+        if reading is None:
+            return
+        within, start, inside = reading
+        part = None if within is None else within.part
         more = top.index >= 0 and node is not None and node.counted and top.index not in node.steps
-        if top.reading and (part is not None or more):
-            text = self.text[top.value : at]
+        if part is not None or more:
+            text = self.text[inside:at]
             value = text.strip(_SPACE)
             if more and value:
                 self.fault |= _MORE
             if part is not None and (value or top.index < 0):
-                first = top.value + len(text) - len(text.lstrip(_SPACE))
-                self._claim(part, top.start, first + len(value), _said(value, first) if whole else None)
-        top.reading = False
+                first = inside + len(text) - len(text.lstrip(_SPACE))
+                self._claim(part, start, first + len(value), _said(value, first) if whole else None)
 
     def _claim(self, part: Part, start: int, stop: int, content: tuple[int, int] | bytes | None) -> None:
         if part in self.done:
@@ -233,3 +229,93 @@ def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
     if not _WHOLE.fullmatch(value):
         return None
     return unescaped(value[1:-1]) if b"\\" in value else (first + 1, first + len(value) - 1)
+
+
+def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
+    """The place that some paths have led to, each with the steps that are left of it.
+
+    What is looked for in every element of an array is looked for in those that a path names by number, too.
+    """
+    here = [part for part, left in paths if not left]
+    if here and len(paths) > 1:
+        inner, outer = next((part for part, left in paths if left), here[0]), here[-1]
+        where = "is the same as" if inner.mark == outer.mark else "lies inside"
+        raise LayoutError(
+            f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {where} "
+            f"'{outer.mark}', and a token belongs to one block. Name the fields of '{outer.mark}' one by one, or leave one of "
+            f"the two out."
+        )
+    ways = [(_way(part, left[0]), part, left) for part, left in paths if left]
+    nodes = {
+        way: _node(
+            [(part, left[1:]) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))], layout
+        )
+        for way in dict.fromkeys(way for way, _, _ in ways)
+    }
+    keys = {way.encode(): node for way, node in nodes.items() if isinstance(way, str)}
+    counted = any(way != left[0] for way, _, left in ways)
+    return Node(here[0] if here else None, nodes, counted, keys)
+
+
+def _way(part: Part, step: str | int) -> str | int:
+    """A step of the path of a part: every element of an array is the one that has the number of the part's block."""
+    return part.index if step == -1 and part.index is not None else step
+
+
+def steps(path: str) -> list[str | int]:
+    """The steps of a path: keys, indices, and -1 for `[*]`."""
+    path_steps: list[str | int] = []
+    at = 0
+    while at < len(path):
+        step = _STEP.match(path, at)
+        if step is None:
+            break
+        key, index, quoted = step.groups()
+        if quoted is not None:
+            key = unescaped(quoted.encode(errors="replace")).decode()
+        path_steps.append(key if key is not None else -1 if index == "*" else int(index))
+        at = step.end()
+    if at < len(path) or not path_steps or isinstance(path_steps[0], int):
+        raise LayoutError(
+            f"'{path}' is no path of JSON, which begins at a key of an object; write price, buyer.name, items[0], items[*].price "
+            f'or ["a.b"].'
+        )
+    return path_steps
+
+
+def unescaped(written: bytes) -> bytes:
+    """What stands between quotes, without the escapes of JSON; as it is where there is no such escape."""
+    try:
+        text: str = json.loads(f'"{written.decode(errors="replace")}"', strict=False)
+    except ValueError:
+        return written
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def paths(text: str) -> dict[str, None]:
+    """The paths of all values in the JSON objects of a text; of what is no JSON the keys alone."""
+    listed: dict[str, None] = {}
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return listed | dict.fromkeys(_KEYS.findall(text, at))
+        _walk(value, "", listed)
+        at = text.find("{", end)
+    return listed
+
+
+def _walk(value: object, path: str, found: dict[str, None], depth: int = 0) -> None:
+    if path:
+        found[path] = None
+    if depth == _DEEP:
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            plain = bool(key) and not set(key) & set('.[]"')
+            step = (f".{key}" if path else key) if plain else f"[{json.dumps(key)}]"
+            _walk(inner, path + step, found, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _walk(inner, f"{path}{EACH}", found, depth + 1)

@@ -13,8 +13,6 @@ from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.types import Fault
 
-#: Sequences of more tags than this are not kept: hardly two completions share one, and each may be a megabyte.
-_REPEATED = 64
 _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
 #: Special tokens of tokenizers that look like tags.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -46,20 +44,15 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class TagParser:
-    """Reads completions of one layout.
-
-    Which tag matches, which block it opens and what is wrong depends only on the sequence of tags, not on what stands between
-    them. So each sequence is worked out once, in places of the sequence, and the bytes are filled in per completion.
-    """
+    """Reads completions of one layout."""
 
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
         self._parts = list(layout.parts if parts is None else parts)
         tags = [part.mark for part in self._parts]
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
-        self._prefilled = layout.prefilled if layout.prefilled in tags else None
+        self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
         names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
-        self._pattern = re.compile(b"<(/?)(" + names + b")>") if tags else None
-        self._known: dict[tuple[object, ...], tuple[Pieces, list[int | None]]] = {}
+        self._pattern = re.compile(b"<(/?)(" + names + b")>" if tags else rb"(?!)")
 
     def parse(self, text: bytes) -> Pieces:
         """Find the blocks of a text: the layout's tags in order, the first opening at or after the last match wins.
@@ -67,62 +60,37 @@ class TagParser:
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
         of these belongs to the first block of the layout. Without any match everything is the first block.
         """
-        edges, (known, _) = self._read(text)
-        starts = tuple([edges[place] for place in known.starts])
-        contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in known.contents.items()}
-        return Pieces(known.blocks, starts, known.fault, contents)
+        return self._read(text)[0]
 
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
-        edges, (known, places) = self._read(sample.text)
-        claims = []
-        for part, place in zip(self._parts, places, strict=True):
-            if place is not None:
-                inner = known.contents.get((part.block, part.key))
-                claims.append(Claim(part, edges[place], None, inner and (edges[inner[0]], edges[inner[1]])))
-        return Found(claims, known.fault)
+        pieces, starts = self._read(sample.text)
+        there = [(part, start) for part, start in zip(self._parts, starts, strict=True) if start is not None]
+        return Found(
+            [Claim(part, at, None, pieces.contents.get((part.block, part.key))) for part, at in there], pieces.fault
+        )
 
-    def _read(self, text: bytes) -> tuple[list[int], tuple[Pieces, list[int | None]]]:
-        """Where the tags stand, and what their sequence means."""
-        matches = list(self._pattern.finditer(text)) if self._pattern else []
-        tags = tuple(match[0] for match in matches)
-        at_start = bool(matches) and matches[0].start() == 0
-        known = self._known.get((at_start, tags))
-        if known is None:
-            known = self._work_out(tags, at_start)
-            if len(tags) <= _REPEATED:
-                self._known[at_start, tags] = known
-        edges = [0, 0]
-        for match in matches:
-            edges += match.span()
-        return edges, known
-
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """The sequence read in places: place 0 is the first byte, tag i lies at the places [2i + 2, 2i + 3)."""
-        marks = [] if self._prefilled is None else [_Mark(self._prefilled, False, 0, 0)]
-        for i, tag in enumerate(tags):
-            place = 0 if i == 0 and at_start else 2 * i + 2
-            marks.append(_Mark(tag.strip(b"</>").decode(), tag.startswith(b"</"), place, 2 * i + 3))
-        matched: list[int | None] = []  # for each part, its first opening after the match before
+    def _read(self, text: bytes) -> tuple[Pieces, list[int | None]]:
+        """The pieces of a text, and where each part opens."""
+        matches = self._pattern.finditer(text)
+        marks = [*self._before, *(_Mark(match[2].decode(), bool(match[1]), *match.span()) for match in matches)]
+        matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:
             at = next((i for i in range(cursor, len(marks)) if marks[i].tag == part.mark and not marks[i].closes), None)
-            cursor = cursor if at is None else at + 1
-            matched.append(at)
-        places = [None if at is None else marks[at].start for at in matched]
-        first: dict[int, int] = {}
-        for part, place in zip(self._parts, places, strict=True):
-            if place is not None:
-                first.setdefault(part.block, place)
-        if 0 in first or min(first.values(), default=1) > 0:
+            if at is not None:
+                matched[part], cursor = at, at + 1
+        first = {part.block: marks[at].start for part, at in reversed(matched.items())}
+        if 0 in first or 0 not in first.values():
             first[0] = 0
         blocks, starts = zip(*sorted(first.items()), strict=True)
-        fault, misplaced, contents = self._judge(marks, set(matched), blocks, starts)
-        lost = {part.mark for part, at in zip(self._parts, matched, strict=True) if at is None and not part.index}
-        return Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents), places
+        fault, misplaced, contents = self._judge(marks, set(matched.values()), blocks, starts)
+        lost = {part.mark for part in self._parts if part not in matched and not part.index}
+        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents)
+        return pieces, [marks[matched[part]].start if part in matched else None for part in self._parts]
 
     def _judge(
-        self, marks: Sequence[_Mark], matched: Collection[int | None], blocks: Sequence[int], starts: Sequence[int]
+        self, marks: Sequence[_Mark], matched: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
         """What is wrong with the marks, the tags that open outside the order of the layout, and the last pair of each tag."""
         fault, opened, seen, misplaced = 0, set[str](), set[tuple[int, str]](), set[str]()

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import Pieces, Sample, cut
+from spanwise.segment.claims import SEGMENTERS, Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
-from spanwise.segment.registry import SEGMENTERS
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
@@ -123,7 +122,10 @@ def _segment_rows(
     row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
     block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
     byte = np.array([byte for one in pieces for byte in one.starts], dtype=np.int64) + byte_edge[row]
-    begin = np.minimum(_first_tokens(byte, end_t), token_edge[row + 1])
+    # The first token of each piece; a boundary inside token j starts its piece at j + 1.
+    begin = np.searchsorted(end_t, byte, side="right")
+    begin += np.concatenate(([0], end_t))[begin] != byte
+    begin = np.minimum(begin, token_edge[row + 1])
     begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # tokens without bytes before byte 0 among them
     tokens, size = np.diff(begin, append=len(end_t)), np.diff(byte, append=byte_edge[-1])
     block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
@@ -182,13 +184,6 @@ def _valid(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
 def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
     if tuple(values_nt.shape) != shape:
         raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)} and ids_nt {shape}; give one value per token.")
-
-
-def _first_tokens(inner: Int[np.ndarray, " b"], ends: Int[np.ndarray, " t"]) -> Int[np.ndarray, " b"]:
-    """The first token of the blocks that start at the bytes `inner`; a boundary inside token j starts its block at j + 1."""
-    holder = np.searchsorted(ends, inner, side="right")
-    starts_here = np.where(holder == 0, 0, ends[holder - 1]) == inner if len(ends) else inner == 0
-    return holder + ~starts_here
 
 
 def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:

@@ -43,6 +43,9 @@ _SENTENCE = re.compile(
 _WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
 _SHORT_ENDS = (*(word.encode() for word in _WORDS), *(bytes([digit]) for digit in b"0123456789"))
 _SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
+# At most three spaces may stand before a step: what is indented further is a list inside one. The numbers themselves are not read.
+# `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
+# number and no further letter; of `#` there are up to six and then spaces.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )
@@ -92,16 +95,6 @@ def _after(ends: re.Pattern[bytes]) -> _Starts:
     return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
 
 
-def _step_starts(sample: Sample) -> list[int]:
-    """Where numbered steps begin.
-
-    At most three spaces may stand before one: what is indented further is a list inside a step. The numbers themselves are not
-    read. `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with
-    spaces, a number and no further letter; of `#` there are up to six and then spaces.
-    """
-    return [match.start() for match in _STEP.finditer(sample.text)]
-
-
 def _sentence_starts(sample: Sample) -> list[int]:
     """Where sentences begin.
 
@@ -143,22 +136,19 @@ def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
     return starts_of
 
 
-def _turns(sample: Sample) -> np.ndarray:
-    """Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted."""
-    return np.flatnonzero(np.diff(sample.column_t) > 1) + 1
-
-
 register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
 register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
 register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
-register("steps", kind="segmenter")(_unmarked(_step_starts))
-register("turns", kind="segmenter")(_unmarked(_after_tokens(_turns), trimmed=False))
+register("steps", kind="segmenter")(_unmarked(lambda sample: [match.start() for match in _STEP.finditer(sample.text)]))
+# Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted.
+_TURNS = _after_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
+register("turns", kind="segmenter")(_unmarked(_TURNS, trimmed=False))
 
 
 @register("fixed", kind="segmenter")
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut after every so many trainable tokens: `fixed:32`."""
-    size = _count(_one_mark(parts), parts, example="fixed:32")
+    size = int(_number(_one_mark(parts), parts, example="fixed:32"))
     return _in_a_row(parts, _after_tokens(lambda sample: np.arange(size, len(sample.end_t), size)), trimmed=False)
 
 
@@ -170,8 +160,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
     number, at, threshold = _one_mark(parts).partition("@")
-    every = _count(number, parts, example="cuts:5@0.9")
-    low = _log(threshold if at else "0.9", parts, example="cuts:5@0.9")
+    every = int(_number(number, parts, example="cuts:5@0.9"))
+    low = math.log(_number(threshold if at else "0.9", parts, example="cuts:5@0.9", share=True))
     return _in_a_row(
         parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)[every - 1 :: every] + 1), trimmed=False
     )
@@ -184,7 +174,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     """
-    low = _log(_one_mark(parts), parts, example="low_probability:0.2")
+    low = math.log(_number(_one_mark(parts), parts, example="low_probability:0.2", share=True))
     return _in_a_row(parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)), trimmed=False)
 
 
@@ -198,21 +188,13 @@ def _one_mark(parts: Sequence[Part]) -> str:
     return parts[0].mark
 
 
-def _count(written: str, parts: Sequence[Part], *, example: str) -> int:
-    if not (written.isascii() and written.isdecimal() and int(written) > 0):
-        raise _refused(written, parts, "a whole number of tokens from 1 on", example)
-    return int(written)
-
-
-def _log(written: str, parts: Sequence[Part], *, example: str) -> float:
+def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> float:
+    """The number in a mark: a whole one from 1 on, or a share above 0 and up to 1."""
+    wanted = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
     try:
-        value = float(written)
+        value = float(written) if share else int(written) if written.isascii() and written.isdecimal() else 0
     except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise _refused(written, parts, "a probability above 0 and up to 1", example)
-    return math.log(value)
-
-
-def _refused(written: str, parts: Sequence[Part], wanted: str, example: str) -> LayoutError:
-    return LayoutError(f"The segmenter '{parts[0].segmenter}' takes {wanted}, such as {example}; there is '{written}'.")
+        value = 0
+    if value > 0 and (value <= 1 or not share):
+        return value
+    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {wanted}, such as {example}; there is '{written}'.")

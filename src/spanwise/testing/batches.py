@@ -7,9 +7,10 @@ token, `step_s` a number per step row. n and s index rows, k blocks, m objective
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
     **dict.fromkeys(("correct", "outcome"), st.sampled_from([0.0, 1.0])),
-    **dict.fromkeys(("anchor", "state"), st.sampled_from("abc")),
+    **dict.fromkeys(("anchor", "state"), st.integers(0, 2)),
     "calibration": st.sampled_from([0.0, -0.25, -0.0625, -0.5625, -1.0]),
     "logp": st.sampled_from([-0.125, -0.5, -1.0, -2.0, -4.0]),
     "ids": st.integers(0, 5),
@@ -37,9 +38,8 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
     "stratum": st.integers(0, 1),
 }
 _REWARDS = ("reward", "score", "calibration", "correct")
-_WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end")
+_WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end", "anchor", "state")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-_IDS = ("group", "trajectory", "stratum", "anchor", "state")
 #: Ids as hashes are: of both signs, and so large that neighbours are one number in float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
@@ -51,7 +51,7 @@ class Input:
     name: str
     stem: str
     axes: str
-    dtype: torch.dtype | None  # None: a list of anything hashable
+    dtype: torch.dtype
     entries: SearchStrategy[Any] | None
 
     @property
@@ -104,14 +104,6 @@ class DrawnBatch:
         """The same batch with other values for some inputs per row."""
         return replace(self, rows={**self.rows, **changes})
 
-    def relabelled(self) -> DrawnBatch:
-        """The same batch under other ids: `LABELS` for groups, trajectories and states, and for steps such in their order."""
-        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        numbered = [e for e in self.spec if e.stem in labels and isinstance(self.rows.get(e.name), Tensor)]
-        return self.put(
-            {e.name: torch.tensor(labels[e.stem])[self.rows[e.name].unique(return_inverse=True)[1]] for e in numbered}
-        )
-
     def inputs(self) -> dict[str, Any]:
         """The arguments by name."""
         made = dict(self.rows)
@@ -133,40 +125,23 @@ def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
     """What an estimator must be called with: its parameters without default, and the `optional` ones."""
-    parameters = inspect.signature(estimator).parameters.values()
-    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    wanted = [p for p in parameters if p.kind not in variadic and (p.default is p.empty or p.name in optional)]
-    try:
-        hints = get_type_hints(estimator)
-    except Exception:  # annotations are a help here, no more
-        hints = {}
-    return tuple(_input(p.name, hints.get(p.name), dict(entries or {})) for p in wanted)
-
-
-def _input(name: str, hint: Any, entries: dict[str, SearchStrategy[Any]]) -> Input:
-    stem, _, axes = name.rpartition("_")
-    values = entries.get(name, ENTRIES.get(stem))
-    indexed = bool(axes) and axes[0] in "ns" and all(axis in "nskmt" or axis.isdigit() for axis in axes)
-    if not indexed or (values is None and stem not in _STRUCTURE):
-        raise RecipeError(
-            f"The suite does not know what to put into '{name}'. Name inputs by their indices (reward_n, value_nt) and say what "
-            f"an entry looks like: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
-            f"Known without it: {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
-        )
-    dtype = _dtype(stem, hint)
-    if dtype == torch.int64 and values is not None and values is ENTRIES.get(stem) and stem in ("anchor", "state"):
-        values = st.integers(0, 2)
-    return Input(name, stem, axes, dtype, values)
-
-
-def _dtype(stem: str, hint: Any) -> torch.dtype | None:
-    if stem in ("anchor", "state") and not hasattr(hint, "dtypes"):  # anything hashable will do
-        return None
-    kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(getattr(kind, "dtypes", None), tuple)]
-    if kinds:
-        names = kinds[0].dtypes
-        return torch.bool if "bool" in names else torch.float64 if "float64" in names else torch.int64
-    return torch.bool if stem == "mask" else torch.int64 if stem in _WHOLE else torch.float64
+    spec = []
+    for parameter in inspect.signature(estimator).parameters.values():
+        name, variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if variadic or (parameter.default is not parameter.empty and name not in optional):
+            continue
+        stem, _, axes = name.rpartition("_")
+        values = (entries or {}).get(name, ENTRIES.get(stem))
+        indexed = axes[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axes)
+        if not indexed or (values is None and stem not in _STRUCTURE):
+            raise RecipeError(
+                f"The suite does not know what to put into '{name}'. Name inputs by their indices (reward_n, value_nt) and say "
+                f"what an entry looks like: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
+                f"Known without it: {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
+            )
+        dtype = torch.bool if stem == "mask" else torch.int64 if stem in _WHOLE else torch.float64
+        spec.append(Input(name, stem, axes, dtype, values))
+    return tuple(spec)
 
 
 @st.composite
@@ -224,10 +199,10 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
         row = structure["trajectory"]
         return torch.tensor([3 * row[:i].count(j) for i, j in enumerate(row)], dtype=entry.dtype)
     sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
-    count = n * int(torch.tensor(sizes).prod()) if sizes else n
+    count = n * math.prod(sizes)
     assert entry.entries is not None
     values = draw(st.lists(entry.entries, min_size=count, max_size=count))
-    if entry.dtype is None:
+    if not isinstance(values[0], int | float):  # of states anything hashable will do
         return values
     tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
@@ -242,8 +217,7 @@ def _places(rows: list[list[int]], *, width: int = 0) -> Int[Tensor, "n t"]:
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
 
 
-@st.composite
-def _rearranged(draw: Draw, batch: DrawnBatch) -> Int[Tensor, "n t"]:
+def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     """Places for the same trainable tokens with masked ones before, between and after them."""
     rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for row in rows:
@@ -256,8 +230,3 @@ def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same tokens with all padding on the left."""
     backwards = [[t for t in reversed(places) if t >= 0] for places in batch.place_nt.tolist()]
     return _places(backwards, width=batch.place_nt.shape[1] + 1).flip(1)
-
-
-def moved_tokens(batches: SearchStrategy[DrawnBatch]) -> SearchStrategy[tuple[DrawnBatch, Tensor]]:
-    """Batches with other places for their tokens."""
-    return batches.flatmap(lambda batch: st.tuples(st.just(batch), _rearranged(batch)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +17,11 @@ from spanwise.credit.registry import PROPERTIES, Kind, Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import spread
 from spanwise.errors import RecipeError
-from spanwise.testing.batches import NAN, DrawnBatch, Input, batches_of, read_inputs
+from spanwise.testing.batches import LABELS, NAN, Draw, DrawnBatch, Input, batches_of, read_inputs, take
 from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
+_IDS = ("group", "trajectory", "stratum", "anchor", "state")
 _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums do not come out even
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
@@ -89,9 +92,20 @@ def check_estimator(
     sentences = {name: _SAYS[name] for name in known}
     declared = {name: why for name, why in method.exceptions.items() if name in known}
     suite = _Estimator(
-        f"Method '{method.name}'", method.estimator, sentences, method, spec, dict(options or {}), oracle, sequence
+        who=f"Method '{method.name}'",
+        function=partial(method.estimator, **(options or {})),
+        sentences=sentences,
+        method=method,
+        spec=spec,
+        slow=oracle and partial(oracle, **(options or {})),
+        sequence=sequence,
     )
-    suite.check(*suite.strategies(), asked=properties, exceptions=declared, examples=examples)
+
+    def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
+        whole = name in ("precision", "shift") or "absent" in method.exceptions
+        return batches_of(spec, absent=not whole and method.kind in ("completion", "block"))
+
+    suite.check(strategy_of, asked=properties, exceptions=declared, examples=examples)
 
 
 def _kind(name: str, axes: str) -> Kind:
@@ -101,13 +115,12 @@ def _kind(name: str, axes: str) -> Kind:
     return kinds[axes]
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _Estimator(Suite):
     """A method, the inputs it needs, and what it is compared with."""
 
     method: Method
     spec: tuple[Input, ...]
-    options: dict[str, Any]
     slow: Callable[..., Tensor] | None
     sequence: Callable[..., Tensor] | None
     by_token: ClassVar[Mapping[str, float]] = {"": 0.0}
@@ -122,113 +135,96 @@ class _Estimator(Suite):
         """The inputs that are rewards of whole rows."""
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
-    def strategies(self) -> tuple[SearchStrategy[Any], dict[str, SearchStrategy[Any]]]:
-        """The examples of most properties, and of some others."""
-        kind, exceptions = self.method.kind, self.method.exceptions
-        whole = batches_of(self.spec)
-        plain = batches_of(self.spec, absent=kind in ("completion", "block") and "absent" not in exceptions)
-        levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
-        constants = [abs(level) if "negative" in exceptions else level for level in levels]
-        by_group = {"shift": [0.0, 1.0, -3.5, 0.125, 8.0], "constant": [*constants, NAN]}
-        special = {
-            name: st.tuples(
-                plain if name == "constant" else whole, st.lists(st.sampled_from(numbers), min_size=8, max_size=8)
-            )
-            for name, numbers in by_group.items()
-        }
-        return plain, {"precision": whole, **special}
-
     def pieces(self, batch: DrawnBatch) -> list[list[int]]:
         """The groups."""
         return [(batch.group_n == group).nonzero().flatten().tolist() for group in batch.group_n.unique()]
 
-    def result_of(self, inputs: dict[str, Any]) -> Tensor:
+    def columns(self, result: Any) -> dict[str, Tensor]:
         """The advantages."""
-        result = self.function(**inputs, **self.options)
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
             raise ConformanceError(f"{self.who} returns {type(result).__name__}, not a tensor.")
-        return result
+        return {"": result}
 
-    def refuse(self, name: str, batch: DrawnBatch, result: Tensor, expected: str) -> None:
+    def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
         """Say what came out, and what should have."""
-        self.fail(name, batch, f"Got {show(result)}, expected {expected}.")
+        self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
-    def result(self, batch: DrawnBatch) -> None:
-        result = self.run(batch)
+    def result(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)[""]
         rows = batch.inputs()[self.spec[0].name]
         shape = batch.place_nt.shape if self.of_tokens else rows.shape if self.method.kind == "block" else rows.shape[:1]
         if result.shape != shape:
-            self.refuse("result", batch, result, f"the shape {tuple(shape)}")
+            self.refuse(batch, result, f"the shape {tuple(shape)}")
         if result.dtype != torch.float64:
-            self.refuse("result", batch, result, f"torch.float64 (the rewards are float64), not {result.dtype}")
+            self.refuse(batch, result, f"torch.float64 (the rewards are float64), not {result.dtype}")
         if not bool(result.isfinite().all()):
-            self.refuse("result", batch, result, "finite numbers")
+            self.refuse(batch, result, "finite numbers")
 
-    def precision(self, batch: DrawnBatch) -> None:
+    def precision(self, batch: DrawnBatch, _: Draw) -> None:
         inputs = batch.inputs()
         floats = {k: v.float() for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
-        result = self.call({**inputs, **floats})
+        result = self.call({**inputs, **floats})[""]
         dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
         if result.dtype != dtype:
-            self.refuse("precision", batch, result, f"{dtype} of rewards in float32, not {result.dtype}")
-        self.same("precision", batch, result.double(), self.call(inputs), tolerance=tolerance)
+            self.refuse(batch, result, f"{dtype} of rewards in float32, not {result.dtype}")
+        self.same(batch, {"": result.double()}, self.call(inputs), tolerance=tolerance)
 
-    def absent(self, batch: DrawnBatch) -> None:
+    def absent(self, batch: DrawnBatch, _: Draw) -> None:
         gone_n = torch.zeros(len(batch), dtype=torch.bool)
         for name in self.rewards:
             gone_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
-        result = self.run(batch)
+        result = self.run(batch)[""]
         if bool((result[gone_n] != 0).any()):
-            self.refuse("absent", batch, result, "exactly 0 where the reward is NaN")
-        self.alone("absent", batch, (~gone_n).nonzero().flatten().tolist())
+            self.refuse(batch, result, "exactly 0 where the reward is NaN")
+        self.alone(batch, (~gone_n).nonzero().flatten().tolist())
 
-    def permutation(self, example: tuple[DrawnBatch, list[int]]) -> None:
+    def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Call it with the rows in another order, under other ids."""
-        batch, order = example
-        moved = batch.relabelled().take(order)
-        self.same("permutation", moved, self.run(moved), self.run(batch)[order])
+        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}  # steps keep their order
+        numbered = [e for e in self.spec if e.stem in labels and isinstance(batch.rows.get(e.name), Tensor)]
+        order = draw(st.permutations(range(len(batch))))
+        moved = batch.put(
+            {e.name: torch.tensor(labels[e.stem])[batch.rows[e.name].unique(return_inverse=True)[1]] for e in numbered}
+        ).take(order)
+        self.same(moved, self.run(moved), take(self.run(batch), order))
 
-    def shift(self, example: tuple[DrawnBatch, list[float]]) -> None:
-        batch, shifts = example
+    def shift(self, batch: DrawnBatch, draw: Draw) -> None:
+        shifts = draw(_by_group((0.0, 1.0, -3.5, 0.125, 8.0)))
         moved = batch.put({name: batch.rows[name] + _wide(batch, shifts, name) for name in self.rewards})
-        self.same("shift", moved, self.run(moved), self.run(batch))
+        self.same(moved, self.run(moved), self.run(batch))
 
-    def constant(self, example: tuple[DrawnBatch, list[float]]) -> None:
+    def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Some groups are constant, the others as they come; in steps, whose trajectories differ in length, nothing is earned."""
-        batch, levels = example
+        numbers = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
+        levels = draw(_by_group((*(abs(n) if "negative" in self.method.exceptions else n for n in numbers), NAN)))
         if self.method.kind == "step":
             levels = [0.0] * len(levels)
-        names = [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]
-        level = {name: _wide(batch, levels, name) for name in names}
-        constant = batch.put(
-            {
-                name: torch.where(batch.rows[name].isnan() | level[name].isnan(), batch.rows[name], level[name])
-                for name in names
-            }
-        )
+        changes = {}
+        for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
+            row, level = batch.rows[name], _wide(batch, levels, name)
+            changes[name] = torch.where(row.isnan() | level.isnan(), row, level)
+        constant = batch.put(changes)
         here_n = ~torch.tensor(levels)[batch.group_n % len(levels)].isnan()
         for dtype in (torch.float64, torch.float32):
             inputs = constant.inputs()
-            result = self.call({**inputs, **{name: inputs[name].to(dtype) for name in self.rewards}})
+            result = self.call({**inputs, **{name: inputs[name].to(dtype) for name in self.rewards}})[""]
             if bool((result[here_n] != 0).any()):
-                rows = here_n.nonzero().flatten().tolist()
-                self.refuse("constant", constant, result, f"exactly 0 in rows {rows}")
+                self.refuse(constant, result, f"exactly 0 in rows {here_n.nonzero().flatten().tolist()}")
         groups = [entry.name for entry in self.spec if entry.stem == "group"]
         if groups and self.method.kind != "step":
             single = batch.put(dict.fromkeys(groups, torch.arange(len(batch))))
-            result = self.run(single)
+            result = self.run(single)[""]
             if bool((result != 0).any()):
-                self.refuse("constant", single, result, "exactly 0 in a group of one")
+                self.refuse(single, result, "exactly 0 in a group of one")
 
-    def conservation(self, batch: DrawnBatch) -> None:
-        result = self.run(batch)
-        block_nk = result.reshape(len(batch), -1)
+    def conservation(self, batch: DrawnBatch, _: Draw) -> None:
+        block_nk = self.run(batch)[""].reshape(len(batch), -1)
         k = block_nk.shape[1]
         # Block j of completion i has (i + j) % 3 tokens, with a masked token after each block.
         block_nt = torch.full((len(batch), 3 * k), -1)
-        for i, j in ((i, j) for i in range(len(batch)) for j in range(k)):
+        for i, j in product(range(len(batch)), range(k)):
             block_nt[i, 3 * j : 3 * j + (i + j) % 3] = j
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
         nothing = torch.zeros(k, dtype=torch.long)
@@ -236,19 +232,22 @@ class _Estimator(Suite):
         credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), none_n, nothing, nothing)
         adv_nt = spread(credit, spans, dtype=torch.float64)
         sums = torch.stack([torch.where(block_nt == j, adv_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
-        self.same("conservation", batch, sums, credit.block_nk)
+        self.same(batch, {"": sums}, {"": credit.block_nk})
         if bool((adv_nt[block_nt < 0] != 0).any()):
-            self.refuse("conservation", batch, adv_nt, "exactly 0 outside every block")
+            self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
-    def oracle(self, batch: DrawnBatch) -> None:
-        assert self.slow is not None
-        self.same("oracle", batch, self.run(batch), replace(self, function=self.slow).run(batch).double())
+    def oracle(self, batch: DrawnBatch, _: Draw) -> None:
+        self.same(batch, self.run(batch), {"": self.call(batch.inputs(), self.slow)[""].double()})
 
-    def one_block(self, batch: DrawnBatch) -> None:
-        assert self.sequence is not None
+    def one_block(self, batch: DrawnBatch, _: Draw) -> None:
         inputs = {name: value[:, :1] if name.endswith("_nk") else value for name, value in batch.inputs().items()}
         by_row = {name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in inputs.items()}
-        self.same("one block", batch, self.call(inputs)[:, 0], self.sequence(**by_row))
+        self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(by_row, self.sequence))
+
+
+def _by_group(numbers: Sequence[float]) -> SearchStrategy[list[float]]:
+    """A number for each group."""
+    return st.lists(st.sampled_from(numbers), min_size=8, max_size=8)
 
 
 def _wide(batch: DrawnBatch, by_group: list[float], name: str) -> Tensor:

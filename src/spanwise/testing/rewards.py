@@ -21,7 +21,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score.reward import Reward
 from spanwise.score.score import score_one
-from spanwise.testing.batches import Draw, take
+from spanwise.testing.batches import Draw
 from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
 
@@ -43,29 +43,23 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """What a reward is called with.
+    """What a reward is called with: of each completion its blocks, its row of the dataset, and what was scored before."""
 
-    Attributes:
-        text: the blocks of each completion.
-        columns: dataset columns, one row per completion.
-        scored: the objectives scored before: name -> values, None for no reward.
-    """
-
-    text: Sequence[BlockText]
-    columns: Mapping[str, list[Any]]
-    scored: Mapping[str, list[float | None]]
+    rows: Sequence[tuple[Any, ...]]
 
     def __len__(self) -> int:
         """How many completions there are."""
-        return len(self.text)
+        return len(self.rows)
 
     def inputs(self) -> dict[str, Any]:
         """The arguments by name; whoever changes them changes a copy."""
-        return copy.deepcopy({"text": self.text, "columns": self.columns, "scored": self.scored})
+        text, *tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
+        columns, scored = ({name: [row[name] for row in table] for name in table[0]} for table in tables)
+        return {"text": list(text), "columns": columns, "scored": scored}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
         """These completions, in this order."""
-        return DrawnCompletions([self.text[row] for row in index], take(self.columns, index), take(self.scored, index))
+        return DrawnCompletions([self.rows[row] for row in index])
 
 
 def check_reward(
@@ -114,12 +108,22 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    drawn = layout, (*contents, *HOSTILE), dict(columns or {}), dict(scored or {})
+    contents, tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
     suite = _Reward(
-        f"Reward '{objective.name}'", partial(score_completions, objective), REWARD_PROPERTIES, objective, processes
+        who=f"Reward '{objective.name}'",
+        function=partial(score_completions, objective),
+        sentences=REWARD_PROPERTIES,
+        objective=objective,
+        processes=processes,
     )
-    every = {"threads": st.just(_every(*drawn))}
-    suite.check(_completions(*drawn), every, asked=properties, exceptions=exceptions, examples=examples)
+    suite.check(
+        lambda name: (
+            st.just(_every(layout, contents, *tables)) if name == "threads" else _completions(layout, contents, *tables)
+        ),
+        asked=properties,
+        exceptions=exceptions,
+        examples=examples,
+    )
 
 
 def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
@@ -127,32 +131,27 @@ def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, s
     return {**by_tag, "": "".join(f"<{tag}>{text}</{tag}>" for tag, text in by_tag.items() if text is not None)}
 
 
-@st.composite
 def _completions(
-    draw: Draw, layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]
-) -> DrawnCompletions:
-    n = draw(st.integers(1, 5))
-    inside: SearchStrategy[str | None] = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
-    text = []
-    for _ in range(n):
-        there = {name: draw(st.sampled_from([True, True, False])) for name in layout.names}
-        text.append(
-            {name: _block(tags, [draw(inside) for _ in tags]) if there[name] else None for name, tags in layout.keys.items()}
-        )
-    drawn = [
-        {name: [draw(st.sampled_from(list(values))) for _ in range(n)] for name, values in source.items()}
-        for source in (columns, scored)
-    ]
-    return DrawnCompletions(text, *drawn)
+    layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
+) -> SearchStrategy[DrawnCompletions]:
+    """One to five completions, whose blocks hold any contents or are not there."""
+    inside = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
+    blocks = {name: st.tuples(*[inside] * len(tags)).map(partial(_block, tags)) for name, tags in layout.keys.items()}
+    text = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
+    drawn = [st.fixed_dictionaries({name: st.sampled_from(list(v)) for name, v in table.items()}) for table in tables]
+    return st.lists(st.tuples(text, *drawn), min_size=1, max_size=5).map(DrawnCompletions)
 
 
-def _every(layout: Layout, contents: Sequence[str], columns: dict[str, Any], scored: dict[str, Any]) -> DrawnCompletions:
+def _every(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
     """Every content with every row of the columns, to compare places where the reward runs."""
-    rows = max([len(values) for values in (*columns.values(), *scored.values())], default=1)
-    pairs = list(product(contents, range(rows)))
-    text = [{name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()} for content, _ in pairs]
-    drawn = [{name: [v[i % len(v)] for _, i in pairs] for name, v in source.items()} for source in (columns, scored)]
-    return DrawnCompletions(text, *drawn)
+    rows = max((len(values) for table in tables for values in table.values()), default=1)
+    drawn = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(rows)]
+    return DrawnCompletions(
+        [
+            ({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()}, *row)
+            for content, row in product(contents, drawn)
+        ]
+    )
 
 
 def score_completions(
@@ -165,7 +164,7 @@ def score_completions(
     return list(zip(reward.value_n.tolist(), names, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _Reward(Suite):
     """A reward as an objective, and whether it is called in another process."""
 
@@ -173,21 +172,17 @@ class _Reward(Suite):
     processes: bool
     crashes = "breaks 'result': it raises"
 
-    def result_of(self, inputs: dict[str, Any]) -> list[tuple[float, str]]:
-        """The value and the status of each completion."""
-        return self.function(**inputs)
-
-    def result(self, batch: DrawnCompletions) -> None:
+    def result(self, batch: DrawnCompletions, _: Draw) -> None:
         self.run(batch)
 
-    def absent(self, batch: DrawnCompletions) -> None:
-        there = [any(block[name] is not None for name in self.objective.pays) for block in batch.text]
-        for n, (present, pair) in enumerate(zip(there, self.run(batch), strict=True)):
+    def absent(self, batch: DrawnCompletions, _: Draw) -> None:
+        there = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
+        for n, (present, pair) in enumerate(zip(there, self.run(batch)[""], strict=True)):
             if not present and pair[1] != Status.ABSENT.name:
-                self.fail("absent", batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
-        self.alone("absent", batch, [n for n, present in enumerate(there) if present])
+                self.fail(batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
+        self.alone(batch, [n for n, present in enumerate(there) if present])
 
-    def threads(self, batch: DrawnCompletions) -> None:
+    def threads(self, batch: DrawnCompletions, _: Draw) -> None:
         expected = self.function(**batch.inputs())
 
         async def in_a_loop() -> list[tuple[float, str]]:
@@ -200,7 +195,7 @@ class _Reward(Suite):
             places["another process"] = self._elsewhere(batch)
         for place, result in places.items():
             for n in range(len(batch)):
-                self.same("threads", batch.take([n]), {f"in {place}": result[n]}, {f"in {place}": expected[n]})
+                self.same(batch.take([n]), {f"in {place}": result[n]}, {f"in {place}": expected[n]})
 
     def _elsewhere(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:

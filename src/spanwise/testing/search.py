@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
@@ -12,12 +10,12 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisDeprecationWarning, Unsatisfiable
+from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.errors import RecipeError, SpanwiseError, unknown
-from spanwise.testing.batches import NAN, DrawnBatch, left_padded, moved_tokens, take
+from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, rearranged, take
 
 # How fast an estimator is, and how large its inputs are, is not what is checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
@@ -32,25 +30,22 @@ class ConformanceError(SpanwiseError, AssertionError):
     """
 
 
-@dataclass(frozen=True)
-class Suite(ABC):
-    """Something under test. A property is the method of its name, which takes one example and fails if it does not hold."""
+@dataclass(kw_only=True)
+class Suite:
+    """Something under test. A property is the method of its name, which takes an example and what draws more, and may `fail`."""
 
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
+    name: str = ""  # the property that is checked
     #: What a result has per token -> what stands at a masked one; and what it has per row that other places leave alone.
     by_token: ClassVar[Mapping[str, float]] = {}
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
-    @abstractmethod
-    def result_of(self, inputs: dict[str, Any]) -> Any:
-        """Call what is under test."""
-
     def columns(self, result: Any) -> dict[str, Any]:
-        """What a result holds, by name: tensors and lists with an entry per row."""
-        return result if isinstance(result, dict) else {"": result}
+        """What the function returned, by name: tensors and lists with an entry per row."""
+        return {"": result}
 
     def pieces(self, batch: Any) -> list[list[int]]:
         """The rows that are computed apart from the others."""
@@ -62,28 +57,25 @@ class Suite(ABC):
 
     def check(
         self,
-        plain: SearchStrategy[Any],
-        special: Mapping[str, SearchStrategy[Any]],
+        strategy_of: Callable[[str], SearchStrategy[Any]],
         *,
         asked: Sequence[str] | None,
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Search `plain` examples, or `special` ones of a property, for what breaks those asked for, or all but the exceptions."""
-        order = plain.flatmap(lambda batch: st.tuples(st.just(batch), st.permutations(range(len(batch)))))
-        moved = moved_tokens(plain)
-        strategies = {"permutation": order, "masking": moved, "poison": moved, **special}
+        """Search the examples of each property asked for, or of all but the exceptions, for the smallest that breaks it."""
         for name in (*(asked or ()), *(exceptions or ())):
             if name not in self.sentences:
                 raise RecipeError(unknown("property", name, self.sentences))
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
-                search(getattr(self, name.replace(" ", "_")), strategies.get(name, plain), examples=examples)
+                self.name = name
+                _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=examples)
 
-    def call(self, inputs: dict[str, Any]) -> Any:
-        """What comes out; a crash is a finding too."""
+    def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """What comes out; a crash breaks the property too."""
         try:
-            return self.result_of(inputs)
+            return self.columns((function or self.function)(**inputs))
         except ConformanceError:
             raise
         except Exception as error:
@@ -92,88 +84,84 @@ class Suite(ABC):
                 f"{self.who} {self.crashes} {type(error).__name__}: {text[:300]} Inputs: {show(inputs)}."
             ) from error
 
-    def run(self, batch: Any) -> Any:
+    def run(self, batch: Any) -> dict[str, Any]:
         """What comes out for an example."""
         return self.call(batch.inputs())
 
-    def fail(self, name: str, example: Any, detail: str) -> NoReturn:
+    def fail(self, example: Any, detail: str) -> NoReturn:
         """Raise the sentence."""
         raise ConformanceError(
-            f"{self.who} breaks '{name}': {self.sentences[name]}. Smallest example: {self.shown(example)}. {detail}"
+            f"{self.who} breaks '{self.name}': {self.sentences[self.name]}. Smallest example: {self.shown(example)}. {detail}"
         )
 
-    def same(self, name: str, example: Any, result: Any, expected: Any, *, tolerance: float = 1e-9) -> None:
+    def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
         """Fail if two results differ, in the columns that are expected."""
-        columns = self.columns(result)
-        for column, value in self.columns(expected).items():
-            if differ(columns[column], value, tolerance=tolerance):
+        for column, value in expected.items():
+            if differ(result[column], value, tolerance=tolerance):
                 what = f"{column} " if column else ""
-                self.fail(name, example, f"Got {what}{show(columns[column])}, expected {show(value)}.")
+                self.fail(example, f"Got {what}{show(result[column])}, expected {show(value)}.")
 
-    def pure(self, batch: Any) -> None:
+    def alone(self, batch: Any, rows: list[int]) -> None:
+        """Fail if rows do not get in the batch what they get without the others."""
+        if rows:
+            self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
+
+    def pure(self, batch: Any, _: Draw) -> None:
         """Call it twice."""
         inputs = batch.inputs()
         before = copy.deepcopy(inputs)
         first = copy.deepcopy(self.call(inputs))
         for name, value in before.items():
             if show(inputs[name]) != show(value):
-                self.fail("pure", batch, f"It changed '{name}' to {show(inputs[name])}.")
-        self.same("pure", batch, self.call(inputs), first, tolerance=0.0)
+                self.fail(batch, f"It changed '{name}' to {show(inputs[name])}.")
+        self.same(batch, self.call(inputs), first, tolerance=0.0)
 
-    def permutation(self, example: tuple[Any, list[int]]) -> None:
+    def permutation(self, batch: Any, draw: Draw) -> None:
         """Call it with the rows in another order."""
-        batch, order = example
+        order = draw(st.permutations(range(len(batch))))
         moved = batch.take(order)
-        self.same("permutation", moved, self.run(moved), take(self.columns(self.run(batch)), order))
+        self.same(moved, self.run(moved), take(self.run(batch), order))
 
-    def split(self, batch: Any) -> None:
+    def split(self, batch: Any, _: Draw) -> None:
         """Call it with each piece alone."""
         for rows in self.pieces(batch):
-            self.alone("split", batch, rows)
+            self.alone(batch, rows)
 
-    def alone(self, name: str, batch: Any, rows: list[int]) -> None:
-        """Fail if rows do not get in the batch what they get without the others."""
-        if rows:
-            self.same(name, batch, take(self.columns(self.run(batch)), rows), self.run(batch.take(rows)))
-
-    def masking(self, example: tuple[DrawnBatch, Tensor]) -> None:
+    def masking(self, batch: DrawnBatch, draw: Draw) -> None:
         """Put masked tokens between the others."""
-        self._moved("masking", *example)
+        self._moved(batch, rearranged(batch, draw))
 
-    def padding(self, batch: DrawnBatch) -> None:
+    def padding(self, batch: DrawnBatch, _: Draw) -> None:
         """Pad on the left."""
-        self._moved("padding", batch, left_padded(batch))
+        self._moved(batch, left_padded(batch))
 
-    def poison(self, example: tuple[DrawnBatch, Tensor]) -> None:
+    def poison(self, batch: DrawnBatch, draw: Draw) -> None:
         """Put something else at masked tokens."""
-        batch = replace(example[0], place_nt=example[1])
+        moved = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
-            poisoned = replace(batch, fill=fill)
-            self.same("poison", poisoned, self.run(poisoned), self.run(batch))
+            poisoned = replace(moved, fill=fill)
+            self.same(poisoned, self.run(poisoned), self.run(moved))
 
-    def _moved(self, name: str, batch: DrawnBatch, place_nt: Tensor) -> None:
+    def _moved(self, batch: DrawnBatch, place_nt: Tensor) -> None:
         """The same trainable tokens at other places get the same there."""
-        moved, plain = replace(batch, place_nt=place_nt), self.columns(self.run(batch))
+        moved, plain = replace(batch, place_nt=place_nt), self.run(batch)
         expected = {column: plain[column] for column in self.by_row}
         for column, masked in self.by_token.items():
             expected[column] = torch.full(place_nt.shape, masked, dtype=plain[column].dtype)
             for row, place_t in enumerate(place_nt):
                 here = place_t >= 0
                 expected[column][row, here] = plain[column][row, batch.place_nt[row] >= 0][place_t[here]]
-        result = self.columns(self.run(moved))
-        self.same(name, moved, result, expected)
+        result = self.run(moved)
+        self.same(moved, result, expected)
         for column, masked in self.by_token.items():
             if bool((result[column][place_nt < 0] != masked).any()):
-                self.fail(name, moved, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
+                self.fail(moved, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
 
 
-def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
+def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
     """Run `check` on examples, the same in every run; of the failing ones the smallest that hypothesis can find raises."""
 
-    def run(example: Any) -> None:
-        check(example)
-
-    configured = settings(
+    @settings(
         max_examples=examples,
         deadline=None,
         database=None,
@@ -183,13 +171,12 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=_NOT_OURS,
     )
+    @given(strategy, st.data())
+    def run(example: Any, data: st.DataObject) -> None:
+        check(example, data.draw)
+
     try:
-        with warnings.catch_warnings():
-            # Run-time type checkers look at a random item of each container; that is no choice of the strategies.
-            warnings.filterwarnings(
-                "ignore", "Do not use the `random` module inside strategies", HypothesisDeprecationWarning
-            )
-            configured(given(strategy)(run))()
+        run()
     except ConformanceError as error:
         raise ConformanceError(str(error)) from error.__cause__  # without the pages of the search
     except Unsatisfiable as error:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from spanwise.segment.vocabulary import Vocabulary
-from spanwise.testing.batches import DrawnBatch, batches_of, read_inputs
+from spanwise.testing.batches import Draw, DrawnBatch, batches_of, read_inputs
 from spanwise.testing.search import ConformanceError, Suite, show
-from spanwise.types import BlockText, Fault, Spans
+from spanwise.types import Fault, Spans
 
 #: What is checked of a segmenter, and what each check means.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
@@ -134,11 +134,11 @@ def check_segmenter(
     words = vocabulary or small_vocabulary(tags, signs=signs)
     plain = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(words, tags, signs=signs))
     name = getattr(getattr(segmenter, "func", segmenter), "__name__", "segmenter")
-    suite = _Segmenter(f"Segmenter '{name}'", segmenter, SEGMENTER_PROPERTIES, words)
-    suite.check(plain, {}, asked=properties, exceptions=exceptions, examples=examples)
+    suite = _Segmenter(who=f"Segmenter '{name}'", function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=words)
+    suite.check(lambda _: plain, asked=properties, exceptions=exceptions, examples=examples)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _Segmenter(Suite):
     """A segmenter, and the bytes of its tokens."""
 
@@ -146,75 +146,76 @@ class _Segmenter(Suite):
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
     by_row = ("fault_n", "text")
 
-    def result_of(self, inputs: dict[str, Any]) -> tuple[Spans, Sequence[BlockText] | None]:
-        """Its spans, and its texts if it says them."""
-        result = self.function(**inputs)
+    def columns(self, result: Any) -> dict[str, Any]:
+        """The tensors of its spans, and its texts if it says them."""
         spans, text = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
-        return spans, text
-
-    def columns(self, result: Any) -> dict[str, Any]:
-        """The tensors of its spans, and its texts."""
-        if isinstance(result, dict):
-            return result
-        spans, text = result
-        block_nt, start_nk, end_nk = spans.block_nt.long(), spans.start_nk, spans.end_nk
-        text = [None] * len(block_nt) if text is None else list(text)
-        return {"block_nt": block_nt, "start_nk": start_nk, "end_nk": end_nk, "fault_n": spans.fault_n, "text": text}
+        n = len(spans.block_nt)
+        return {
+            "block_nt": spans.block_nt.long(),
+            "start_nk": spans.start_nk,
+            "end_nk": spans.end_nk,
+            "fault_n": spans.fault_n,
+            "text": [None] * n if text is None else list(text),
+            "names": [spans.names] * n,
+        }
 
     def shown(self, example: DrawnBatch) -> str:
         """The pieces of its tokens, and all that it is given."""
         pieces = [[self.vocabulary.pieces[i] for i in row] for row in example.rows["ids_nt"]]
         return f"as pieces: {pieces}; {show(example.inputs())}"
 
-    def partition(self, batch: DrawnBatch) -> None:
-        spans, _ = self.run(batch)
-        block_nt, masked_nt = spans.block_nt, batch.place_nt < 0
+    def partition(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)
+        block_nt, start_nk, end_nk, masked_nt = *(result[x] for x in ("block_nt", "start_nk", "end_nk")), batch.place_nt < 0
         if block_nt.shape != masked_nt.shape:
-            self.fail("partition", batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
+            self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
         if bool((block_nt[masked_nt] != -1).any()):
-            self.fail("partition", batch, f"A masked token has a block: {show(block_nt)}.")
-        owned = block_nt[~masked_nt]
-        if bool(((owned < 0) | (owned >= len(spans.names))).any()):
-            self.fail("partition", batch, f"A trainable token has none of the {len(spans.names)} blocks: {show(block_nt)}.")
-        expected = Spans.of_blocks(spans.names, block_nt)
-        there_nk = expected.present_nk
-        right_nk = (spans.start_nk == expected.start_nk) & (spans.end_nk == expected.end_nk)
-        if not bool((right_nk | (~there_nk & (spans.start_nk == spans.end_nk))).all()):
-            intervals = f"from {show(spans.start_nk)} to {show(spans.end_nk)}"
-            self.fail(
-                "partition", batch, f"The intervals of the blocks go {intervals}, and their tokens say {show(block_nt)}."
-            )
+            self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
+        owned, names = block_nt[~masked_nt], result["names"][0]
+        if bool(((owned < 0) | (owned >= len(names))).any()):
+            self.fail(batch, f"A trainable token has none of the {len(names)} blocks: {show(block_nt)}.")
+        expected = Spans.of_blocks(names, block_nt)
+        right_nk = (start_nk == expected.start_nk) & (end_nk == expected.end_nk)
+        if not bool((right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
+            intervals = f"from {show(start_nk)} to {show(end_nk)}"
+            self.fail(batch, f"The intervals of the blocks go {intervals}, and their tokens say {show(block_nt)}.")
 
-    def contiguous(self, batch: DrawnBatch) -> None:
-        spans, _ = self.run(batch)
-        for row in range(len(batch)):
-            if _overlap(spans, row):
-                used = list(zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True))
-                self.fail("contiguous", batch, f"Blocks of completion {row} overlap: {used}.")
+    def contiguous(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)
+        for row, spans in enumerate(_intervals(result)):
+            if _overlap(spans):
+                self.fail(batch, f"Blocks of completion {row} overlap: {spans}.")
 
-    def text(self, batch: DrawnBatch) -> None:
-        spans, blocks = self.run(batch)
-        if blocks is None:
-            return
-        for row, ids in enumerate(batch.rows["ids_nt"]):
+    def text(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)
+        for row, (ids, blocks, spans) in enumerate(
+            zip(batch.rows["ids_nt"], result["text"], _intervals(result), strict=True)
+        ):
+            if blocks is None:
+                continue
             data = b"".join(self.vocabulary.pieces[i] for i in ids).decode(errors="replace")
-            order = spans.start_nk[row].argsort(stable=True).tolist()
-            texts_of_row = [blocks[row][spans.names[k]] for k in order]
-            there = spans.present_nk[row, order].tolist()
+            order = sorted(range(len(spans)), key=lambda k: spans[k][0])
+            texts_of_row = [blocks[result["names"][row][k]] for k in order]
+            there = [spans[k][0] < spans[k][1] for k in order]
             if [block is not None for block in texts_of_row] != there:
-                self.fail("text", batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {there}.")
+                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {there}.")
             joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
-            straddled = int(spans.fault_n[row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
-            if not straddled and not _same_text(joined, data, ordered=not _overlap(spans, row)):
-                self.fail("text", batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
+            straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
+            if not straddled and not _same_text(joined, data, ordered=not _overlap(spans)):
+                self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
 
 
-def _overlap(spans: Spans, row: int) -> bool:
-    """Whether the intervals of two blocks of a completion share a token."""
-    every = zip(spans.start_nk[row].tolist(), spans.end_nk[row].tolist(), strict=True)
-    used = sorted(span for span in every if span[0] < span[1])
+def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+    """From which token to which each block of each completion goes."""
+    pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
+    return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in pairs]
+
+
+def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether two intervals of a completion share a token."""
+    used = sorted(span for span in spans if span[0] < span[1])
     return any(before[1] > after[0] for before, after in pairwise(used))
 
 

@@ -22,7 +22,7 @@ from spanwise.recipe import Recipe, answer_layout, load
 from spanwise.rollouts import RolloutTable
 from spanwise.score import written_out
 from spanwise.segment import census
-from spanwise.segment.json_paths import paths
+from spanwise.segment.json_fields import paths
 from spanwise.tasks import task_layout
 
 #: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
