@@ -17,7 +17,7 @@ from spanwise.batch import pad_tokens
 from spanwise.engines.sample import continue_ids, end_ids, left_padded, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls, mean_and_noise
-from spanwise.fidelity.trajectories import Trajectories, place_before
+from spanwise.fidelity.tokens import Trajectories, place_before
 from spanwise.layout import Layout
 from spanwise.modes.sequences import Sequences
 from spanwise.objective import Objective
@@ -80,17 +80,18 @@ class Roller:
         return ids_nt, mask_nt, torch.arange(len(rows)).repeat_interleave(samples)
 
     def continued(
-        self, heads: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
-    ) -> tuple[Tensor, Tensor]:
-        """Ids and mask of fresh completions that begin with each prefix, cut to the length a completion may have."""
-        shortest = min(len(before) for _, before in prefixes)
+        self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
+    ) -> list[BlockText]:
+        """The blocks of fresh completions that begin with each prefix, cut to the length a completion may have."""
+        heads, shortest = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(before) for _, before in prefixes)
         more_nt, more_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
-        before = [prefix for _, prefix in prefixes for _ in range(rerolls)]
-        pairs = zip(before, more_nt, more_mask_nt, strict=True)
-        return pad_tokens([[*prefix, *more_t[real_t].tolist()][: self.limit] for prefix, more_t, real_t in pairs])
+        pairs = zip([prefix for _, prefix in prefixes for _ in range(rerolls)], more_nt, more_mask_nt, strict=True)
+        return self.read(
+            *pad_tokens([[*prefix, *more_t[real_t].tolist()][: self.limit] for prefix, more_t, real_t in pairs])
+        )[1]
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
         """Where the blocks of completions lie, and what they say."""
@@ -116,7 +117,6 @@ class Roller:
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Rewards of fresh continuations of each prefix."""
-        heads = prompt_ids(self.tokenizer, rows["prompt"][:])
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest first, so that those that run together have about as far to go.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
@@ -126,25 +126,20 @@ class Roller:
             members = order[first : first + together]
             chosen = [prefixes[d] for d in members]
             with self._stopping():
-                ids_nt, mask_nt = self.continued(
-                    heads, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls)
-                )
+                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls))
             row_n = [row for row, _ in chosen for _ in range(rerolls)]
-            reward_dm[members] = self.rewards(rows, self.read(ids_nt, mask_nt)[1], row_n).reshape(-1, rerolls)
+            reward_dm[members] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
         """End a completion where a later block opens: the first one is over and its reward settled. For one-token tags only."""
-        config, vocabulary, ends = (
-            self.model.generation_config,
-            self.tokenizer.get_vocab(),
-            end_ids(self.model, self.tokenizer),
-        )
+        config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, own), *later = self.task.layout.blocks
-        opening = [f"<{tag}>" for _, tags in later for tag in tags if tag not in own]
+        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in own)
         before = config.eos_token_id
         try:
+            ends = end_ids(self.model, self.tokenizer)
             config.eos_token_id = [*ends, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
             yield
         finally:
@@ -179,8 +174,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         prefix_n[n] = numbers.setdefault(prefix, len(numbers))
     if not numbers:
         raise DataError(f"None of {len(text)} completions has the block '{last}'; there is nothing to re-roll.")
-    heads = prompt_ids(roller.tokenizer, rows["prompt"][:])
-    _, again = roller.read(*roller.continued(heads, list(numbers), rerolls=rerolls, seed=seed + 1))
+    again = roller.continued(rows, list(numbers), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(text, last, layout).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, text, row_n.tolist()).reshape(-1, samples),

@@ -29,9 +29,7 @@ def command(
         overwrite: replace the runs that the output holds.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    from spanwise.commands.demo.demo import run_demo
-    from spanwise.commands.demo.digits import DIGITS
-    from spanwise.commands.demo.fields import FIELDS
+    from spanwise.commands.demo.demo import DIGITS, FIELDS, run_demo
     from spanwise.commands.shared.display import quiet
 
     quiet()

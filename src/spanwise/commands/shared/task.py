@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,7 +94,8 @@ def run_above(folder: Path) -> list[Path]:
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is."""
+    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is; on as many threads as it says."""
+    torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
         return model, tokenizer, make_task(recipe, console, model=folder)
