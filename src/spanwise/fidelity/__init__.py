@@ -8,7 +8,6 @@ from spanwise.fidelity.fixed_point import fixed_point, simulated_fixed_point
 from spanwise.fidelity.tokens import (
     TOKEN_ESTIMATORS,
     SaeSegments,
-    TokenEstimator,
     TokenFidelity,
     Trajectories,
     monte_carlo_advantage,
@@ -16,7 +15,7 @@ from spanwise.fidelity.tokens import (
 )
 
 __all__ = [
-    "BASELINES", "FIGURES", "TOKEN_ESTIMATORS", "Fidelity", "Rerolls", "SaeSegments", "ScoreName", "TokenEstimator",
+    "BASELINES", "FIGURES", "TOKEN_ESTIMATORS", "Fidelity", "Rerolls", "SaeSegments", "ScoreName",
     "TokenFidelity", "Trajectories", "fixed_point", "measure_fidelity", "monte_carlo_advantage", "proper_score",
     "simulated_fixed_point", "token_fidelity",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from spanwise.batch import pad_tokens
 from spanwise.engines.sample import continue_ids, end_ids, left_padded, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls, mean_and_noise
-from spanwise.fidelity.tokens import Trajectories, place_before
+from spanwise.fidelity.tokens import DECISION, Trajectories
 from spanwise.layout import Layout
 from spanwise.modes.sequences import Sequences
 from spanwise.objective import Objective
@@ -214,7 +214,8 @@ def collect_tokens(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at a sample of them, and a critic made of "
             "re-rolls would need all. Ask for the other critics: --critics own, or --critics fitted."
         )
-    before_nt = place_before(mask_nt)
+    latest_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
+    before_nt = torch.nn.functional.pad(latest_nt[:, :-1], (1, 0), value=-1)  # the token that counts before each; -1: none
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     numbers: dict[Prefix, int] = {}
     place_nt = torch.full(blocks.ids_nt.shape, -1)  # a last row of NaN serves the tokens that have no prefix
@@ -236,13 +237,12 @@ def picked(
     *,
     most: int = MOST,
     threshold: float = 0.2,
-    decision: float = 0.97,
     seed: int = 0,
 ) -> Float[Tensor, "n t"]:
     """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for; 0: not picked.
 
     All tokens less probable than `threshold`, so that the values at both ends of every segment are known; of each completion's
-    other decisions (less probable than `decision`), and of its tokens that are none, `most` at random each, for the rest.
+    other decisions (less probable than `DECISION`), and of its tokens that are none, `most` at random each, for the rest.
 
     >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
     tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
@@ -250,7 +250,7 @@ def picked(
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
     weight_nt = (mask_nt & (p_nt < threshold)).double()
-    for low, high in ((threshold, decision), (max(threshold, decision), math.inf)):
+    for low, high in ((threshold, DECISION), (max(threshold, DECISION), math.inf)):
         here_nt = mask_nt & (p_nt >= low) & (p_nt < high)
         rank_nt = draw_nt.masked_fill(~here_nt, math.inf).argsort(dim=1).argsort(dim=1)
         there_n1 = here_nt.sum(dim=1, keepdim=True)

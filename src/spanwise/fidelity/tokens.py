@@ -123,16 +123,6 @@ def monte_carlo_advantage(
     return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, both_nt, torch.nan)
 
 
-def place_before(mask_nt: Bool[Tensor, "n t"]) -> Tensor:
-    """The place of the latest token that counts before each token; -1 where there is none."""
-    place_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    return torch.cat([place_nt.new_full((len(place_nt), 1), -1), place_nt[:, :-1]], dim=1)
-
-
-#: From trajectories and a critic's values (N, T) to advantages (N, T); read at tokens that count only.
-TokenEstimator = Callable[[Trajectories, Tensor], Tensor]
-
-
 def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
     return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, **options)
 
@@ -151,8 +141,9 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
 
 
-#: The estimators compared by default. SAE is called by its boundary, its threshold and its lambda; adaptive GAE by its alpha.
-TOKEN_ESTIMATORS: Mapping[str, TokenEstimator] = {
+#: The estimators compared, from trajectories and a critic's values (N, T) to advantages (N, T). SAE is called by its boundary, its
+#: threshold and its lambda; adaptive GAE by its alpha.
+TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
     **{
@@ -250,7 +241,6 @@ def token_fidelity(
     trajectories: Trajectories,
     critics: Mapping[str, Tensor],
     *,
-    estimators: Mapping[str, TokenEstimator] = TOKEN_ESTIMATORS,
     segments: SaeSegments | None = None,
     draws: int = 1000,
     seed: int = 0,
@@ -269,7 +259,6 @@ def token_fidelity(
         trajectories: completions with Monte Carlo values.
         critics: name -> values (N, T) before each token. Values that share re-rolls with `trajectories.value_nt` share its noise
             and look better than they are: give a Monte Carlo critic re-rolls of its own.
-        estimators: name -> function of trajectories and a critic's values.
         segments: the reference is the change of V over each of these segments, broadcast to its tokens, instead of that over each
             token. It favours the SAE that has the same segments: what tells the tokens of a segment apart is not asked for.
         draws, seed: of the bootstrap over prompts.
@@ -323,19 +312,12 @@ def token_fidelity(
     sums = []
     for value_nt in critics.values():
         clean_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
-        estimates = (estimate(trajectories, clean_nt) for estimate in estimators.values())
+        estimates = (estimate(trajectories, clean_nt) for estimate in TOKEN_ESTIMATORS.values())
         of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
         of_critic.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
         sums.append(torch.stack(of_critic))
-    return TokenFidelity(
-        tuple(critics),
-        tuple(estimators),
-        torch.stack(sums),
-        (weight_snt > 0).sum(dim=(1, 2)),
-        trajectories.prompt_n,
-        draws,
-        seed,
-    )
+    names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
+    return TokenFidelity(*names, torch.stack(sums), count_s, trajectories.prompt_n, draws, seed)
 
 
 def _weights(

@@ -30,9 +30,7 @@ def command(
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
     from spanwise.commands.demo.demo import DIGITS, FIELDS, run_demo
-    from spanwise.commands.shared.display import quiet
 
-    quiet()
     choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
     demo = DIGITS if task == "digits" else FIELDS
     run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())

@@ -34,9 +34,9 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
             say(console, f"The run goes to {place}.")
         critic = getattr(recipe.modes.get("critic"), "model", None)
         for kind, source in {"model": recipe.model, "dataset": recipe.dataset, "critic": critic}.items():
-            if overwrite and source and Path(source).resolve().is_relative_to(place.resolve()) and Path(source).exists():
-                first, *_ = (*Path(source).resolve().relative_to(place.resolve()).parts, "model")
-                if first in WRITES:
+            if overwrite and source and Path(source).exists() and Path(source).resolve().is_relative_to(place.resolve()):
+                parts = Path(source).resolve().relative_to(place.resolve()).parts
+                if not parts or parts[0] in WRITES:
                     raise RecipeError(
                         f"The {kind} '{source}' is part of the run in '{place}', which --overwrite removes; give another --output."
                     )
@@ -72,10 +72,8 @@ def history_of(
             f"spanwise train --resume {file.parent}; or leave out --resume."
         )
     if not file.is_file():
-        say(
-            console,
-            f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one.",
-        )
+        note = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
+        say(console, note)
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return step, list(metrics_until(file.parent, step))
 
