@@ -185,22 +185,22 @@ def cost(steps: int) -> None:
 
     print("| | a step, times the one after it without a score | share of the step |\n|---|---|---|")
     for name, laser in (("loss", {"mix": 0.0}), ("loss and mixing", {"self_rewarding_warmup": 0})):
-        made, switches = module._trainer, list[_EverySecond]()
+        made, switches = module.SpanGRPOTrainer, list[_EverySecond]()
 
-        def watched(*args: Any) -> Any:
-            trainer = made(*args)  # noqa: B023 - called in this turn of the loop
+        def watched(**parts: Any) -> Any:
+            trainer = made(**parts)  # noqa: B023 - called in this turn of the loop
             switches.append(_EverySecond(trainer))  # noqa: B023
             trainer.add_callback(switches[0])  # noqa: B023
             return trainer
 
-        module._trainer = watched
+        module.SpanGRPOTrainer = watched
         try:
             with tempfile.TemporaryDirectory() as folder:
                 small = {"eval_every": 0, "eval_prompts": 1, "eval_samples": 1, "keep_rollouts": 0, "learning_rate": 1e-12}
                 usual = recipe_of("outcome", 0, Path(folder) / "run", steps=steps, **small)
                 train(usual.model_copy(update={"laser": {**LASER, **laser}}), console=Console(quiet=True), overwrite=True)
         finally:
-            module._trainer = made
+            module.SpanGRPOTrainer = made
         seconds = switches[0].seconds
         pairs = list(zip(seconds[True], seconds[False], strict=False))[2:]
         ratios = sorted(on / off for on, off in pairs)

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spanwise.commands.fidelity.fidelity import rolled_tokens
-from spanwise.commands.fidelity.tables import GROUP_MEAN, reference_words
+from spanwise.commands.fidelity.fidelity import GROUP_MEAN, reference_words, rolled_tokens
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import run_or_model
 from spanwise.fidelity import SaeSegments, TokenFidelity, token_fidelity
+from spanwise.fidelity.tokens import VALUES
 from spanwise.measure import Interval
 
 #: The SAE of the paper's threshold, and the families that leads are taken over.
@@ -51,7 +51,7 @@ def rows(found: TokenFidelity, about: Mapping[str, Any]) -> Iterator[dict[str, A
     for kind in ("all", "decision"):
         counted = {**about, "kind": kind, "name": "tokens", "value": found.count(kind)}
         yield counted
-        yield row(kind, "value RMSE", found.critic_interval("own", "rmse", kind=kind))
+        yield row(kind, "value RMSE", found.interval("own", VALUES, "rmse", kind=kind))
         yield row(kind, "ceiling", found.interval("own", found.estimators[0], "ceiling", kind=kind))
         for name in found.estimators:
             yield row(kind, name, found.interval("own", name, "correlation", kind=kind))

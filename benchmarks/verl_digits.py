@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.commands.demo.digits import ARMS, COMMON
+from spanwise.commands.demo.demo import DIGITS
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
 from spanwise.commands.shared.folder import new_folder
@@ -42,8 +42,10 @@ SMOOTH = 5
 def train(folder: Path, arm: str, task: Task, choice: argparse.Namespace) -> float:
     """One run of verl; how long it took."""
     write_task(folder, task)
-    recipe = {"layout": {name: list(tags) for name, tags in DIGITS_LAYOUT.blocks}, **ARMS[arm]}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "calibration": COMMON["calibration"]}, sort_keys=False))
+    recipe = {"layout": {name: list(tags) for name, tags in DIGITS_LAYOUT.blocks}, **DIGITS.arms[arm]}
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({**recipe, "calibration": DIGITS.common["calibration"]}, sort_keys=False)
+    )
     overrides = options(
         folder,
         prompts=choice.prompts,
@@ -88,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The digit chain through verl, on CPU.")
     parser.add_argument("--python", default=sys.executable, help="of the environment with verl and spanwise in it")
     parser.add_argument("--output", type=Path, help="folder of the runs; default: a new one, runs/demo-verl-<n>")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", default=",".join(DIGITS.arms))
     for name, default in {"steps": 80, "seed": 0, "prompts": 16, "group-size": 16}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--entropy", type=float, default=0.04, help="coefficient of verl's entropy bonus")

@@ -7,8 +7,7 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from spanwise.commands.train.train import train
-from spanwise.commands.train.trainer import trainer_config
+from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
 from spanwise.tasks.hub import LAYOUTS, untold

@@ -477,8 +477,8 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
             functions = [reward, *functions]
     if functions and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded, and code that a folder names "
-            "is not run. If you trust it, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded, and code that a folder "
+            "names is not run. If you trust it, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 

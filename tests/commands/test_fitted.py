@@ -11,12 +11,12 @@ from rich.console import Console
 from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts, figures_table
-from spanwise.commands.fidelity.tables import fixed_point_table
+from spanwise.commands.fidelity.fidelity import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
 from spanwise.commands.shared.fitted import Fitted
 from spanwise.commands.why.why import _counts, _one, reasons
-from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"

@@ -39,7 +39,7 @@ def test_against_plain_loops(seed, rule):
     for name in BASELINES:
         if name != "blended":
             expected = slow_fidelity(data, rule, name)
-            got = {figure: found.value(name, 6, figure) for figure in FIGURES}
+            got = {figure: found.interval(name, 6, figure)[0] for figure in FIGURES}
             assert got == pytest.approx(expected, abs=1e-9, nan_ok=True), name
 
 
@@ -55,26 +55,26 @@ def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     # var (q - c)^2 for q uniform in level +- h and d = level - c: 4 d^2 h^2/3 + 4 h^4/45
     h, d2_xs = 0.15, (level_x - data.outcome_xs).square()
     expected = float(((4 * d2_xs * h**2 / 3 + 4 * h**4 / 45) / count_xs).mean().sqrt())
-    assert found.value("outcome", 8, "rmse") == pytest.approx(expected, rel=0.04)
+    assert found.interval("outcome", 8, "rmse")[0] == pytest.approx(expected, rel=0.04)
 
 
 def test_an_exact_baseline_reaches_the_ceiling():
     # The spread of reports is all there is, and strata of about 128 know their mean.
     found = measure_fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
     for name in ("outcome", "blended"):
-        ceiling = found.value(name, 256, "ceiling")
+        ceiling = found.interval(name, 256, "ceiling")[0]
         assert ceiling < 0.95
-        assert found.value(name, 256, "correlation") == pytest.approx(ceiling, abs=0.02)
-        assert found.value(name, 256, "gradient_noise") < 0.15
+        assert found.interval(name, 256, "correlation")[0] == pytest.approx(ceiling, abs=0.02)
+        assert found.interval(name, 256, "gradient_noise")[0] < 0.15
 
 
 def test_the_order_of_the_paper():
     found = measure_fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
     for size in found.group_sizes:
-        rmse = [found.value(name, size, "rmse") for name in ("none", "batch", "group", "outcome")]
+        rmse = [found.interval(name, size, "rmse")[0] for name in ("none", "batch", "group", "outcome")]
         assert rmse == sorted(rmse, reverse=True)
-        assert found.value("blended", size, "correlation") > found.value("outcome", size, "correlation")
-        better, low, high = found.difference("blended", "outcome", size, "rmse_scaled")
+        assert found.interval("blended", size, "correlation")[0] > found.interval("outcome", size, "correlation")[0]
+        better, low, high = found.interval("blended", size, "rmse_scaled", minus="outcome")
         assert low < better < high < 0
 
 
@@ -82,16 +82,16 @@ def test_what_is_scale_free():
     options = {"group": {"baseline": "group"}, "without": {"baseline": "group", "leave_one_out": True}}
     found = measure_fidelity(rolled(30, 8, 8), baselines=options, group_sizes=[4, 8], resamples=3, draws=5)
     for size, figure in product([4, 8], ["correlation", "rmse_scaled", "gradient_noise", "ceiling"]):
-        assert found.value("group", size, figure) == pytest.approx(found.value("without", size, figure))
-    assert found.value("group", 4, "rmse") < found.value("without", 4, "rmse")
+        assert found.interval("group", size, figure)[0] == pytest.approx(found.interval("without", size, figure)[0])
+    assert found.interval("group", 4, "rmse")[0] < found.interval("without", 4, "rmse")[0]
     for size in (4, 8):
-        assert found.value("without", size, "rmse") >= found.value("without", size, "rmse_scaled")
+        assert found.interval("without", size, "rmse")[0] >= found.interval("without", size, "rmse_scaled")[0]
 
 
 def test_a_batch_of_one_prompt_is_its_group():
     found = measure_fidelity(rolled(6, 8, 8), group_sizes=[8], batch=8, resamples=12, draws=5)
     for figure in FIGURES:
-        assert found.value("batch", 8, figure) == pytest.approx(found.value("group", 8, figure), nan_ok=True)
+        assert found.interval("batch", 8, figure)[0] == pytest.approx(found.interval("group", 8, figure)[0], nan_ok=True)
 
 
 def test_parts_make_the_whole():
@@ -99,20 +99,20 @@ def test_parts_make_the_whole():
     found = measure_fidelity(data, group_sizes=[8], batch=160, resamples=1, draws=5)
     share = float(data.outcome_xs.mean())
     for name in found.baselines:
-        wrong, right = found.value(name, 8, "rmse_wrong"), found.value(name, 8, "rmse_right")
-        assert found.value(name, 8, "rmse") == pytest.approx(math.sqrt((1 - share) * wrong**2 + share * right**2))
+        wrong, right = found.interval(name, 8, "rmse_wrong")[0], found.interval(name, 8, "rmse_right")[0]
+        assert found.interval(name, 8, "rmse")[0] == pytest.approx(math.sqrt((1 - share) * wrong**2 + share * right**2))
 
 
 def test_intervals_come_from_the_same_prompts():
     twice = {"a": {"baseline": "outcome"}, "b": {"baseline": "outcome"}, "none": {"baseline": "none"}}
     found = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
-    assert found.difference("a", "b", 4, "rmse") == (0.0, 0.0, 0.0)
-    assert found.difference("none", "a", 4, "rmse")[0] == -found.difference("a", "none", 4, "rmse")[0]
-    low, high = found.interval("a", 4, "rmse")
-    assert low < found.value("a", 4, "rmse") < high
+    assert found.interval("a", 4, "rmse", minus="b") == (0.0, 0.0, 0.0)
+    assert found.interval("none", 4, "rmse", minus="a")[0] == -found.interval("a", 4, "rmse", minus="none")[0]
+    value, low, high = found.interval("a", 4, "rmse")
+    assert low < value < high
     narrow, wide = found.interval("a", 4, "rmse", level=0.5), measure_fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400)
-    assert low < narrow[0] < narrow[1] < high
-    assert wide.interval("outcome", 4, "rmse")[1] - wide.interval("outcome", 4, "rmse")[0] > high - low
+    assert low < narrow[1] < narrow[2] < high
+    assert wide.interval("outcome", 4, "rmse")[2] - wide.interval("outcome", 4, "rmse")[1] > high - low
     again = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
     assert torch.equal(found.draw_rbgf, again.draw_rbgf)
 
@@ -121,8 +121,8 @@ def test_draws_without_a_figure_are_left_out_of_its_interval():
     draw_rbgf = torch.full((4, 1, 1, len(FIGURES)), NAN, dtype=torch.float64)
     draw_rbgf[:, 0, 0, FIGURES.index("rmse_wrong")] = torch.tensor([1.0, NAN, 3.0, 2.0]).double()
     found = Fidelity(("none",), (4,), torch.zeros(1, 1, len(FIGURES)).double(), draw_rbgf, share=1.0)
-    assert found.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((1.5, 2.5))  # quartiles of 1, 2, 3
-    assert all(math.isnan(bound) for bound in found.interval("none", 4, "rmse_right"))
+    assert found.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((0.0, 1.5, 2.5))  # quartiles of 1, 2, 3
+    assert all(math.isnan(bound) for bound in found.interval("none", 4, "rmse_right")[1:])
 
 
 def test_what_cannot_be_used_is_not_read():
@@ -149,4 +149,4 @@ def test_sentences():
     with pytest.raises(DataError, match="nothing to compare with"):
         measure_fidelity(Rerolls(data.confidence_xs * NAN, data.outcome_xs, data.prefix_xs, data.again_dm), group_sizes=[4])
     with pytest.raises(RecipeError, match=r"no baseline 'blend'. Did you mean 'blended'"):
-        measure_fidelity(data, group_sizes=[4], draws=2).value("blend", 4, "rmse")
+        measure_fidelity(data, group_sizes=[4], draws=2).interval("blend", 4, "rmse")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.fidelity import fixed_point, gradient_shares, proper_score, simulated_fixed_point
+from spanwise.fidelity import fixed_point, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
 from spanwise.score import score_all
 
@@ -70,10 +70,11 @@ def enumerated_shares(p, m, width, size, **options):
 @pytest.mark.parametrize("leave_one_out", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("p", [0.15, 0.6])
-def test_shares_are_those_of_every_group_there_can_be(p, size, leave_one_out):
+def test_the_point_is_that_of_every_group_there_can_be(p, size, leave_one_out):
     options = {"baseline": "outcome", "leave_one_out": leave_one_out}
-    expected = gradient_shares(exactly(p), group_size=size, **options)[0].tolist()
-    assert enumerated_shares(p, 0.4, 0.1, size, **options) == pytest.approx(expected)
+    wrong, right = enumerated_shares(p, 0.4, 0.1, size, **options)
+    expected = p * right / (p * right + (1 - p) * wrong)
+    assert float(fixed_point(exactly(p), group_size=size, **options)) == pytest.approx(expected)
     # The group mean shrinks both outcomes alike, or not at all without the sample itself.
     alike = 1.0 if leave_one_out else (size - 1) / size
     assert enumerated_shares(p, 0.4, 0.1, size, baseline="group", leave_one_out=leave_one_out) == pytest.approx([alike] * 2)
@@ -103,51 +104,35 @@ def test_relations(p, size):
 def test_the_simulation_finds_the_closed_form(baseline, leave_one_out, rule):
     options = {"group_size": 5, "baseline": baseline, "leave_one_out": leave_one_out}
     p_b = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
-    found = simulated_fixed_point(p_b[:, None], rule=rule, copies=30, batches=120, rounds=1, seed=1, **options)
-    off_b = (found.point_bz[:, 0] - fixed_point(p_b, **options)).abs()
-    assert bool((off_b <= 4 * found.error_bz[:, 0] + 1e-9).all()), (off_b, found.error_bz)
-    assert float(found.error_bz.max()) < 0.012
+    point_b, error_b = simulated_fixed_point(p_b, rule=rule, copies=30, batches=120, seed=1, **options)
+    off_b = (point_b - fixed_point(p_b, **options)).abs()
+    assert bool((off_b <= 4 * error_b + 1e-9).all()), (off_b, error_b)
+    assert float(error_b.max()) < 0.012
 
 
 def test_the_standard_error_is_honest():
     exact = float(fixed_point(torch.tensor([0.3]).double(), group_size=4, baseline="outcome"))
     runs = [
-        simulated_fixed_point(
-            torch.tensor([[0.3]]), group_size=4, baseline="outcome", copies=4, batches=60, rounds=1, seed=s
-        )
+        simulated_fixed_point(exactly(0.3), group_size=4, baseline="outcome", copies=4, batches=60, seed=s)
         for s in range(30)
     ]
-    z = torch.tensor([(float(run.point_bz) - exact) / float(run.error_bz) for run in runs])
+    z = torch.tensor([(float(point_b) - exact) / float(error_b) for point_b, error_b in runs])
     assert 0.7 < float(z.square().mean().sqrt()) < 1.4
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
 def test_blended_keeps_the_honest_probability(size):
     copies = max(1, 512 // (size * len(GRID)))
-    found = simulated_fixed_point(GRID[:, None], group_size=size, baseline="blended", copies=copies, batches=80, seed=3)
-    assert float((found.point_bz[:, 0] - GRID).abs().max()) < 0.01
-    assert float(found.error_bz.max()) < 0.0025
+    point_b, error_b = simulated_fixed_point(GRID, group_size=size, baseline="blended", copies=copies, batches=80, seed=3)
+    assert float((point_b - GRID).abs().max()) < 0.01
+    assert float(error_b.max()) < 0.0025
 
 
 def test_alone_in_the_batch_blended_is_outcome_without_itself():
-    p_bz = torch.tensor([[0.3]]).double()
-    options = {"group_size": 4, "batches": 150, "rounds": 1}
-    blended = simulated_fixed_point(p_bz, baseline="blended", **options)
-    outcome = simulated_fixed_point(p_bz, baseline="outcome", leave_one_out=True, **options)
-    assert float(blended.point_bz) == pytest.approx(float(outcome.point_bz), abs=1e-12)
-
-
-def test_contexts_share_the_strata_of_their_prompt():
-    # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
-    found = simulated_fixed_point(
-        torch.tensor([[0.5, 0.9]]), group_size=4, baseline="outcome", copies=30, batches=200, rounds=1
-    )
-    wrong, right = gradient_shares(torch.tensor([0.7]).double(), group_size=4, baseline="outcome")[0].tolist()
-    expected = [p * right / (p * right + (1 - p) * wrong) for p in (0.5, 0.9)]
-    assert found.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(found.error_bz.max()))
-    assert found.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
-    group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), group_size=4, baseline="group", copies=30, batches=200)
-    assert group.point_bz[0].tolist() == pytest.approx([0.5, 0.9], abs=4 * float(group.error_bz.max()))
+    options = {"group_size": 4, "batches": 150}
+    blended_b, _ = simulated_fixed_point(exactly(0.3), baseline="blended", **options)
+    outcome_b, _ = simulated_fixed_point(exactly(0.3), baseline="outcome", leave_one_out=True, **options)
+    assert float(blended_b) == pytest.approx(float(outcome_b), abs=1e-12)
 
 
 def trained(baseline, p, *, group_size=4, copies=16, steps=400, rate=2.0):
@@ -196,9 +181,9 @@ def test_sentences():
     with pytest.raises(RecipeError, match="no closed form; use simulated_fixed_point"):
         fixed_point(p, group_size=4, baseline="blended")
     with pytest.raises(RecipeError, match="group of 1 has nobody"):
-        gradient_shares(p, group_size=1, baseline="outcome")
+        fixed_point(p, group_size=1, baseline="outcome")
     with pytest.raises(RecipeError, match=r"10 batches would show the rarest outcome 20 times"):
-        simulated_fixed_point(p[:, None], group_size=4, baseline="blended", batches=10)
+        simulated_fixed_point(p, group_size=4, baseline="blended", batches=10)
 
 
 def test_an_unknown_rule_is_named(unchecked_shapes):

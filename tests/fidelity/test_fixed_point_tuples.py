@@ -1,4 +1,4 @@
-"""q* of several outcomes: fractions by hand, every group there can be, and the simulation that goes through `advantage`."""
+"""q* of several outcomes (benchmarks/fixed_points.py): fractions by hand, every group there can be, the simulation."""
 
 from fractions import Fraction as F
 from itertools import product
@@ -6,10 +6,10 @@ from math import prod
 
 import pytest
 import torch
+from fixed_points import fixed_point, gradient_shares, simulated_fixed_point
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.fidelity import fixed_point, gradient_shares, simulated_fixed_point
 
 # Right or wrong (judged), and complete or not: [right][complete].
 PAIRS = [[F(3, 10), F(1, 2)], [F(0), F(1, 5)]]
@@ -201,6 +201,19 @@ def test_the_simulation_of_triples_finds_the_closed_form():
     assert off < abs(
         float(fixed_point(tensor(TRIPLES), group_size=4, baseline="outcome", judged=2, back_off=False)) - 0.4375
     )
+
+
+def test_contexts_share_the_strata_of_their_prompt():
+    # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
+    found = simulated_fixed_point(
+        torch.tensor([[0.5, 0.9]]), group_size=4, baseline="outcome", copies=30, batches=200, rounds=1
+    )
+    wrong, right = gradient_shares(torch.tensor([0.7]).double(), group_size=4, baseline="outcome")[0].tolist()
+    expected = [p * right / (p * right + (1 - p) * wrong) for p in (0.5, 0.9)]
+    assert found.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(found.error_bz.max()))
+    assert found.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
+    group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), group_size=4, baseline="group", copies=30, batches=200)
+    assert group.point_bz[0].tolist() == pytest.approx([0.5, 0.9], abs=4 * float(group.error_bz.max()))
 
 
 def test_contexts_that_see_an_outcome():

@@ -10,7 +10,7 @@ from helpers import NAN
 from oracles import slow_token_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
 from spanwise.fidelity import TOKEN_ESTIMATORS, SaeSegments, Trajectories, monte_carlo_advantage, token_fidelity
-from spanwise.fidelity.tokens import TOKEN_FIGURES
+from spanwise.fidelity.tokens import TOKEN_FIGURES, VALUES
 
 
 def drawn(n, t, *, seed=0, prompts=5):
@@ -134,7 +134,7 @@ def test_by_hand():
     assert (found.count("all"), found.count("decision")) == (3, 1)
     assert math.isnan(found.interval("critic", "GAE 0", "correlation", kind="decision").value)
     # The critic's own values: errors 0, .1, -.05; squares .0125 less .06 of noise.
-    assert found.critic_interval("critic", "rmse").value == 0
+    assert found.interval("critic", VALUES, "rmse").value == 0
 
 
 def test_masked_is_deleted():
@@ -162,7 +162,6 @@ def test_masked_is_deleted():
     one = token_fidelity(short, {"c": value_nt}, draws=3)
     two = token_fidelity(wide, {"c": spread(value_nt, NAN)}, draws=3)
     assert torch.allclose(one.sum_cesnk, two.sum_cesnk)
-    assert torch.allclose(one.value_sum_csnk, two.value_sum_csnk)
 
 
 def test_what_is_unknown_is_left_out():
@@ -203,7 +202,7 @@ def test_the_exact_critic_reaches_the_ceiling(rerolls):
     ceiling = found.interval("exact", "GAE 0", "ceiling").value
     assert found.interval("exact", "GAE 0", "correlation").value == pytest.approx(ceiling, abs=0.01)
     assert found.interval("exact", "GAE 0", "rmse").value < 0.06  # without taking the noise off: .35 and .09
-    assert found.critic_interval("exact", "rmse").value < 0.05
+    assert found.interval("exact", VALUES, "rmse").value < 0.05
     # An independent set of re-rolls is as noisy as the reference itself; its own re-rolls would look perfect.
     assert found.interval("again", "GAE 0", "correlation").value == pytest.approx(ceiling**2, abs=0.02)
     assert found.interval("same", "GAE 0", "correlation").value == pytest.approx(1.0)
@@ -215,16 +214,13 @@ def test_leads_choose_anew_in_every_draw():
     trajectories, value_nt = drawn(60, 6, seed=5, prompts=20)
     found = token_fidelity(trajectories, {"c": value_nt}, draws=300)
     names = [name for name in TOKEN_ESTIMATORS if name.startswith("GAE")]
-    for figure, best in (("correlation", max), ("rmse_scaled", min)):
-        by_name = {name: found.interval("c", name, figure).value for name in names}
-        assert found.best("c", "GAE", figure) == best(by_name, key=by_name.__getitem__)
-        lead = found.lead("c", "SAE start 0.9, 0", "GAE", figure)
-        assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", figure).value - best(by_name.values()))
-        # Against many chosen anew, the lead is never better than against any one of them.
-        for name in names:
-            single = found.lead("c", "SAE start 0.9, 0", name, figure)
-            worse = lead.high <= single.high + 1e-12 if figure == "correlation" else lead.low >= single.low - 1e-12
-            assert worse
+    by_name = {name: found.interval("c", name, "correlation").value for name in names}
+    assert found.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
+    lead = found.lead("c", "SAE start 0.9, 0", "GAE")
+    assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", "correlation").value - max(by_name.values()))
+    # Against many chosen anew, the lead is never better than against any one of them.
+    for name in names:
+        assert lead.high <= found.lead("c", "SAE start 0.9, 0", name).high + 1e-12
     assert found.lead("c", "GAE", "GAE").low == found.lead("c", "GAE", "GAE").high == 0
     assert found.lead("c", "GAE 0", "GAE 1").value == -found.lead("c", "GAE 1", "GAE 0").value
 

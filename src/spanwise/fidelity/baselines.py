@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit import advantage
-from spanwise.credit.strata import as_columns, moments, refine
+from spanwise.credit.strata import moments, refine
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
-from spanwise.fidelity.proper_score import ScoreName, proper_score
 
+#: The scores that are best for whoever says what they believe.
+ScoreName = Literal["brier", "log_score"]
 #: The baselines compared by default: what they are called, and the options of `spanwise.credit.advantage`.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
     "none": {"baseline": "none"},
@@ -31,41 +33,62 @@ FIGURES = (
 )  # fmt: skip
 
 
+def proper_score(
+    confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
+) -> Float[Tensor, "*n"]:
+    r"""Score confidences by what came true: the rewards `brier` and `log_score`, without their text.
+
+    Equation
+        brier      -(q - c)^2
+        log_score  c log q' + (1 - c) log(1 - q'), q' = q clipped to [clip, 1 - clip]
+
+    Args:
+        confidence: q in [0, 1], any shape; NaN where none was stated (its score is NaN).
+        outcome: c, 0 or 1.
+        rule: which score.
+        clip: least confidence that counts; of log_score.
+
+    Raises:
+        RecipeError: there is no such rule.
+
+    Example:
+        >>> import torch
+        >>> q, c = torch.tensor([.7, .7]), torch.tensor([1., 0.])
+        >>> proper_score(q, c), proper_score(q, c, rule="log_score")
+        (tensor([-0.0900, -0.4900]), tensor([-0.3567, -1.2040]))
+    """
+    if rule == "brier":
+        return -(confidence - outcome).square()
+    if rule != "log_score":
+        raise RecipeError(unknown("score of a confidence", rule, ("brier", "log_score")))
+    clipped = confidence.clamp(clip, 1 - clip)
+    return outcome * clipped.log() + (1 - outcome) * (1 - clipped).log()
+
+
 @dataclass(frozen=True)
 class Rerolls:
     """S completions of each of X prompts, and M fresh last blocks from each of the D distinct prefixes among them.
 
     Attributes:
         confidence_xs: the stated confidence; NaN where none is stated.
-        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell. Or several outcomes of what
-            comes before the last block, (x, s, o) from coarse to fine; the confidence is judged by column `judged`.
+        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell.
         prefix_xs: which prefix (everything before the last block) the completion has; -1 where it has no last block.
         again_dm: the confidences of the fresh last blocks; NaN where none is stated.
-        judged: which outcome says what is right, of 0 and 1.
     """
 
     confidence_xs: Float[Tensor, "x s"]
-    outcome_xs: Float[Tensor, "x s *o"]
+    outcome_xs: Float[Tensor, "x s"]
     prefix_xs: Int[Tensor, "x s"]
     again_dm: Float[Tensor, "d m"]
-    judged: int = 0
 
     def __post_init__(self) -> None:
-        sizes = {tuple(x.shape[:2]) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
+        sizes = {tuple(x.shape) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
         if len(sizes) > 1:
             raise AlignmentError(f"Confidences, outcomes and prefixes have the shapes {', '.join(map(str, sorted(sizes)))}.")
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
                 f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
             )
-        columns = self.outcome_no.shape[1]
-        if not 0 <= self.judged < columns:
-            raise RecipeError(f"There is no outcome {self.judged} to judge confidences by; there are {columns}.")
-
-    @property
-    def outcome_no(self) -> Float[Tensor, "n o"]:
-        """The outcomes of all completions, prompt by prompt, a column each."""
-        return as_columns(self.outcome_xs.double().flatten(0, 1))
 
 
 @dataclass(frozen=True)
@@ -82,8 +105,8 @@ class Fidelity:
         >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
         >>> value_bgf[1, 0, FIGURES.index("rmse")] = 0.25
         >>> fidelity = Fidelity(("group", "outcome"), (4,), value_bgf, value_bgf[None], share=1.0)
-        >>> fidelity.value("outcome", 4, "rmse") - fidelity.value("group", 4, "rmse")
-        0.25
+        >>> fidelity.interval("outcome", 4, "rmse", minus="group")
+        (0.25, 0.25, 0.25)
     """
 
     baselines: tuple[str, ...]
@@ -92,25 +115,18 @@ class Fidelity:
     draw_rbgf: Float[Tensor, "r b g f"]
     share: float
 
-    def value(self, baseline: str, group_size: int, figure: str) -> float:
-        """One figure."""
-        return float(self.value_bgf[self._where(baseline, group_size, figure)])
-
-    def interval(self, baseline: str, group_size: int, figure: str, *, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of one figure over prompts."""
-        return _interval(self.draw_rbgf[:, *self._where(baseline, group_size, figure)], level)
-
-    def difference(
-        self, baseline: str, other: str, group_size: int, figure: str, *, level: float = 0.95
+    def interval(
+        self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """One baseline's figure minus another's, and the percentile interval of that difference over the same prompts."""
-        one, two = self._where(baseline, group_size, figure), self._where(other, group_size, figure)
-        low, high = _interval(self.draw_rbgf[:, *one] - self.draw_rbgf[:, *two], level)
-        return float(self.value_bgf[one] - self.value_bgf[two]), low, high
-
-    def _where(self, baseline: str, group_size: int, figure: str) -> tuple[int, int, int]:
-        b, g = place_of("baseline", self.baselines, baseline), place_of("group size", self.group_sizes, group_size)
-        return b, g, place_of("figure", FIGURES, figure)
+        """One figure, or how far it is above that of another baseline, and its percentile interval over prompts."""
+        g, f = place_of("group size", self.group_sizes, group_size), place_of("figure", FIGURES, figure)
+        with_value = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
+        figure_r = with_value[:, place_of("baseline", self.baselines, baseline)]
+        if minus is not None:
+            figure_r = figure_r - with_value[:, place_of("baseline", self.baselines, minus)]
+        bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = figure_r[1:].nanquantile(bounds).tolist()
+        return float(figure_r[0]), low, high
 
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
@@ -136,7 +152,7 @@ def measure_fidelity(
     Equation
         A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
         rmse            sqrt(mean e2); rmse_wrong and rmse_right over wrong and right answers, rmse_alone over completions that
-                        have the only reward of their prompt and outcomes in their group
+                        have the only reward of their prompt and outcome in their group
         correlation     of A and A_MC;  ceiling = sqrt(1 - mean s2 / var A_MC): what the exact advantage would get
         rmse_scaled     sqrt(min over a of mean (a A - A_MC)^2 - s2): rmse without the scale
         gradient_noise  sqrt(min over a of mean phi^2 ((a A - A_MC)^2 - s2) / mean phi^2 (A_MC^2 - s2)),  phi = q - mean q':
@@ -148,8 +164,7 @@ def measure_fidelity(
 
     Args:
         rerolls: what was sampled.
-        baselines: name -> options of `spanwise.credit.advantage`, and `outcomes`: how many of several outcomes the baseline is
-            given, the first ones (`{"baseline": "outcome", "outcomes": 1}`); all of them if it is not said.
+        baselines: name -> options of `spanwise.credit.advantage`.
         group_sizes: completions of a prompt in a batch, at least 2 and at most S.
         rule: the score, brier or log_score.
         batch: completions in a batch (fewer where the prompts do not suffice), as many prompts as fit.
@@ -159,12 +174,10 @@ def measure_fidelity(
 
     Edge cases:
         A completion without a confidence, or whose prefix has fewer than two re-rolls with one, has no A_MC and is in no figure;
-        its reward, if there is one, still counts in baselines. A figure over nothing is NaN; a square below 0 gives 0. `blended`
-        that is not given the outcome confidences are judged by re-scores nothing.
+        its reward, if there is one, still counts in baselines. A figure over nothing is NaN; a square below 0 gives 0.
 
     Raises:
         DataError: the completions do not suffice for a group size, or none can be used.
-        RecipeError: a baseline of more outcomes than there are.
 
     Example:
         >>> confidence_xs = 0.7 + 0.3 * torch.rand(64, 8, generator=torch.Generator().manual_seed(0))
@@ -173,22 +186,34 @@ def measure_fidelity(
         >>> again_dm = 0.7 + 0.3 * torch.rand(128, 32, generator=torch.Generator().manual_seed(1))
         >>> rerolls = Rerolls(confidence_xs, outcome_xs, prefix_xs, again_dm)
         >>> fidelity = measure_fidelity(rerolls, group_sizes=[4], resamples=4, draws=10)
-        >>> [round(fidelity.value(name, 4, "rmse"), 2) for name in ("none", "batch", "group", "outcome", "blended")]
+        >>> [round(fidelity.interval(name, 4, "rmse")[0], 2) for name in ("none", "batch", "group", "outcome", "blended")]
         [0.51, 0.34, 0.32, 0.08, 0.02]
 
     Reference:
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
         a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
     """
-    data, x = _prepare(rerolls, rule), len(rerolls.prefix_xs)
-    _check(rerolls, baselines, group_sizes, batch, data)
+    x, s = rerolls.prefix_xs.shape
+    for size in group_sizes:
+        if not 2 <= size <= s:
+            raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
+        if min(x, batch // size) < 1:
+            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}.")
+    data = _prepare(rerolls, rule)
+    if not bool(data.usable_n.any()):
+        raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
     generator = torch.Generator().manual_seed(seed)
     sums = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
-    for g, size in enumerate(group_sizes):
-        for rows_pg in _batches(rerolls.prefix_xs.shape, size, batch, resamples, generator):
-            drawn = _Data(*(column[rows_pg.flatten()] for column in data))
-            for b, options in enumerate(baselines.values()):
-                sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, _advantage(drawn, rerolls.judged, **options)))
+    for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
+        prompt_p = torch.randperm(x, generator=generator)[: batch // size]
+        member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
+        row_n = (prompt_p[:, None] * s + member_pg).flatten()
+        drawn = _Data(*(column[row_n] for column in data))
+        for b, options in enumerate(baselines.values()):
+            credit = advantage(
+                drawn.reward_n, drawn.prompt_n, outcome_no=drawn.outcome_n, by_outcome_n2=drawn.by_outcome_n2, **options
+            )
+            sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, credit.advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
@@ -201,8 +226,7 @@ class _Data(NamedTuple):
 
     prompt_n: Tensor
     reward_n: Tensor
-    outcome_no: Tensor
-    right_n: Tensor  # the outcome by which confidences are judged
+    outcome_n: Tensor
     by_outcome_n2: Tensor
     advantage_n: Tensor  # A_MC; NaN where it is not known
     noise_n: Tensor  # s2
@@ -211,57 +235,18 @@ class _Data(NamedTuple):
 
 
 def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
+    """What does not depend on the batches."""
     x, s = rerolls.prefix_xs.shape
-    report_n, outcome_no = rerolls.confidence_xs.double().flatten(), rerolls.outcome_no
-    right_n = outcome_no[:, rerolls.judged]
+    report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-    reward_n = proper_score(report_n, right_n, rule=rule)
+    reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
     again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
-    value_nm = proper_score(again_nm, right_n[:, None].expand_as(again_nm), rule=rule)
-    value_n, noise_n = mean_and_noise(value_nm)
-    usable_n = ~reward_n.isnan() & ~noise_n.isnan()
-    phi_n = report_n - again_nm.nanmean(dim=1)
-    prompt_n = torch.arange(x).repeat_interleave(s)
+    value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return _Data(
-        prompt_n, reward_n, outcome_no, right_n, by_outcome_n2, reward_n - value_n, noise_n, phi_n.square(), usable_n
-    )
-
-
-def _advantage(batch: _Data, judge: int, *, outcomes: int | None = None, **options: Any) -> Tensor:
-    """The advantages of a baseline that is given the first of several outcomes, or all of them."""
-    known = outcomes is None or judge < outcomes
-    return advantage(
-        batch.reward_n, batch.prompt_n, outcome_no=batch.outcome_no[:, :outcomes],
-        by_outcome_n2=batch.by_outcome_n2 if known else None, judged=judge if known else None, **options,
-    ).advantage_n  # fmt: skip
-
-
-def _check(
-    rerolls: Rerolls, baselines: Mapping[str, Mapping[str, Any]], group_sizes: Sequence[int], batch: int, data: _Data
-) -> None:
-    (x, s), columns = rerolls.prefix_xs.shape, data.outcome_no.shape[1]
-    for name, options in baselines.items():
-        if not 1 <= (outcomes := options.get("outcomes", columns)) <= columns:
-            raise RecipeError(f"Baseline '{name}' is to be given {outcomes} outcomes; there are {columns}.")
-    for size in group_sizes:
-        if not 2 <= size <= s:
-            raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
-        if min(x, batch // size) < 1:
-            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}.")
-    if not bool(data.usable_n.any()):
-        raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
-
-
-def _batches(
-    shape: torch.Size, size: int, batch: int, resamples: int, generator: torch.Generator
-) -> Iterator[Int[Tensor, "p g"]]:
-    """Rows of `_Data`: some prompts, `size` completions of each."""
-    x, s = shape
-    for _ in range(resamples):
-        prompt_p = torch.randperm(x, generator=generator)[: batch // size]
-        member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
-        yield prompt_p[:, None] * s + member_pg
+        torch.arange(x).repeat_interleave(s), reward_n, outcome_n, by_outcome_n2, reward_n - value_n, noise_n,
+        (report_n - again_nm.nanmean(dim=1)).square(), ~reward_n.isnan() & ~noise_n.isnan(),
+    )  # fmt: skip
 
 
 _SUMS = 18
@@ -269,8 +254,8 @@ _SUMS = 18
 
 def _terms(batch: _Data, a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
     """What the figures are made of: sums over completions of these columns, of advantages `a` of a batch."""
-    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_no)).count_n()
-    kinds = (batch.usable_n, batch.right_n == 0, batch.right_n == 1, count_n == 1)
+    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_n)).count_n()
+    kinds = (batch.usable_n, batch.outcome_n == 0, batch.outcome_n == 1, count_n == 1)
     m, noise, square = batch.advantage_n, batch.noise_n, batch.square_n
     error = (a - m).square() - noise
     terms = [term for kind in kinds for term in (kind.double(), kind * error)]
@@ -304,8 +289,3 @@ def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
 def root(top: Tensor, below: Tensor) -> Tensor:
     """The root of a ratio: 0 for one below 0, NaN over nothing."""
     return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)
-
-
-def _interval(draw_r: Float[Tensor, " r"], level: float) -> tuple[float, float]:
-    low, high = draw_r.nanquantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high

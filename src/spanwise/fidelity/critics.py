@@ -67,7 +67,10 @@ def fitted_critics(
     batches = _batches(roller, rows, batch, make_seeds(seed))
     first = next(batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
-    _start(critic, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
+    trunk = {id(parameter) for parameter in critic.model.base_model.parameters()}
+    for parameter in critic.model.parameters():
+        if id(parameter) not in trunk and parameter.dim() == 1:
+            torch.nn.init.constant_(parameter, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
     optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
     for step, rest in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
         use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
@@ -79,14 +82,6 @@ def fitted_critics(
             optimizer.zero_grad()
         if step in steps:
             yield step, critic
-
-
-def _start(critic: ValueModel, value: float) -> None:
-    """Let a fresh head say the same value everywhere."""
-    trunk = {id(parameter) for parameter in critic.model.base_model.parameters()}
-    for parameter in critic.model.parameters():
-        if id(parameter) not in trunk and parameter.dim() == 1:
-            torch.nn.init.constant_(parameter, value)
 
 
 def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[FirstBlocks]:

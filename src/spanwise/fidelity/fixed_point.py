@@ -1,128 +1,48 @@
-"""The q* test in closed form: the confidence that a baseline drives a policy to, beside the probability that would be honest."""
+"""The q* test: the confidence that a baseline drives a policy to, beside the probability that would be honest."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spanwise.credit import advantage
 from spanwise.errors import RecipeError
+from spanwise.fidelity.baselines import BASELINES, ScoreName, proper_score
 from spanwise.objective import BaselineName
 
-
-def gradient_shares(
-    p_b: Float[Tensor, " b *o"],
-    *,
-    group_size: int,
-    baseline: BaselineName,
-    leave_one_out: bool = False,
-    back_off: bool | None = None,
-) -> Float[Tensor, " b *v"]:
-    r"""How much of the gradient of E[r | x, o] a baseline lets through, for every outcome or tuple of outcomes o; exact.
-
-    Equation
-        share[o] = E[A phi | o] / E[(r - E[r | x, o]) phi | o],  phi: any direction with mean 0 under the policy
-        none, batch and group       the same for all, written as 1
-        outcome                     E[(n_o - 1)+] / (G P(o)) = (G P(o) - 1 + (1 - P(o))^G) / (G P(o)),  n_o ~ Bin(G, P(o))
-        outcome, leave_one_out      P(n_o >= 2 | o) = 1 - (1 - P(o))^(G-1)
-        back_off                    sum over levels l of (1 - P_(l-1))^(G-1) f(w_l),  w_l = (P_l - P_(l-1)) / (1 - P_(l-1));
-                                    P_l: probability of all tuples that agree with o but in the last l outcomes, P_(-1) = 0;
-                                    f(P(o)) is the row above. With leave_one_out it is 1: every completion is compared, G >= 2
-
-    Args:
-        p_b: probability of outcome 1 of each prompt, for one binary outcome; or the probability of every tuple, with an axis per
-            outcome, from coarse to fine, as `advantage` takes them.
-        group_size: completions per prompt, G.
-        baseline: none, batch, group or outcome.
-        leave_one_out: strata of one still get 0.
-        back_off: see `spanwise.credit.advantage`; None: where there are several outcomes.
-
-    Returns:
-        A share for every outcome or tuple: (b, 2) for one binary outcome, else the shape of `p_b`.
-
-    Edge cases:
-        An outcome of probability 0 has share 0, unless it could back off. A mean over the whole batch or group shrinks every
-        advantage by the same factor, (N-1)/N or (G-1)/G, which moves no fixed point: it is left out.
-
-    Raises:
-        RecipeError: no closed form (blended), a group of one, or probabilities that do not add up to 1.
-
-    Example:
-        >>> gradient_shares(torch.tensor([.5, .2]).double(), group_size=4, baseline="outcome")
-        tensor([[0.5312, 0.5312],
-                [0.6880, 0.2620]], dtype=torch.float64)
-
-        Half of the wrong answers are no answers: their strata are smaller, and back off to "wrong".
-
-        >>> wrong_right_by_complete = torch.tensor([[[.4, .4], [.0, .2]]]).double()
-        >>> gradient_shares(wrong_right_by_complete, group_size=4, baseline="outcome", back_off=False)
-        tensor([[[0.4560, 0.4560],
-                 [0.0000, 0.2620]]], dtype=torch.float64)
-
-    Reference:
-        Pavlenko et al. 2026 (arXiv 2602.10231) define the baselines; that their strata scale differently is our finding.
-    """
-    if baseline == "blended":
-        raise RecipeError("The blended baseline has no closed form; use simulated_fixed_point.")
-    if group_size < 2:
-        raise RecipeError(f"A group of {group_size} has nobody to be compared with; group_size must be at least 2.")
-    chance = tuple_chances(p_b, 1)
-    if baseline != "outcome":
-        return torch.ones_like(chance)
-    outcomes = chance.dim() - 1
-    levels = outcomes if (outcomes > 1 if back_off is None else back_off) else 0
-    share, nobody = torch.zeros_like(chance), torch.ones_like(chance)  # nobody: the finer strata hold no other completion
-    finer = torch.zeros_like(chance)
-    for level in range(levels + 1):
-        dropped = tuple(range(chance.dim() - level, chance.dim()))
-        wider = chance.sum(dim=dropped, keepdim=True).clamp(max=1.0).expand_as(chance) if dropped else chance
-        added = torch.where(finer < 1, (wider - finer) / torch.where(finer < 1, 1 - finer, 1.0), 0.0).clamp(0.0, 1.0)
-        share = share + nobody * _compared_share(added, group_size, leave_one_out)
-        finer, nobody = wider, torch.exp((group_size - 1) * torch.log1p(-wider))
-    return share
-
-
-def _compared_share(chance: Tensor, group_size: int, leave_one_out: bool) -> Tensor:
-    """E[1 - 1/n] where n - 1 of the G - 1 others fall into a stratum of this probability; 1 for 1 - 1/n if `leave_one_out`."""
-    if leave_one_out:
-        return -torch.expm1((group_size - 1) * torch.log1p(-chance))
-    expected = group_size * chance
-    paid = (expected + torch.expm1(group_size * torch.log1p(-chance))).clamp(min=0.0)
-    return torch.where(chance > 0, paid / torch.where(chance > 0, expected, 1.0), 0.0)
+#: The reports of the simulated policy are 0, 1 / LEVELS, ..., 1.
+LEVELS = 10
+_FEWEST = 100
 
 
 def fixed_point(
-    p_b: Float[Tensor, " b *o"],
-    *,
-    group_size: int,
-    baseline: BaselineName,
-    leave_one_out: bool = False,
-    back_off: bool | None = None,
-    judged: int = 0,
-    seen: Collection[int] = (),
-) -> Float[Tensor, " b *s"]:
+    p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
+) -> Float[Tensor, " b"]:
     r"""The confidence q* at which a proper score, paid through this baseline, stops moving; exact.
 
     Equation
-        q* = p share[1] / (p share[1] + (1 - p) share[0]);  for outcome: E[(n1 - 1)+] / (E[(n1 - 1)+] + E[(n0 - 1)+])
-        of tuples: sum over those with a right answer of P(o) share[o] / sum over all of P(o) share[o]
+        q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: what comes through of the gradient where the outcome is o
+        none, batch and group   the same for both: q* = p
+        outcome                 share[o] = E[(n_o - 1)+] / (G P(o)) = (G P(o) - 1 + (1 - P(o))^G) / (G P(o)),  n_o ~ Bin(G, P(o))
+        outcome, leave_one_out  share[o] = P(n_o >= 2 | o) = 1 - (1 - P(o))^(G-1)
 
     Args:
-        p_b, group_size, baseline, leave_one_out, back_off: see `gradient_shares`.
-        judged: which of several outcomes the score judges the confidence by, 0 or 1.
-        seen: the outcomes that the policy sees before it states a confidence (whether its own answer is complete), so that it can
-            state another one for each of their values.
-
-    Returns:
-        q* of each prompt, and of each value of what is seen.
+        p_b: probability of each prompt to be right.
+        group_size: completions per prompt, G.
+        baseline: none, batch, group or outcome.
+        leave_one_out: strata of one still get 0.
 
     Edge cases:
-        p of 0 or 1 is its own fixed point.
+        p of 0 or 1 is its own fixed point. A mean over the whole batch or group shrinks every advantage by the same factor, which
+        moves no fixed point.
 
     Raises:
-        RecipeError: see `gradient_shares`; an outcome `judged` that is not binary, or is seen; one that is no outcome.
+        RecipeError: no closed form (blended), or a group of one.
 
     Example:
         >>> p_b = torch.tensor([.1, .2, .5, .9]).double()
@@ -131,58 +51,164 @@ def fixed_point(
         >>> fixed_point(p_b, group_size=4, baseline="group")
         tensor([0.1000, 0.2000, 0.5000, 0.9000], dtype=torch.float64)
 
-        Right with probability .2, and a second outcome that has nothing to do with it: finer strata pull further, backing off
-        pulls back, and with `leave_one_out` it is honest.
-
-        >>> both = torch.tensor([[[.4, .4], [.1, .1]]]).double()
-        >>> fixed_point(both, group_size=4, baseline="outcome", back_off=False)
-        tensor([0.0714], dtype=torch.float64)
-        >>> fixed_point(both, group_size=4, baseline="outcome")
-        tensor([0.2103], dtype=torch.float64)
-        >>> fixed_point(both, group_size=4, baseline="outcome", leave_one_out=True)
-        tensor([0.2000], dtype=torch.float64)
-
     Reference:
-        See `gradient_shares`. It holds for confidences that do not depend on the outcomes given the prompt and what is seen.
+        Pavlenko et al. 2026 (arXiv 2602.10231) define the baselines; that their strata scale differently is our finding. It holds
+        for confidences that do not depend on the outcome given the prompt.
     """
-    chance = tuple_chances(p_b, 1)
-    check_judged(chance, 1, judged)
-    for axis in seen:
-        if axis == judged:
-            raise RecipeError(f"The outcome {axis} judges the confidence; a policy that sees it has nothing to say.")
-        if not 0 <= axis < chance.dim() - 1:
-            raise RecipeError(f"There is no outcome {axis} to be seen; there are {chance.dim() - 1}.")
-    paid = chance * gradient_shares(
-        p_b, group_size=group_size, baseline=baseline, leave_one_out=leave_one_out, back_off=back_off
-    )
-    unseen = tuple(axis + 1 for axis in range(chance.dim() - 1) if axis not in (*seen, judged))
-    paid, there = (x.sum(dim=unseen) if unseen else x for x in (paid, chance))
-    axis = 1 + sum(other < judged for other in seen)
-    return odds(*(x.select(axis, c) for x in (paid, there) for c in (1, 0)))
+    if baseline == "blended":
+        raise RecipeError("The blended baseline has no closed form; use simulated_fixed_point.")
+    if group_size < 2:
+        raise RecipeError(f"A group of {group_size} has nobody to be compared with; group_size must be at least 2.")
+    p_b = p_b.double()
+    if baseline != "outcome":
+        return p_b
+    chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
+    if leave_one_out:
+        share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
+    else:
+        expected_b2 = group_size * chance_b2
+        paid_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
+        share_b2 = (paid_b2 / expected_b2).nan_to_num(nan=0.0)  # of an outcome that never is
+    wrong_b, right_b = (chance_b2 * share_b2).unbind(dim=1)
+    return right_b / (right_b + wrong_b)
 
 
-def tuple_chances(p: Tensor, axes: int) -> Tensor:
-    """The probability of every tuple; `p` without an axis per outcome is the probability of 1 of one binary outcome."""
-    p = p.double()
-    if p.dim() == axes:
-        return torch.stack([1 - p, p], dim=-1)
-    off = (p.sum(dim=tuple(range(axes, p.dim()))) - 1).abs()
-    if bool((off > 1e-6).any()):
+def simulated_fixed_point(
+    p_b: Float[Tensor, " b"],
+    *,
+    group_size: int,
+    baseline: BaselineName,
+    leave_one_out: bool = False,
+    rule: ScoreName = "brier",
+    copies: int = 1,
+    batches: int = 1000,
+    seed: int = 0,
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    r"""q* of any baseline, from batches that go through `spanwise.credit.advantage` itself, and its standard error.
+
+    Equation
+        q* = p share[1] / (p share[1] + (1 - p) share[0])
+        share[o] = 1 - E[(b - V_o) phi | o] / E[(r - V_o) phi | o],  phi = q - E q,  V_o = E[r | o], over completions of a prompt
+
+    The policy reports q = K / 10, K ~ Bin(10, m); phi is then its REINFORCE direction, and only the baseline's part has to be
+    sampled. m starts at p and moves to q* once, with the same random numbers. Estimates that ignore a completion's own report (the
+    mean of its stratum without it, and of all others re-scored with its outcome) have E[estimate phi | o] = 0 and serve as control
+    variates.
+
+    Args:
+        p_b: probability of each prompt to be right.
+        group_size: completions per prompt, G.
+        baseline, leave_one_out: as in `advantage`.
+        rule: score of the confidence.
+        copies: how many prompts of each kind share a batch; a batch is B * copies * G completions.
+        batches: simulated, twice.
+        seed: of the simulation.
+
+    Edge cases:
+        m is kept within [0.001, 0.999].
+
+    Raises:
+        RecipeError: an outcome would be seen fewer than 100 times, so that its share could not be told.
+
+    Example:
+        >>> q_b, error_b = simulated_fixed_point(torch.tensor([.2, .5]), group_size=4, baseline="outcome", copies=16, batches=200)
+        >>> bool(((q_b - torch.tensor([.0869, .5])).abs() < 0.01).all())
+        True
+    """
+    p_b = p_b.double()
+    chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
+    sampled = batches * copies * group_size
+    if (rarest := sampled * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"The probabilities of all tuples of outcomes must add up to 1; they are off by {float(off.max()):.4g}."
+            f"{batches} batches would show the rarest outcome {rarest:.0f} times; raise batches, or leave out such p."
         )
-    return p
+    count_v = torch.arange(LEVELS + 1, dtype=torch.float64)
+    report_v = count_v / LEVELS
+    score_v2 = torch.stack([proper_score(report_v, torch.full_like(report_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+    options = {"baseline": baseline, "leave_one_out": leave_one_out}
+    q_b, weight_b2, error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
+    for _ in range(2):
+        mean_b = q_b.clamp(1e-3, 1 - 1e-3)
+        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_b[:, None]).log_prob(count_v).exp()
+        generator = torch.Generator().manual_seed(seed)
+        columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
+        sums = [_one_batch(*columns, score_v2, group_size, options, generator) for _ in range(batches)]
+        lost_b2, lost_error_b2 = _controlled(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
+        there_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_b[:, None])) @ score_v2)
+        weight_b2, error_b2 = chance_b2 * (1 - lost_b2 / there_b2), (lost_error_b2 / there_b2).abs()
+        q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
+    crossed_b = (weight_b2 * error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
+    return q_b, crossed_b / weight_b2.sum(dim=1).square()
 
 
-def check_judged(chance: Tensor, axes: int, judged: int) -> None:
-    """Refuse to judge a confidence by what is no binary outcome."""
-    values = chance.shape[axes:]
-    if not 0 <= judged < len(values) or values[judged] != 2:
-        raise RecipeError(f"A confidence is judged by a binary outcome; outcome {judged} of {tuple(values)} values is none.")
+def _one_batch(
+    p_b1: Tensor,
+    mean_b1: Tensor,
+    chance_bv: Tensor,
+    score_v2: Tensor,
+    group_size: int,
+    options: dict[str, Any],
+    generator: torch.Generator,
+) -> Float[Tensor, "4 b 2"]:
+    """Sums over each prompt and outcome of (b - V) phi and of three control variates."""
+    b, g = len(p_b1), group_size
+    torch.randint(1, (b, g), generator=generator)  # a draw that nobody reads: the published numbers came after it
+    uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
+    outcome_bg = (uniform_2bg[0] < p_b1).long()
+    level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
+    by_outcome_bg2 = score_v2[level_bg]
+    reward_bg = by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
+    credit_n = advantage(
+        reward_bg.flatten(), torch.arange(b).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
+        by_outcome_n2=by_outcome_bg2.reshape(-1, 2), **options,
+    ).advantage_n  # fmt: skip
+    value_bg = (chance_bv @ score_v2).gather(1, outcome_bg)
+    same_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
+    rescored_bg2 = by_outcome_bg2.sum(dim=1, keepdim=True) - by_outcome_bg2
+    terms_4bg = torch.stack([
+        reward_bg - credit_n.reshape(b, g) - value_bg,
+        torch.ones_like(reward_bg),
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 where there is no other
+        rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
+    ])  # fmt: skip
+    cell_bg = torch.arange(b)[:, None] * 2 + outcome_bg
+    sums = torch.zeros(4, b * 2, dtype=torch.float64)
+    return sums.index_add_(1, cell_bg.flatten(), (terms_4bg * (level_bg.double() / LEVELS - mean_b1)).flatten(1)).reshape(
+        4, b, 2
+    )
 
 
-def odds(right: Tensor, wrong: Tensor, chance: Tensor, otherwise: Tensor) -> Tensor:
-    """The maximiser of right f(q, 1) + wrong f(q, 0) for a proper score f; the honest one where nothing comes through."""
-    total, there = right + wrong, chance + otherwise
-    honest = torch.where(there > 0, chance / torch.where(there > 0, there, 1.0), torch.nan)
-    return torch.where(total > 0, right / torch.where(total > 0, total, 1.0), honest)
+def _controlled(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
+    """Mean over batches of the first sum, and its standard error, once the others, of mean 0, are regressed out."""
+    rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
+    mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
+    target, control = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
+    slope = torch.linalg.pinv(control.mT @ control, hermitian=True) @ (control.mT @ target)
+    left = (target - control @ slope)[..., 0]
+    batches = left.shape[-1]
+    mean_b2 = (mean_b21c[..., :1] - mean_b21c[..., 1:] @ slope)[..., 0, 0]
+    return mean_b2, (left.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
+
+
+def fixed_point_rows(
+    *,
+    group_sizes: Sequence[int] = (4, 8, 16, 32, 64),
+    probabilities: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95),
+    rule: ScoreName = "brier",
+    batches: int = 100,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """The q* test in rows: exact for all baselines but blended, which is simulated in batches of 512 completions."""
+    p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
+    for size, (name, options) in product(group_sizes, BASELINES.items()):
+        if name == "blended":
+            copies = max(1, 512 // (size * len(p_b)))
+            found = simulated_fixed_point(
+                p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
+            )
+            q_b, error_b = (x.tolist() for x in found)
+        else:
+            q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
+        columns = zip(probabilities, q_b, error_b, strict=True)
+        rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
+    return rows

@@ -30,18 +30,17 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
     keys = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
-        {"baseline": baseline, "group_size": size, "figure": figure}
-        | _row(fidelity.value(baseline, size, figure), *fidelity.interval(baseline, size, figure))
-        for baseline, size, figure in keys
+        {"baseline": name, "group_size": size, "figure": figure} | _row(*fidelity.interval(name, size, figure))
+        for name, size, figure in keys
     ]
 
 
 def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
     """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
-    keys = product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
     return [
-        {"a": one, "b": other, "group_size": size, "figure": figure} | _row(*fidelity.difference(one, other, size, figure))
-        for figure, size in keys
+        {"a": one, "b": other, "group_size": size, "figure": figure}
+        | _row(*fidelity.interval(one, size, figure, minus=other))
+        for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
     ]
 
 
@@ -88,6 +87,27 @@ def fidelity_report(
         True
     """
     names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
+    lead = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
+    headlines, warnings = [], []
+    if "rerolls" in counts:
+        lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
+    if not any(map(_measured, (*figures, *tokens))):
+        warnings.append(
+            "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
+        )
+    if "share" in counts:  # not of tokens alone
+        smallest, used = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
+        headlines = [
+            Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
+            for row in figures
+            if (row["figure"], row["group_size"]) == ("correlation", smallest) and row["baseline"] != "none"
+        ]
+        headlines.append(Headline("completions used", used, "with re-rolls to compare"))
+        if counts["share"] < 0.5:
+            warnings.append(
+                f"Only {used} of the completions could be used; the figures are of those alone. Usually the others are malformed "
+                "or have no verdict."
+            )
     sections = [
         Section(
             "Fidelity",
@@ -101,7 +121,13 @@ def fidelity_report(
         Section(
             "Paired differences",
             "On the same prompts; an interval that excludes 0 is beyond the noise.",
-            panels=[_difference_panel(figure, rows) for figure, rows in _grouped(differences, "figure").items()],
+            panels=[
+                _forest(
+                    f"{PANELS[figure][0]}: {rows[0]['a']} - {rows[0]['b']}", rows, {"G": "group_size", "difference": "value"},
+                    x=f"difference in {PANELS[figure][1]}", prefix="G = ",
+                )
+                for figure, rows in _by(differences, "figure").items()
+            ],
             asks="Is it noise?",
         ),
         Section(
@@ -115,55 +141,44 @@ def fidelity_report(
         Section(
             "Token advantages",
             "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics.",
-            panels=[_token_panel(critic, rows) for critic, rows in _grouped(tokens, "critic").items()],
+            panels=[
+                _forest(
+                    critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo"
+                )
+                for critic, rows in _by(tokens, "critic").items()
+            ],
             asks="Which estimator is right at the tokens?",
         ),
-    ]
+    ]  # fmt: skip
     return render(
-        title=f"Fidelity of the baselines on {source}",
-        lead=_lead(counts),
-        finding=fidelity_finding(figures, differences, tokens),
-        warnings=_warnings(figures, counts, tokens),
-        command=command,
-        headlines=_headlines(figures, counts),
-        sections=sections,
-        recipe=recipe,
-    )
+        title=f"Fidelity of the baselines on {source}", lead=f"{lead}.", finding=fidelity_finding(figures, differences, tokens),
+        warnings=warnings, command=command, headlines=headlines, sections=sections, recipe=recipe,
+    )  # fmt: skip
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
     """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it."""
     correlations = [row for row in figures if row["figure"] == "correlation" and _measured(row)]
-    if correlations:
-        smallest = min(row["group_size"] for row in correlations)
-        return _nearest([row for row in correlations if row["group_size"] == smallest], differences)
-    best = max(filter(_measured, tokens), key=lambda row: row["value"], default=None)
-    if best is None:
-        return "Nothing was measured: no baseline has a correlation with Monte Carlo."
-    return (
-        f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
-    )
-
-
-def _nearest(rows: Rows, differences: Rows) -> str:
-    best, *others = sorted(rows, key=lambda row: -row["value"])
+    if not correlations:
+        best = max(filter(_measured, tokens), key=lambda row: row["value"], default=None)
+        if best is None:
+            return "Nothing was measured: no baseline has a correlation with Monte Carlo."
+        return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+    size = min(row["group_size"] for row in correlations)
+    best, *others = sorted((row for row in correlations if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return (
-            f"At G = {best['group_size']} no baseline is told from noise: the best, {best['baseline']}, has "
-            f"{_with_bounds(best)}."
-        )
-    head = f"At G = {best['group_size']} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
+        return f"At G = {size} no baseline is told from noise: the best, {best['baseline']}, has {_with_bounds(best)}."
+    sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not others:
-        return f"{head}."
+        return f"{sentence}."
     second = others[0]
+    pair = {best["baseline"], second["baseline"]}
     paired = [
-        row for row in differences
-        if row["figure"] == "correlation" and row["group_size"] == best["group_size"]
-        and {row["a"], row["b"]} == {best["baseline"], second["baseline"]}
-    ]  # fmt: skip
+        row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == ("correlation", size, pair)
+    ]
     same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else second["high"] >= best["low"]
     tail = "; the two are not told apart" if same else ""
-    return f"{head}; next is {second['baseline']} with {_with_bounds(second)}{tail}."
+    return f"{sentence}; next is {second['baseline']} with {_with_bounds(second)}{tail}."
 
 
 def _measured(row: Mapping[str, Any]) -> bool:
@@ -174,77 +189,30 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
-def _warnings(figures: Rows, counts: Mapping[str, int | float], tokens: Rows) -> list[str]:
-    """What the figures must not be read without."""
-    sentences = []
-    if not any(map(_measured, (*figures, *tokens))):
-        sentences.append(
-            "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
-        )
-    share = counts.get("share")
-    if share is not None and share < 0.5:
-        sentences.append(
-            f"Only {percent(share)} of the completions could be used; the figures are of those alone. Usually the others are "
-            "malformed or have no verdict."
-        )
-    return sentences
-
-
-def _lead(counts: Mapping[str, int | float]) -> str:
-    """What was sampled."""
-    first = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
-    if "rerolls" not in counts:  # tokens alone
-        return f"{first}."
-    return f"{first}; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes."
-
-
-def _headlines(figures: Rows, counts: Mapping[str, int | float]) -> list[Headline]:
-    """Correlation of each baseline at the smallest group size, and what could be used; nothing for tokens alone."""
-    if "share" not in counts:
-        return []
-    smallest = min((row["group_size"] for row in figures), default=None)
-    nearest = [
-        Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
-        for row in figures
-        if (row["figure"], row["group_size"]) == ("correlation", smallest) and row["baseline"] != "none"
-    ]
-    return [*nearest, Headline("completions used", percent(counts["share"]), "with re-rolls to compare")]
-
-
 def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
+    """A figure by group size; None where it was not measured."""
     ceiling = {row["group_size"]: row["value"] for row in figures if row["figure"] == "ceiling" and figure == "correlation"}
     rows: list[Row] = [
-        {"series": row["baseline"], "x": row["group_size"], **_bounds(row),
-         "reference": ceiling.get(row["group_size"])}
-        for row in figures if row["figure"] == figure and _measured(row)
-    ]  # fmt: skip
-    if not rows:
-        return None
+        {"series": row["baseline"], "x": row["group_size"], **_bounds(row), "reference": ceiling.get(row["group_size"])}
+        for row in figures
+        if row["figure"] == figure and _measured(row)
+    ]
     title, y = PANELS[figure]
-    return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G"))
+    return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G")) if rows else None
 
 
-def _grouped(rows: Rows, key: str) -> dict[str, list[Mapping[str, Any]]]:
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+def _by(rows: Rows, key: str) -> dict[Any, list[Mapping[str, Any]]]:
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(str(row[key]), []).append(row)
+        groups.setdefault(row[key], []).append(row)
     return groups
 
 
-def _difference_panel(figure: str, rows: Rows) -> Panel:
-    title, axis = PANELS[figure]
-    names, columns = [f"G = {row['group_size']}" for row in rows], {"G": "group_size", "difference": "value"}
-    return _forest(f"{title}: {rows[0]['a']} - {rows[0]['b']}", rows, names, columns, x=f"difference in {axis}")
-
-
-def _token_panel(critic: str, rows: Rows) -> Panel:
-    names, columns = [row["estimator"] for row in rows], {"estimator": "estimator", "correlation": "value"}
-    return _forest(critic, rows, names, columns, x="correlation with Monte Carlo")
-
-
-def _forest(title: str, rows: Rows, names: Sequence[str], columns: Mapping[str, str], *, x: str) -> Panel:
-    drawn: list[Row] = [{"name": name, "series": "", **_bounds(row)} for name, row in zip(names, rows, strict=True)]
-    table = [{label: row[key] for label, key in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
+def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
+    """Values with intervals, a line per row; the first column names it."""
+    key, *_ = columns.values()
+    drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_bounds(row)} for row in rows]
+    table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
     return Panel(title, (forest(drawn, names=("",), x=x),), table)
 
 
@@ -254,14 +222,10 @@ def _bounds(row: Mapping[str, Any]) -> Row:
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
-    for size in dict.fromkeys(row["group_size"] for row in points if row["group_size"] is not None):
-        rows = [
-            {"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")}
-            for row in points
-            if row["group_size"] in (size, None)  # None: the same for every group size
-        ]
-        table = [{"p": row["p"], "series": row["series"], "value": row["q"]} for row in rows]
-        errors = [float(row["error"]) for row in rows if isinstance(row["error"], float)]
+    for size, rows in _by(points, "group_size").items():
+        drawn = [{"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")} for row in rows]
+        table = wide([{**row, "value": row["q"]} for row in drawn], key="p")
+        errors = [float(row["error"]) for row in drawn if isinstance(row["error"], float)]
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
-        panels.append(Panel(f"G = {size}", (fixed_points(rows, names=names),), wide(table, key="p"), note))
+        panels.append(Panel(f"G = {size}", (fixed_points(drawn, names=names),), table, note))
     return panels

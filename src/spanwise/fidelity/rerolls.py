@@ -17,7 +17,7 @@ from spanwise.batch import pad_tokens
 from spanwise.engines.sample import continue_ids, end_ids, left_padded, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls, mean_and_noise
-from spanwise.fidelity.trajectories import Trajectories, place_before
+from spanwise.fidelity.tokens import DECISION, Trajectories
 from spanwise.layout import Layout
 from spanwise.modes.sequences import Sequences
 from spanwise.objective import Objective
@@ -80,17 +80,18 @@ class Roller:
         return ids_nt, mask_nt, torch.arange(len(rows)).repeat_interleave(samples)
 
     def continued(
-        self, heads: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
-    ) -> tuple[Tensor, Tensor]:
-        """Ids and mask of fresh completions that begin with each prefix, cut to the length a completion may have."""
-        shortest = min(len(before) for _, before in prefixes)
+        self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
+    ) -> list[BlockText]:
+        """The blocks of fresh completions that begin with each prefix, cut to the length a completion may have."""
+        heads, shortest = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(before) for _, before in prefixes)
         more_nt, more_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
-        before = [prefix for _, prefix in prefixes for _ in range(rerolls)]
-        pairs = zip(before, more_nt, more_mask_nt, strict=True)
-        return pad_tokens([[*prefix, *more_t[real_t].tolist()][: self.limit] for prefix, more_t, real_t in pairs])
+        pairs = zip([prefix for _, prefix in prefixes for _ in range(rerolls)], more_nt, more_mask_nt, strict=True)
+        return self.read(
+            *pad_tokens([[*prefix, *more_t[real_t].tolist()][: self.limit] for prefix, more_t, real_t in pairs])
+        )[1]
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
         """Where the blocks of completions lie, and what they say."""
@@ -116,7 +117,6 @@ class Roller:
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Rewards of fresh continuations of each prefix."""
-        heads = prompt_ids(self.tokenizer, rows["prompt"][:])
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest first, so that those that run together have about as far to go.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
@@ -126,25 +126,20 @@ class Roller:
             members = order[first : first + together]
             chosen = [prefixes[d] for d in members]
             with self._stopping():
-                ids_nt, mask_nt = self.continued(
-                    heads, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls)
-                )
+                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls))
             row_n = [row for row, _ in chosen for _ in range(rerolls)]
-            reward_dm[members] = self.rewards(rows, self.read(ids_nt, mask_nt)[1], row_n).reshape(-1, rerolls)
+            reward_dm[members] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
         """End a completion where a later block opens: the first one is over and its reward settled. For one-token tags only."""
-        config, vocabulary, ends = (
-            self.model.generation_config,
-            self.tokenizer.get_vocab(),
-            end_ids(self.model, self.tokenizer),
-        )
+        config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, own), *later = self.task.layout.blocks
-        opening = [f"<{tag}>" for _, tags in later for tag in tags if tag not in own]
+        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in own)
         before = config.eos_token_id
         try:
+            ends = end_ids(self.model, self.tokenizer)
             config.eos_token_id = [*ends, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
             yield
         finally:
@@ -179,8 +174,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         prefix_n[n] = numbers.setdefault(prefix, len(numbers))
     if not numbers:
         raise DataError(f"None of {len(text)} completions has the block '{last}'; there is nothing to re-roll.")
-    heads = prompt_ids(roller.tokenizer, rows["prompt"][:])
-    _, again = roller.read(*roller.continued(heads, list(numbers), rerolls=rerolls, seed=seed + 1))
+    again = roller.continued(rows, list(numbers), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(text, last, layout).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, text, row_n.tolist()).reshape(-1, samples),
@@ -220,7 +214,8 @@ def collect_tokens(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at a sample of them, and a critic made of "
             "re-rolls would need all. Ask for the other critics: --critics own, or --critics fitted."
         )
-    before_nt = place_before(mask_nt)
+    latest_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
+    before_nt = torch.nn.functional.pad(latest_nt[:, :-1], (1, 0), value=-1)  # the token that counts before each; -1: none
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     numbers: dict[Prefix, int] = {}
     place_nt = torch.full(blocks.ids_nt.shape, -1)  # a last row of NaN serves the tokens that have no prefix
@@ -242,13 +237,12 @@ def picked(
     *,
     most: int = MOST,
     threshold: float = 0.2,
-    decision: float = 0.97,
     seed: int = 0,
 ) -> Float[Tensor, "n t"]:
     """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for; 0: not picked.
 
     All tokens less probable than `threshold`, so that the values at both ends of every segment are known; of each completion's
-    other decisions (less probable than `decision`), and of its tokens that are none, `most` at random each, for the rest.
+    other decisions (less probable than `DECISION`), and of its tokens that are none, `most` at random each, for the rest.
 
     >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
     tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
@@ -256,7 +250,7 @@ def picked(
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
     weight_nt = (mask_nt & (p_nt < threshold)).double()
-    for low, high in ((threshold, decision), (max(threshold, decision), math.inf)):
+    for low, high in ((threshold, DECISION), (max(threshold, DECISION), math.inf)):
         here_nt = mask_nt & (p_nt >= low) & (p_nt < high)
         rank_nt = draw_nt.masked_fill(~here_nt, math.inf).argsort(dim=1).argsort(dim=1)
         there_n1 = here_nt.sum(dim=1, keepdim=True)

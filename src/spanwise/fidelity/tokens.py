@@ -2,22 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit import advantage, gae, sae
+from spanwise.credit.methods._sae import BOUNDARIES, SaeSegments
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.fidelity.baselines import place_of, root
-from spanwise.fidelity.trajectories import TOKEN_ESTIMATORS, SaeSegments, TokenEstimator, Trajectories, monte_carlo_advantage
 from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
-#: All tokens, and those at which the policy really chose.
+#: All tokens, and those at which the policy really chose: they are less probable than `DECISION`.
 TOKEN_KINDS = ("all", "decision")
+DECISION = 0.97
+#: What stands behind the estimators: the values of the critic themselves.
+VALUES = "values of the critic"
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """N completions and what Monte Carlo says of the state before each of their tokens.
+
+    Attributes:
+        prompt_n: the prompt of each completion.
+        reward_n: the reward at its end; NaN where it is absent.
+        value_nt: mean reward of fresh continuations from before each token; NaN where unknown.
+        noise_nt: variance of that mean.
+        logp_nt: log-probability of each sampled token under the policy.
+        mask_nt: the tokens that count; nothing is read at the others.
+        weight_nt: how many tokens that count each one stands for, where only a sample of them was picked for Monte Carlo; 0: not
+            picked, though its value may be known for the sake of a neighbour. None: all were picked.
+
+    Example:
+        >>> one = Trajectories(
+        ...     prompt_n=torch.tensor([0]), reward_n=torch.tensor([1.0]), value_nt=torch.tensor([[0.5, 0.75]]),
+        ...     noise_nt=torch.zeros(1, 2), logp_nt=torch.zeros(1, 2), mask_nt=torch.ones(1, 2).bool(),
+        ... )
+        >>> (one.reward_n[:, None] - one.value_nt).tolist()  # what each token leaves to come
+        [[0.5, 0.25]]
+    """
+
+    prompt_n: Int[Tensor, " n"]
+    reward_n: Float[Tensor, " n"]
+    value_nt: Float[Tensor, "n t"]
+    noise_nt: Float[Tensor, "n t"]
+    logp_nt: Float[Tensor, "n t"]
+    mask_nt: Bool[Tensor, "n t"]
+    weight_nt: Float[Tensor, "n t"] | None = None
+
+    def __post_init__(self) -> None:
+        weights = () if self.weight_nt is None else (self.weight_nt,)
+        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, *weights)}
+        if len(sizes) > 1:
+            shapes = ", ".join(map(str, sorted(sizes)))
+            raise AlignmentError(f"Values, noise, log-probabilities, mask and weights have the shapes {shapes}.")
+        if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
+            raise AlignmentError(
+                f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."
+            )
+
+    @property
+    def reward_nt(self) -> Float[Tensor, "n t"]:
+        """The reward at the last token that counts, 0 before it."""
+        last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
+        return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
+
+
+def monte_carlo_advantage(
+    trajectories: Trajectories, segments: SaeSegments | None = None
+) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+    r"""How much the expected reward changes over each token, or over the segment it is in, and the variance of the noise.
+
+    Equation
+        A_MC[k] = V[b] - V[a], a the start of the segment of token k and b that of the next one; the reward in place of V after the
+        last segment. Without segments every token that counts is one of its own: V[k+1] - V[k].
+        s2[k] = noise[b] + noise[a], none after the last segment
+
+    Args:
+        trajectories: completions with Monte Carlo values.
+        segments: how they are cut; None: token by token.
+
+    Returns:
+        Both (N, T), float64.
+
+    Edge cases:
+        NaN at tokens that do not count, and where a value is unknown.
+
+    Example:
+        >>> one = Trajectories(
+        ...     torch.tensor([0]), torch.tensor([1.]), torch.tensor([[.5, .25, .75]]), torch.tensor([[.01, .02, .03]]),
+        ...     torch.tensor([[.9, .1, .9]]).log(), torch.tensor([[True, False, True]]))
+        >>> monte_carlo_advantage(one)
+        (tensor([[0.2500,    nan, 0.2500]], dtype=torch.float64), tensor([[0.0400,    nan, 0.0300]], dtype=torch.float64))
+        >>> monte_carlo_advantage(one, SaeSegments())  # the token that does not count cuts nothing: one segment
+        (tensor([[0.5000,    nan, 0.5000]], dtype=torch.float64), tensor([[0.0100,    nan, 0.0100]], dtype=torch.float64))
+
+    Reference:
+        By segments: the reference of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320).
+    """
+    mask_nt = trajectories.mask_nt
+    opens_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
+    tokens = mask_nt.shape[1]
+    place_t = torch.arange(tokens)
+    own_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
+    later_nt = torch.where(opens_nt, place_t, tokens).flip(1).cummin(dim=1).values.flip(1)
+    next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), tokens)], dim=1)
+    end_n1 = trajectories.reward_n.double()[:, None]
+    value_nt = torch.cat([trajectories.value_nt.double(), end_n1], dim=1)
+    noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_n1)], dim=1)
+    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, own_nt)
+    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, own_nt)
+    return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, both_nt, torch.nan)
+
+
+def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
+    return gae(trajectories.reward_nt, value_nt, trajectories.mask_nt, **options)
+
+
+def _sae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
+    return sae(trajectories.reward_nt, value_nt, trajectories.logp_nt.double(), trajectories.mask_nt, **options)
+
+
+def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
+    credit_n = advantage(trajectories.reward_n.double(), trajectories.prompt_n, baseline="group").advantage_n
+    return credit_n[:, None].expand_as(value_nt)
+
+
+def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
+    first_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
+    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
+
+
+#: The estimators compared, from trajectories and a critic's values (N, T) to advantages (N, T). SAE is called by its boundary, its
+#: threshold and its lambda; adaptive GAE by its alpha.
+TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
+    **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
+    **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
+    **{
+        f"SAE {boundary} {threshold:g}, {lam:g}": partial(_sae, boundary=boundary, threshold=threshold, lam=lam)
+        for boundary in BOUNDARIES
+        for threshold in (0.2, 0.5, 0.9)
+        for lam in (0.0, 0.5, 0.95)
+    },
+    "GRPO c - group mean": _group_mean,
+    "GRPO c - V(prompt)": _prompt_value,
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +162,8 @@ class TokenFidelity:
 
     Attributes:
         critics, estimators: what the first two axes stand for; the third is `TOKEN_KINDS`.
-        sum_cesnk: by completion, what the figures are made of.
-        value_sum_csnk: the same for the critic's values against those of Monte Carlo.
+        sum_cesnk: by completion, what the figures are made of; behind the estimators the critic's values against those of Monte
+            Carlo (`VALUES`).
         count_s: how many tokens of each kind were compared.
         prompt_n: the prompt of each completion.
         draws, seed: of the bootstrap; all figures see the same draws.
@@ -47,7 +183,6 @@ class TokenFidelity:
     critics: tuple[str, ...]
     estimators: tuple[str, ...]
     sum_cesnk: Float[Tensor, "c e s n k"]
-    value_sum_csnk: Float[Tensor, "c s n k"]
     count_s: Int[Tensor, " s"]
     prompt_n: Int[Tensor, " n"]
     draws: int
@@ -57,54 +192,29 @@ class TokenFidelity:
         """How many tokens of a kind were compared."""
         return int(self.count_s[place_of("kind of token", TOKEN_KINDS, kind)])
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many completions and prompts there are."""
-        return {"completions": len(self.prompt_n), "prompts": len(self.prompt_n.unique())}
+    def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
+        """One figure of one estimator, or of the critic's own values (`VALUES`)."""
+        return self._bootstrap(self._figure(critic, estimator, figure, kind))
 
-    def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all", level: float = 0.95) -> Interval:
-        """One figure of one estimator."""
-        return self._bootstrap(self._figure(critic, estimator, figure, kind), level)
-
-    def critic_interval(self, critic: str, figure: str, *, kind: str = "all", level: float = 0.95) -> Interval:
-        """One figure of the critic's values themselves, held against the Monte Carlo values."""
-        c, s = place_of("critic", self.critics, critic), place_of("kind of token", TOKEN_KINDS, kind)
-        return self._bootstrap(_figure_of(self.value_sum_csnk[c, s], figure), level)
-
-    def best(self, critic: str, among: str, figure: str = "correlation", *, kind: str = "all") -> str:
-        """The best of the estimators whose name starts with `among`: most correlated, or of the smallest error."""
+    def best(self, critic: str, among: str, *, kind: str = "all") -> str:
+        """The most correlated of the estimators whose name starts with `among`."""
         names = self._family(among)
-        one = torch.ones(1, len(self.prompt_n), dtype=torch.float64)
-        value_e = torch.cat([self._figure(critic, name, figure, kind)(one) for name in names])
-        return names[int((_sign(figure) * value_e.nan_to_num(nan=-torch.inf)).argmax())]
+        return names[int(self._correlations(critic, names, kind)(torch.ones(1, len(self.prompt_n)).double()).argmax())]
 
-    def lead(
-        self,
-        critic: str,
-        one: str,
-        other: str,
-        figure: str = "correlation",
-        *,
-        kind: str = "all",
-        level: float = 0.95,
-    ) -> Interval:
-        """The figure of the best estimator called `one...` minus that of the best called `other...`, over the same prompts.
+    def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
+        """The correlation of the best estimator called `one...` minus that of the best called `other...`, over the same prompts.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        sign, families = _sign(figure), (self._family(one), self._family(other))
+        families = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
 
         def difference(weight_rn: Tensor) -> Tensor:
-            best_2r = []
-            for names in families:
-                value_er = torch.stack([sign * self._figure(critic, name, figure, kind)(weight_rn) for name in names])
-                known_er = ~value_er.isnan()  # one that never varies has no correlation, and leads nobody
-                best_r = value_er.masked_fill(~known_er, -torch.inf).amax(dim=0)
-                best_2r.append(best_r.masked_fill(~known_er.any(dim=0), torch.nan))
-            return sign * (best_2r[0] - best_2r[1])
+            best_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in families])
+            best_r, other_r = best_2r.masked_fill(best_2r.isinf(), torch.nan)
+            return best_r - other_r
 
-        return self._bootstrap(difference, level)
+        return self._bootstrap(difference)
 
     def _family(self, start: str) -> list[str]:
         names = [name for name in self.estimators if name == start] or [e for e in self.estimators if e.startswith(start)]
@@ -112,21 +222,25 @@ class TokenFidelity:
             raise RecipeError(unknown("estimator", start, self.estimators))
         return names
 
-    def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
-        c, e = place_of("critic", self.critics, critic), place_of("estimator", self.estimators, estimator)
-        return _figure_of(self.sum_cesnk[c, e, place_of("kind of token", TOKEN_KINDS, kind)], figure)
+    def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
+        """Of some estimators, a row each; -inf for one that never varies, which leads nobody."""
+        figures = [self._figure(critic, name, "correlation", kind) for name in names]
+        return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figures]).nan_to_num(nan=-torch.inf)
 
-    def _bootstrap(self, figure: Weighted, level: float) -> Interval:
-        return bootstrap(figure, self.prompt_n, resamples=self.draws, level=level, seed=self.seed)
+    def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
+        c, e = place_of("critic", self.critics, critic), place_of("estimator", (*self.estimators, VALUES), estimator)
+        s, f = place_of("kind of token", TOKEN_KINDS, kind), place_of("figure", TOKEN_FIGURES, figure)
+        return lambda weight_rn: _figures(weight_rn @ self.sum_cesnk[c, e, s])[:, f]
+
+    def _bootstrap(self, figure: Weighted) -> Interval:
+        return bootstrap(figure, self.prompt_n, resamples=self.draws, seed=self.seed)
 
 
 def token_fidelity(
     trajectories: Trajectories,
     critics: Mapping[str, Tensor],
     *,
-    estimators: Mapping[str, TokenEstimator] = TOKEN_ESTIMATORS,
     segments: SaeSegments | None = None,
-    decision: float = 0.97,
     draws: int = 1000,
     seed: int = 0,
 ) -> TokenFidelity:
@@ -144,10 +258,8 @@ def token_fidelity(
         trajectories: completions with Monte Carlo values.
         critics: name -> values (N, T) before each token. Values that share re-rolls with `trajectories.value_nt` share its noise
             and look better than they are: give a Monte Carlo critic re-rolls of its own.
-        estimators: name -> function of trajectories and a critic's values.
         segments: the reference is the change of V over each of these segments, broadcast to its tokens, instead of that over each
             token. It favours the SAE that has the same segments: what tells the tokens of a segment apart is not asked for.
-        decision: tokens less probable than this are decisions.
         draws, seed: of the bootstrap over prompts.
 
     Edge cases:
@@ -188,32 +300,31 @@ def token_fidelity(
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
     every_nt = torch.ones_like(target_nt)
     picked_nt = every_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
-    picked_snt = weight_snt = _weights(trajectories, picked_nt, known_n, target_nt, noise_nt, decision)
+    picked_snt = weight_snt = _weights(trajectories, picked_nt, known_n, target_nt, noise_nt)
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
-        weight_snt = _weights(trajectories, every_nt, known_n, target_nt, noise_nt, decision)
+        weight_snt = _weights(trajectories, every_nt, known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
         )
-    sums, value_sums = [], []
+    sums = []
     for value_nt in critics.values():
         clean_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
-        estimates = (estimate(trajectories, clean_nt) for estimate in estimators.values())
-        sums.append(torch.stack([_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]))
-        value_sums.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
-    return TokenFidelity(
-        tuple(critics), tuple(estimators), torch.stack(sums), torch.stack(value_sums), (weight_snt > 0).sum(dim=(1, 2)),
-        trajectories.prompt_n, draws, seed,
-    )  # fmt: skip
+        estimates = (estimate(trajectories, clean_nt) for estimate in TOKEN_ESTIMATORS.values())
+        of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
+        of_critic.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
+        sums.append(torch.stack(of_critic))
+    names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
+    return TokenFidelity(*names, torch.stack(sums), count_s, trajectories.prompt_n, draws, seed)
 
 
 def _weights(
-    trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor, decision: float
+    trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
     """How much each token counts, over all and over decision tokens; 0 where anything is unknown."""
     use_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
-    choice_nt = trajectories.logp_nt.double().exp() < decision
+    choice_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.stack([torch.where(use, weight_nt, 0.0) for use in (use_nt, use_nt & choice_nt)])
 
 
@@ -222,11 +333,6 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
     a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
-
-
-def _figure_of(sum_nk: Tensor, figure: str) -> Weighted:
-    place = place_of("figure", TOKEN_FIGURES, figure)
-    return lambda weight_rn: _figures(weight_rn @ sum_nk)[:, place]
 
 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
@@ -240,7 +346,3 @@ def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
         root(aa - 2 * am + mm - noise, n),
         root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
     ], dim=-1)  # fmt: skip
-
-
-def _sign(figure: str) -> float:
-    return -1.0 if figure.startswith("rmse") else 1.0

@@ -67,7 +67,7 @@ def test_what_a_broken_plug_in_says_is_kept(tmp_path):
     path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
     (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
     code = (
-        "import json, sys; from spanwise.commands.doctor.probe import broken_plugins, plugins; "
+        "import json, sys; from spanwise.commands.doctor.examine import broken_plugins, plugins; "
         "print(json.dumps([plugins(), broken_plugins(), broken_plugins('fine'), broken_plugins('none')]))"
     )
     done = subprocess.run(

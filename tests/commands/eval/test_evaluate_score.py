@@ -65,16 +65,16 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     recorder.trainer = trainer
     state = SimpleNamespace(global_step=1)
     recorder.on_step_end(None, state, None)
-    recorder._measure(trainer, 2)
+    recorder._measure(2)
     assert read_by.pop() is None
     trainer.parts = {"laser": SimpleNamespace(mode=Laser("<unk>"), files={})}
     recorder.on_step_end(None, state, None)
-    recorder._measure(trainer, 2)
+    recorder._measure(2)
     assert read_by.pop() is None
     assert not (tmp_path / "laser.json").exists()
     measured = {"token": "<unk>", "id": 2, "reference": -12.0}
     trainer.parts = {"laser": SimpleNamespace(mode=LASER, files={"laser.json": json.dumps(measured)})}
     recorder.on_step_end(None, state, None)
-    recorder._measure(trainer, 2)
+    recorder._measure(2)
     assert read_by.pop() is LASER
     assert '"reference": -12.0' in (tmp_path / "laser.json").read_text()

@@ -8,12 +8,12 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from measure_small import rolled
-from spanwise.commands.fidelity.tables import difference_table, fidelity_tables, fixed_point_table
+from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table
 from spanwise.commands.shared.task import load_model
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
-from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.rerolls import Roller
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
 
@@ -124,7 +124,12 @@ def test_tables_hold_every_baseline():
         console.print(table)
     text = console.export_text()
     assert "…" not in text
-    for words in ("outcome (LOO)", f"{found.value('blended', 8, 'correlation'):.3f}", "0.087", "standard error at most"):
+    for words in (
+        "outcome (LOO)",
+        f"{found.interval('blended', 8, 'correlation')[0]:.3f}",
+        "0.087",
+        "standard error at most",
+    ):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -15,7 +15,7 @@ from spanwise.commands.report.report import over_seeds, pooled, report_folder
 from spanwise.commands.shared.samples import Samples
 from spanwise.errors import DataError
 from spanwise.fidelity import Rerolls, measure_fidelity
-from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.page import fidelity_rows
 from spanwise.measure import mean_interval, reliability, voting
 from spanwise.report.page import shown
@@ -102,7 +102,7 @@ def test_report_of_a_fidelity_folder(tmp_path):
     measured = written_baselines(fidelity, rolled)
     write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, points=points, **measured)
     page = Page(report_folder(tmp_path / "f").read_text())
-    assert page.headline("blended, G = 4") == shown(fidelity.value("blended", 4, "correlation"))
+    assert page.headline("blended, G = 4") == shown(fidelity.interval("blended", 4, "correlation")[0])
     assert "64 completions of 16 prompts; 256 re-rolls of 32 distinct prefixes." in page.text
     row = next(row for row in page.cells if row[0] == "0.100" and len(row) == 7)
     assert row[4] == "0.021"  # outcome at G = 4, p = .1: the closed form

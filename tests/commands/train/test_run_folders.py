@@ -11,8 +11,7 @@ import yaml
 from rich.console import Console
 
 from full_disk import full_disk
-from spanwise.commands.demo.demo import run_demo
-from spanwise.commands.demo.digits import DIGITS
+from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.runs import changed, planned

@@ -33,9 +33,7 @@ def command(
         set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
     """
     from spanwise.commands.compare.compare import compare as run
-    from spanwise.commands.shared.display import quiet
 
-    quiet()
     names = listed(arms)
     run(
         arms=names, seeds=seed_numbers(seeds), output=output, shared=recipe, choices=recipe_fields(set_), reference=reference,

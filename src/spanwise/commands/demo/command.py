@@ -29,12 +29,8 @@ def command(
         overwrite: replace the runs that the output holds.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    from spanwise.commands.demo.demo import run_demo
-    from spanwise.commands.demo.digits import DIGITS
-    from spanwise.commands.demo.fields import FIELDS
-    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.demo.demo import DIGITS, FIELDS, run_demo
 
-    quiet()
     choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
     demo = DIGITS if task == "digits" else FIELDS
     run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())

@@ -1,4 +1,8 @@
-"""What both demos do: train each arm with every seed from one warm start, write `summary.json`, show what came of it."""
+"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json`, show what came of it.
+
+`digits`: correctness + log score paid as one number or block by block, from a hard start. `fields`: a JSON object of eight small
+answers, paid with one number or field by field.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,18 @@ from typing import Any
 
 from rich.console import Console
 
+from spanwise.commands.shared.display import figure_table, text_plot
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.folder import new_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
+from spanwise.tasks import Fields
+
+#: Running means of `fields` are over so many batches.
+WINDOW = 5
+GOAL = 0.8
 
 
 @dataclass(frozen=True)
@@ -62,16 +73,16 @@ def run_demo(
             f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
         )
     folder, several = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
-    runs = [
-        (arm, seed, folder / (arm.replace(" ", "_") + (f"{demo.before_seed}{seed}" if several else "")))
+    runs = {
+        (arm, seed): folder / (arm.replace(" ", "_") + (f"{demo.before_seed}{seed}" if several else ""))
         for seed in seeds
         for arm in demo.arms
-    ]
-    for *_, place in runs:
+    }
+    for place in runs.values():
         check_free(place, overwrite=overwrite)
     trained = []
     with sole_writer(folder):
-        for arm, seed, place in runs:
+        for (arm, seed), place in runs.items():
             own = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
             recipe, title = load(None, own), f"{arm}, seed {seed}" if several else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
@@ -81,3 +92,105 @@ def run_demo(
     demo.show(console, trained, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result
+
+
+def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
+    """The figures of each seed and their means."""
+    seeds: dict[str, dict[str, dict[str, Any]]] = {}
+    for one in trained:
+        curve, final = one.summary["curve"], one.summary["final"]
+        seeds.setdefault(str(one.seed), {})[one.arm] = {
+            **{name: final[name] for name in ("accuracy", "refusal_rate")},
+            "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
+            "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
+            **{name: final[name] for name in ("ece", "brier", "auroc", "format_rate")},
+            **{name: one.summary[name] for name in ("seconds", "spanwise_share")},
+        }
+    means: dict[str, dict[str, float | None]] = {}
+    for arm in DIGITS.arms:
+        rows = [arms[arm] for arms in seeds.values()]
+        values = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+        means[arm] = {name: sum(known) / len(known) if known else None for name, known in values.items()}
+    return {
+        "arms": means,
+        "seeds": seeds,
+        "recipe": trained[0].recipe.model_dump(mode="json", exclude=set(DIGITS.fixed)),
+    }
+
+
+def verdict(figures: Mapping[str, Any]) -> str:
+    """Say in words what the refusals of an arm did.
+
+    >>> verdict({"peak_refusal_rate": .98, "refusal_rate": .95})
+    'collapsed into refusing and stayed there'
+    """
+    if figures["peak_refusal_rate"] < 0.5:
+        return "kept answering"
+    return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
+
+
+def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
+    for seed, arms in result["seeds"].items():
+        title = f"correctness + log score from the same hard warm start, seed {seed}"
+        verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
+        say(console, figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
+    for one in trained:
+        rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
+        curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
+        say(console, f"\n{one.title}, every {one.recipe.eval_every} steps", text_plot(curves))
+
+
+def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
+    """The curve of each run, where it ends, and the completions it took to reach the goal (None: it never did)."""
+    figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
+    for one in trained:
+        names = [f"rewards/equals.{name}/mean" for name in Fields(one.recipe.fields).knowable]
+        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in one.summary["batches"]])
+        there = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
+        figures[one.title] = {
+            "right at the end": curve[-1],
+            "completions to 80 %": None if there is None else there * one.recipe.prompts * one.recipe.group_size,
+            "format rate": one.summary["final"]["format_rate"],
+            "seconds": one.summary["seconds"],
+        }
+        curves[one.title] = curve
+    return {"arms": figures, "curves": curves}
+
+
+def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
+    title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
+    say(console, figure_table(title, result["arms"]), text_plot(result["curves"]))
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Means of the last `WINDOW` values, of fewer at the start.
+
+    >>> running_mean([0.0, 1.0, 0.5])
+    [0.0, 0.5, 0.5]
+    """
+    parts = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in parts]
+
+
+DIGITS = Demo(
+    "demo",
+    {"scalar": {"method": "rlcr_paper"}, "blockwise": {"method": "bae_paper", "baseline": "outcome"}},
+    {"start": "hard", "calibration": "log_score", "steps": 80, "eval_every": 5, "keep_rollouts": 5},
+    frozenset({"method", "baseline", "seed", "output"}),
+    "-",
+    _digits_result,
+    _show_digits,
+)
+FIELDS = Demo(
+    "demo-fields",
+    # Each arm with the learning rate that was best for it, see docs/evidence.md.
+    {"one number": {"method": "grpo", "learning_rate": 1e-3}, "by field": {"method": "bae", "learning_rate": 2e-3}},
+    {
+        "task": "fields", "steps": 60, "prompts": 8, "group_size": 8, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None,
+        "eval_every": 0, "eval_prompts": 64, "eval_samples": 1, "keep_rollouts": 20,
+    },
+    frozenset({"task", "method", "seed", "output"}),
+    "-seed_",
+    _fields_result,
+    _show_fields,
+)  # fmt: skip

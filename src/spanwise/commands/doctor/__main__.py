@@ -1,6 +1,8 @@
 """The same as `spanwise doctor`, where the packages of the command line are not installed: python -m spanwise.commands.doctor."""
 
-from spanwise.commands.doctor.examine import main
+import sys
+
+from spanwise.commands.doctor.examine import main, probe
 
 if __name__ == "__main__":
-    main()
+    probe(sys.argv[1]) if sys.argv[1:] else main()

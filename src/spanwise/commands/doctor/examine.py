@@ -1,22 +1,25 @@
-"""What is installed and whether it works, engine by engine. Standard library only: it must run where everything else is broken."""
+"""What is installed and whether it works, engine by engine. Standard library only: it must run where everything else is broken.
+
+An engine and the adapter to it are imported in a process of their own, `python -m spanwise.commands.doctor ENGINE`.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import spanwise
-from spanwise.commands.doctor.probe import MARK
 from spanwise.engines.windows import WINDOWS, is_tested
 
-State = Literal["ok", "not installed", "untested", "broken"]
 #: What is worth naming beside the engines.
 PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "peft", "vllm", "ray", "TransferQueue", "skyrl-gym", "tensordict",
@@ -27,36 +30,30 @@ _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 PATIENCE = 300
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A package or an engine: its version, whether it works, the versions that the tests run with, and what there is to say."""
-
-    name: str
-    version: str
-    state: State
-    window: str = ""
-    says: tuple[str, ...] = ()
+#: What the last line of a process that imported an engine begins with.
+MARK = "spanwise-doctor "
+#: The group of entry points that verl loads.
+GROUP = "verl.plugins"
+_SWITCH = "VERL_USE_EXTERNAL_PLUGINS"
+#: A line of the table, and what there is to say: name, version, the versions that the tests run with, state, sentences.
+Finding = tuple[str, str, str, str, list[str]]
 
 
 def main() -> None:
-    """Print a line for each finding, then what there is to say; exit status 1 if something that is installed is broken."""
-    findings = examine()
-    print(f"{'':14}  {'version':18}  {'tested with':18}")
-    for one in findings:
-        print(f"{one.name:14}  {one.version:18}  {one.window:18}  {one.state}")
-    for one in findings:
-        for sentence in one.says:
-            print(f"{one.name}: {sentence}")
-    if any(one.state == "broken" for one in findings):
-        sys.exit(1)
-
-
-def examine() -> list[Finding]:
-    """Look at this environment: Python and packages, then each engine in a process of its own."""
+    """Print Python, packages and engines, then what there is to say; exit status 1 if something that is installed is broken."""
     own = installed("spanwise") or "not installed as a package"
     versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": own}
     versions |= {name: number for name in PACKAGES if (number := installed(name))}
-    return [*(Finding(name, number, "ok") for name, number in versions.items()), *map(_engine, WINDOWS)]
+    findings: list[Finding] = [(name, number, "", "ok", []) for name, number in versions.items()]
+    findings += map(_engine, WINDOWS)
+    print(f"{'':14}  {'version':18}  {'tested with':18}")
+    for name, number, window, state, _ in findings:
+        print(f"{name:14}  {number:18}  {window:18}  {state}")
+    for name, *_, says in findings:
+        for sentence in says:
+            print(f"{name}: {sentence}")
+    if any(state == "broken" for *_, state, _ in findings):
+        sys.exit(1)
 
 
 def installed(name: str) -> str | None:
@@ -70,27 +67,26 @@ def installed(name: str) -> str | None:
 def _engine(name: str) -> Finding:
     title, number, window = _TITLES[name], installed(name), WINDOWS[name]
     if number is None:
-        return Finding(title, "", "not installed", window, (_how(name),))
+        beside = any(installed(other) for other in WINDOWS if other != name)
+        alone = ", in an environment of its own" if name != "trl" or beside else ""
+        how = f"To train with {title}: pip install 'spanwise[{name}]'{alone}."
+        if name == "skyrl" and sys.version_info < (3, 12):
+            how = (
+                "SkyRL needs Python 3.12 or newer: make an environment of its own, and pip install 'spanwise[skyrl]' there."
+            )
+        return title, "", window, "not installed", [how]
     wrong, good = sentences(name, probed(name))
-    tested = is_tested(name, number)
-    untested = () if tested else (f"{title} {number} is not among the versions that the tests run with ({window}).",)
-    state: State = "broken" if wrong else "ok" if tested else "untested"
-    return Finding(title, number, state, window, (*wrong, *untested, *good))
-
-
-def _how(name: str) -> str:
-    if name == "skyrl" and sys.version_info < (3, 12):
-        return "SkyRL needs Python 3.12 or newer: make an environment of its own, and pip install 'spanwise[skyrl]' there."
-    beside = any(installed(other) for other in WINDOWS if other != name)
-    alone = ", in an environment of its own" if name != "trl" or beside else ""
-    return f"To train with {_TITLES[name]}: pip install 'spanwise[{name}]'{alone}."
+    if is_tested(name, number):
+        return title, number, window, "broken" if wrong else "ok", [*wrong, *good]
+    untested = f"{title} {number} is not among the versions that the tests run with ({window})."
+    return title, number, window, "broken" if wrong else "untested", [*wrong, untested, *good]
 
 
 def probed(name: str) -> Mapping[str, Any]:
     """What an engine and the adapter to it say when they are imported in a process of their own."""
     root = str(Path(spanwise.__file__).parents[1])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-    command = [sys.executable, "-m", "spanwise.commands.doctor.probe", name]
+    command = [sys.executable, "-m", "spanwise.commands.doctor", name]
     try:
         done = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -105,13 +101,13 @@ def probed(name: str) -> Mapping[str, Any]:
 
 
 def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What is broken, and what works and how it is asked for, of what `probe` says of an engine."""
+    """What is broken, and what works and how it is asked for, of the facts of an engine."""
     if facts.get("error"):
         return [f"The adapter to {_TITLES[name]} cannot be imported: {facts['error']}"], []
     if name == "trl":
         return [], ["spanwise.engines.trl is imported; spanwise train RECIPE trains with it."]
     registered = "spanwise" in facts["estimators"]
-    count = len(facts["estimators"]) - registered
+    count = sum(name.startswith("spanwise") for name in facts["estimators"]) - registered
     if name == "skyrl":
         return [], [
             "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
@@ -151,3 +147,86 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     if modes:
         return f"{trainer}. Modes of V1 with credit by block: {', '.join(modes)}; V0 has it too."
     return f"{trainer}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer}."
+
+
+def probe(engine: str) -> None:
+    """Print what came of importing an engine as JSON, after whatever the engine itself prints."""
+    try:
+        facts = {"trl": _trl, "verl": _verl, "skyrl": _skyrl}[engine]()
+    except BaseException as error:
+        facts = {"error": _in_a_line(error)}
+    print(f"\n{MARK}{json.dumps(facts)}", flush=True)
+    os._exit(0)  # an engine's threads must not keep this process
+
+
+def _in_a_line(error: BaseException) -> str:
+    """An exception in a line: where it was raised and what it says."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _trl() -> dict[str, Any]:
+    """Import TRL and the adapter to it."""
+    import_module("spanwise.engines.trl")
+    return {}
+
+
+def _skyrl() -> dict[str, Any]:
+    """Import SkyRL's entrypoint for spanwise, and look into SkyRL's registry."""
+    import_module("spanwise.engines.skyrl.main")
+    import_module("spanwise.engines.skyrl.estimators").register()
+    registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
+    return {"estimators": sorted(map(str, registry.list_available()))}
+
+
+def _verl() -> dict[str, Any]:
+    """Import verl as its trainer does, and say which plug-ins it loads, what became of them, and which trainer it uses."""
+    switch, swallowed = os.environ.get(_SWITCH, ""), _listen()
+    file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
+    configured = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
+    facts = {
+        "switch": switch,
+        "plugins": plugins(),
+        "failed": {**broken_plugins(switch), **swallowed},
+        "estimators": sorted(map(str, import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY)),
+        "use_v1": configured.get("use_v1"),
+    }
+    try:
+        facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
+    except Exception as error:
+        facts["v1"] = _in_a_line(error)
+    return {**facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
+
+
+def plugins() -> dict[str, str]:
+    """Name -> module of every plug-in of verl that is installed."""
+    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+
+
+def broken_plugins(switch: str = "") -> dict[str, str]:
+    """Load the plug-ins that verl loads, and keep what each says that cannot be loaded."""
+    named = {name.strip().lower() for name in switch.split(",")} - {"", "auto"}
+    broken = {}
+    for entry in entry_points(group=GROUP):
+        if not named or entry.name.lower() in named:
+            try:
+                entry.load()
+            except BaseException as error:
+                broken[entry.name] = _in_a_line(error)
+    return broken
+
+
+def _listen() -> dict[str, str]:
+    """What verl keeps to itself: it logs the exception of a plug-in for debugging and goes on."""
+    swallowed: dict[str, str] = {}
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if isinstance(record.args, tuple) and len(record.args) == 2 and isinstance(record.args[1], BaseException):
+                swallowed[str(record.args[0])] = _in_a_line(record.args[1])
+
+    heard = logging.getLogger("verl")
+    heard.setLevel(logging.DEBUG)
+    heard.addHandler(Ear(level=logging.DEBUG))
+    return swallowed

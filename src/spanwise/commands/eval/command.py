@@ -30,14 +30,13 @@ def command(
         seed: of sampling.
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
-    from spanwise.commands.shared.display import gain_table, interval_table, quiet, vote_table
+    from spanwise.commands.shared.display import gain_table, interval_table, vote_table
     from spanwise.commands.shared.fitted import say
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
     from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
     from spanwise.rollouts.folder import sole_writer
 
-    quiet()
     check_sizes(prompts=prompts, samples=samples)
     place, loaded = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
     console = Console()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from rich.console import Console
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task, run_above
 from spanwise.engines.sample import end_ids, prompt_ids, sample
-from spanwise.layout import Layout
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe
@@ -20,7 +18,6 @@ from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, is_refusal
 from spanwise.tasks.task import stated_confidences
-from spanwise.types import BlockText
 
 
 def evaluate(
@@ -53,8 +50,16 @@ def evaluate(
         name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
     }
     inside = task.layout.keys
-    options = {"tag": tags["answer"], **recipe.verifier}
     answering = [name for name in task.layout.names if tags["answer"] in inside[name]] or [task.layout.names[0]]
+    options = {"tag": tags["answer"], **recipe.verifier}
+    correct = {}
+    for name in answering:
+        right_n = torch.full((len(text),), torch.nan, dtype=torch.float64)
+        if options["tag"] in inside[name] and "answer" in columns:
+            objective = Objective("correct", pays=(name,), options=options)
+            there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
+            right_n = torch.where(there_n, score_all([objective], text, columns=columns).reward_nm[:, 0], 0.0).double()
+        correct[name] = right_n
     score_n = None
     if scored is not None:
         reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
@@ -63,23 +68,12 @@ def evaluate(
     return Samples(
         torch.arange(len(rows)).repeat_interleave(samples),
         {name: [(entry.get(name) or {}).get(tags["answer"]) for entry in text] for name in answering},
-        {name: _correct(name, text, columns, task.layout, options) for name in answering},
+        correct,
         stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
         spans.fault_n == 0,
         torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
         score_n,
     )
-
-
-def _correct(
-    block: str, text: list[BlockText], columns: dict[str, list[Any]], layout: Layout, options: Mapping[str, Any]
-) -> torch.Tensor:
-    """Whether the answer of a block is right; a completion without the block solved nothing."""
-    if options["tag"] not in layout.keys[block] or "answer" not in columns:
-        return torch.full((len(text),), torch.nan, dtype=torch.float64)
-    correct_n = score_all([Objective("correct", pays=(block,), options=options)], text, columns=columns).reward_nm[:, 0]
-    there_n = torch.tensor([entry.get(block) is not None for entry in text])
-    return torch.where(there_n, correct_n, 0.0).double()
 
 
 def evaluate_folder(
@@ -88,7 +82,6 @@ def evaluate_folder(
     """Evaluate a saved model on the task of a recipe."""
     places = (model_folder, *run_above(model_folder))
     scored = next((mode.as_trained(places) for mode in recipe.modes.values() if mode.judge is not None), None)
-    torch.set_num_threads(recipe.threads)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=scored)
     return evaluated, unmeasured(task.layout.keys, recipe.answer_tags, scored=scored is not None)

@@ -46,12 +46,10 @@ def command(
         output: folder for fidelity.json and report.html.
     """
     from spanwise.commands.fidelity.fidelity import show
-    from spanwise.commands.shared.display import quiet
     from spanwise.commands.shared.folder import check_no_run
     from spanwise.commands.shared.task import run_or_model
     from spanwise.rollouts.folder import sole_writer
 
-    quiet()
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     place, loaded = run_or_model(checkpoint, recipe, recipe_fields(set_))

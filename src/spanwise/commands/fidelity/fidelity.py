@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Column, Table
 
-from spanwise.commands.fidelity.tables import (
-    difference_table,
-    fidelity_tables,
-    fixed_point_table,
-    reference_words,
-    token_tables,
-)
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.files import FIDELITY, without_nan
-from spanwise.commands.shared.fitted import say
+from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.task import model_and_task
 from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.fidelity import Fidelity, Rerolls, SaeSegments, TokenFidelity, Trajectories, measure_fidelity, token_fidelity
+from spanwise.fidelity import (
+    FIGURES,
+    Fidelity,
+    Rerolls,
+    SaeSegments,
+    TokenFidelity,
+    Trajectories,
+    measure_fidelity,
+    token_fidelity,
+)
 from spanwise.fidelity.critics import CRITIC_BATCH, CRITIC_STEPS, fitted_critics, own_critic, own_critic_folder, values
-from spanwise.fidelity.fixed_point_simulated import fixed_point_rows
+from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.page import difference_rows, fidelity_rows, token_rows
 from spanwise.fidelity.rerolls import MOST, Roller, collect_last_blocks, collect_tokens, states_confidence
-from spanwise.fidelity.tokens import TOKEN_KINDS
+from spanwise.fidelity.tokens import TOKEN_KINDS, VALUES
+from spanwise.measure import Interval
 from spanwise.modes.critic.value_model import ABOUT
 from spanwise.recipe import Recipe, answer_layout, scheme_of
 from spanwise.tasks import task_layout
@@ -38,6 +42,9 @@ GROUP_SIZES = (4, 8, 16, 32)
 FEW = 4
 #: The critics there can be: the run's own, one fitted here for a number of steps, means of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
+#: The setting of SAE that is held against the best GAE; not chosen on the samples it is judged by.
+SAE = "SAE start 0.5, 0"
+GROUP_MEAN = "GRPO c - group mean"
 #: What `fidelity.json` holds of what was measured, where nothing was.
 _NOTHING: Mapping[str, Any] = {
     "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
@@ -50,16 +57,23 @@ def show(
     *,
     output: str | Path,
     console: Console,
+    prompts: int,
+    samples: int,
+    rerolls: int,
+    seed: int,
     tokens: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> None:
-    """Print the tables of a model folder, write `fidelity.json` and the report.
-
-    `options`: prompts, samples, rerolls and seed; `tokens`: the options of `--tokens`.
-    """
+    """Print the tables of a model folder, write `fidelity.json` and the report; `tokens`: the options of `--tokens`."""
+    options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     measured: dict[str, Any] = {"options": {**options, **({} if tokens is None else {"tokens": True, **tokens})}}
     if tokens is not None:
-        measured |= show_tokens(*_tokens(checkpoint, recipe, console, options, tokens), console=console)
+        last, critics = tokens["critic_steps"], tokens["critics"]
+        segments = SaeSegments() if tokens["reference"] == "segment" else None
+        rolled = rolled_tokens(
+            checkpoint, recipe, prompts=tokens["token_prompts"], rerolls=rerolls, seed=seed, console=console,
+            critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
+        )  # fmt: skip
+        measured |= show_tokens(token_fidelity(*rolled, segments=segments, seed=seed), segments, console=console)
     if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
         say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
@@ -68,28 +82,16 @@ def show(
     say(console, f"Report: {report_folder(output)}")
 
 
-def _tokens(
-    checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any], asked: Mapping[str, Any]
-) -> tuple[TokenFidelity, SaeSegments | None]:
-    last, critics, seed = asked["critic_steps"], asked["critics"], options["seed"]
-    segments = SaeSegments() if asked["reference"] == "segment" else None
-    trajectories, critic_values = rolled_tokens(
-        checkpoint, recipe, prompts=asked["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
-        critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
-    )  # fmt: skip
-    return token_fidelity(trajectories, critic_values, segments=segments, seed=seed), segments
+def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
+    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
+    data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
+    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")
 
 
-def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO; what is written of them."""
-    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
-    console.print(
-        f"{tokens} tokens of the first blocks of {fidelity.counts['completions']} completions of {fidelity.counts['prompts']} "
-        f"prompts; {decisions} of the tokens are decisions (p < .97). {reference_words(segments)}",
-        highlight=False,
-    )
-    say(console, *token_tables(fidelity))
-    return {"tokens": token_rows(fidelity), "counts": fidelity.counts}
+def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> Roller:
+    """What samples a saved model on the task of a recipe."""
+    model, tokenizer, task = model_and_task(folder, recipe, console or Console())
+    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
 
 
 def show_baselines(
@@ -101,8 +103,7 @@ def show_baselines(
     rolled = collect_last_blocks(roller, rows, samples=samples, rerolls=rerolls, seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
     fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
-    points = fixed_point_rows(rule=recipe.rule, seed=seed)
-    measured = written_baselines(fidelity, rolled)
+    measured = {**written_baselines(fidelity, rolled), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
     counts = measured["counts"]
     console.print(
         f"{counts['completions']} completions of {counts['prompts']} prompts, {counts['rerolls']} re-rolls of "
@@ -110,15 +111,57 @@ def show_baselines(
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
-    say(console, fixed_point_table(points), keep=2)
-    return {**measured, "points": points}
+    say(console, fixed_point_table(measured["points"]), keep=2)
+    return measured
 
 
-def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> Roller:
-    """What samples a saved model on the task of a recipe."""
-    torch.set_num_threads(recipe.threads)
-    model, tokenizer, task = model_and_task(folder, recipe, console or Console())
-    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
+def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
+    """What `fidelity.json` holds of the baselines."""
+    counts = {
+        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+        "prefixes": len(rolled.again_dm), "share": fidelity.share,
+    }  # fmt: skip
+    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
+
+
+def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
+    """A table per group size: rmse with its interval over prompts, by outcome and alone; then what does not depend on scale."""
+    columns = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
+    for size in fidelity.group_sizes:
+        rows = []
+        for name in fidelity.baselines:
+            value, *bounds = fidelity.interval(name, size, "rmse")
+            rest = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, rest)])
+        ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
+        yield _table(
+            f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows
+        )
+
+
+def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
+    """One baseline's figures minus another's, with paired intervals over prompts."""
+    differences = difference_rows(fidelity, one, other)
+    figures = dict.fromkeys(row["figure"].replace("_", " ") for row in differences)
+    rows: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
+    for row in differences:
+        rows[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
+    return _table(f"{one} minus {other}, paired over prompts", ("G", *figures), rows.values())
+
+
+def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """The q* table of `fixed_point_rows`: what each baseline drives a confidence to."""
+    honest = ("none", "batch", "group")
+    p_b = list(dict.fromkeys(row["p"] for row in points))
+    rows = {("none, batch, group", "any"): p_b}
+    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in honest):
+        for row in (row for row in points if row["baseline"] == name):
+            rows.setdefault((name, str(row["group_size"])), []).append(row["q"])
+    cells = ([*names, *map(_decimals, q_p)] for names, q_p in rows.items())
+    table = _table("q*: the confidence a policy is driven to, by p", ("", "G", *(f"{p:g}" for p in p_b)), cells)
+    worst = max(row["error"] or 0.0 for row in points)
+    table.caption = f"outcome: exact; blended: simulated, standard error at most {worst:.4f}"
+    return table
 
 
 def rolled_tokens(
@@ -174,16 +217,75 @@ def rolled_tokens(
     return trajectories, critic_values
 
 
-def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """What `fidelity.json` holds of the baselines."""
-    counts = {
-        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
-        "prefixes": len(rolled.again_dm), "share": fidelity.share,
-    }  # fmt: skip
-    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
+def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
+    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO; what is written of them."""
+    counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
+    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
+    console.print(
+        f"{tokens} tokens of the first blocks of {counts['completions']} completions of {counts['prompts']} "
+        f"prompts; {decisions} of the tokens are decisions (p < .97). {reference_words(segments)}",
+        highlight=False,
+    )
+    say(console, *(_correlations(fidelity, kind) for kind in TOKEN_KINDS))
+    say(console, *(_leads(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN)))
+    return {"tokens": token_rows(fidelity), "counts": counts}
 
 
-def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
-    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
-    data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
-    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")
+def reference_words(segments: SaeSegments | None) -> str:
+    """A sentence on what the advantages are held against."""
+    if segments is None:
+        return "The reference is the change of the Monte Carlo value over each token."
+    return (
+        f"The reference is the change over each segment ({segments.boundary}, p < {segments.threshold:g}), broadcast to its "
+        "tokens; it favours the SAE of these segments."
+    )
+
+
+def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
+    """A row per estimator and a column per critic; first the error of the critic's own values."""
+    rows = []
+    for label, name, figure in [
+        ("RMSE of the values", VALUES, "rmse"),
+        *((e, e, "correlation") for e in fidelity.estimators),
+    ]:
+        cells = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
+        rows.append([label, *map(_decimals, cells)])
+    ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
+    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
+    table = _table(title, ("", *fidelity.critics), rows)
+    table.rows[0].end_section = True
+    return table
+
+
+def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
+    """How far one SAE, and the best SAE, are ahead in correlation of the best of others, or of one other; paired over prompts."""
+    single = other in fidelity.estimators
+    title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
+    rows = []
+    for critic in fidelity.critics:
+        best, best_sae = (_short(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
+        one_lead, best_lead = (_signed(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
+        rows.append([critic, *([] if single else [best]), one_lead, best_sae, best_lead])
+    columns = ("critic", *([] if single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
+    return _table(title, columns, rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table without borders; every column but the first is of numbers."""
+    headings = [columns[0], *(Column(name, justify="right", no_wrap=True) for name in columns[1:])]
+    return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
+
+
+def _decimals(number: float) -> str:
+    return "-" if number != number else f"{number:.3f}"
+
+
+def _short(name: str, family: str) -> str:
+    """An estimator's name without its family and the zeros before its points."""
+    return name.removeprefix(f"{family} ").replace("0.", ".")
+
+
+def _signed(interval: Interval) -> str:
+    """A difference with its interval, as in `+.046 (+.032,+.059)`."""
+    value, low, high = (f"{number:+.3f}".replace("0.", ".") for number in (interval.value, interval.low, interval.high))
+    return f"{value} ({low},{high})"

@@ -29,10 +29,8 @@ def command(
         samples: completions per prompt.
     """
     from spanwise.commands.reference.reference import reference as measure
-    from spanwise.commands.shared.display import quiet
     from spanwise.recipe import load
 
-    quiet()
     check_sizes(prompts=prompts, samples=samples)
     given = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
     console = Console()

@@ -6,8 +6,8 @@ from itertools import count
 from pathlib import Path
 
 from spanwise.disk import write_text
-from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts.folder import WRITES, is_run
+from spanwise.errors import DataError
+from spanwise.rollouts.folder import is_run
 
 #: Where runs go that name no folder.
 RUNS = Path("runs")
@@ -29,17 +29,6 @@ def check_no_run(path: str | Path) -> None:
     """Refuse the folder of a run to what would write its own `summary.json` or `report.html` over that of the run."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, whose summary and report would be written over; give another --output.")
-
-
-def check_removable(path: Path, **sources: str | None) -> None:
-    """Refuse to replace a run by one that is made from it, by its model or another of the `sources`."""
-    for name, source in sources.items():
-        if source and Path(source).exists() and Path(source).resolve().is_relative_to(path.resolve()):
-            first, *_ = (*Path(source).resolve().relative_to(path.resolve()).parts, "model")
-            if first in WRITES:
-                raise RecipeError(
-                    f"The {name} '{source}' is part of the run in '{path}', which --overwrite removes; give another --output."
-                )
 
 
 def write_page(folder: Path, html: str) -> Path:

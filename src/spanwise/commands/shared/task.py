@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.commands.shared.display import warm_up_progress
+from spanwise.commands.shared.display import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
@@ -25,6 +26,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
     Prompts are written in the chat template of `model`, where that is not the one of the recipe, which is not looked for then.
     """
+    quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
             "The recipe is of a run that a script drove, and only the script knows its prompts. Say what is to be asked: "
@@ -93,7 +95,8 @@ def run_above(folder: Path) -> list[Path]:
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is."""
+    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is; on as many threads as it says."""
+    torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
     if recipe.task not in EMBEDDED:
         return model, tokenizer, make_task(recipe, console, model=folder)
@@ -108,6 +111,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 def load_model(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer of a local folder; a DataError if it holds none."""
+    quiet()
     try:
         own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(str(folder), **own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -82,18 +81,11 @@ def command(
 
     if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
         recipe = Path(resume) / "recipe.yaml"
-    loaded = load(recipe, {**given, **_dataset_columns(columns), **recipe_fields(set_)})
-    from spanwise.commands.shared.display import quiet
-    from spanwise.commands.train.train import train
-
-    quiet()
-    train(loaded, console=Console(), resume=resume, overwrite=overwrite)
-
-
-def _dataset_columns(given: Sequence[str] | None) -> dict[str, str]:
-    """The recipe fields that `--columns` of a dataset stands for."""
-    roles = column_roles(given)
-    for role in roles:
+    for role, column in column_roles(columns).items():
         if role not in ("question", "prompt", "answer"):
             raise RecipeError(unknown("role of --columns", role, ("question", "prompt", "answer")))
-    return {f"{role}_column": column for role, column in roles.items()}
+        given[f"{role}_column"] = column
+    loaded = load(recipe, {**given, **recipe_fields(set_)})
+    from spanwise.commands.train.train import train
+
+    train(loaded, console=Console(), resume=resume, overwrite=overwrite)

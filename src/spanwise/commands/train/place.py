@@ -12,13 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
-from spanwise.commands.shared.folder import check_removable, new_folder, newest_folder
+from spanwise.commands.shared.fitted import say
+from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.runs import changed
 from spanwise.disk import refusal, unwritten
 from spanwise.engines.checkpoints import find_checkpoint, newest_checkpoint
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.recipe import Recipe
-from spanwise.rollouts.folder import check_free, is_first_rank, is_run, metrics_until, sole_writer
+from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, metrics_until, sole_writer
 
 
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
@@ -26,14 +27,19 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
     name = f"{recipe.task}-{recipe.method}-{recipe.seed}"
     place = None if recipe.output is None else Path(recipe.output)
     if resume is None:
-        if place is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise RecipeError("Several processes that train together need one folder; name it with --output.")
         if place is None:
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise RecipeError("Several processes that train together need one folder; name it with --output.")
             place = new_folder(name)
-            console.print(f"The run goes to {place}.", highlight=False, soft_wrap=True)
-        if overwrite:
-            critic = getattr(recipe.modes.get("critic"), "model", None)
-            check_removable(place, model=recipe.model, dataset=recipe.dataset, critic=critic)
+            say(console, f"The run goes to {place}.")
+        critic = getattr(recipe.modes.get("critic"), "model", None)
+        for kind, source in {"model": recipe.model, "dataset": recipe.dataset, "critic": critic}.items():
+            if overwrite and source and Path(source).exists() and Path(source).resolve().is_relative_to(place.resolve()):
+                parts = Path(source).resolve().relative_to(place.resolve()).parts
+                if not parts or parts[0] in WRITES:
+                    raise RecipeError(
+                        f"The {kind} '{source}' is part of the run in '{place}', which --overwrite removes; give another --output."
+                    )
         return place, None
     if overwrite:
         raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -44,7 +50,7 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
             raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
     checkpoint, note = find_checkpoint((run or Path()) / "checkpoints", None if run else resume)
     if note:
-        console.print(note, highlight=False, soft_wrap=True)
+        say(console, note)
     written = _run_of(checkpoint)
     return place or (written if is_run(written) else new_folder(name)), checkpoint
 
@@ -66,8 +72,8 @@ def history_of(
             f"spanwise train --resume {file.parent}; or leave out --resume."
         )
     if not file.is_file():
-        said = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
-        console.print(said, highlight=False, soft_wrap=True)
+        note = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
+        say(console, note)
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return step, list(metrics_until(file.parent, step))
 

@@ -10,13 +10,12 @@ from rich.console import Console
 
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import Live
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.disk import write_text
-from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback
 from spanwise.explain import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
-from spanwise.mode import Mode
 from spanwise.recipe import Recipe
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, metrics_until
@@ -43,7 +42,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        self.live = Live(console, title, recipe.steps)
+        self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0
         self.tokens = 0
@@ -57,13 +56,16 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Remember the scores of a generation batch, and count its tokens, of all processes."""
-        self._write_modes()
-        if rollouts is None:
-            return
-        everyone = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
-        self._scores = Scores.joined([scores for scores, _ in everyone])
-        self.tokens += sum(tokens for _, tokens in everyone)
+        """Leave the files of modes behind, each once it is there; remember the scores of the batch, and count its tokens."""
+        if self.trainer.accelerator.is_main_process:
+            files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
+            for name in files.keys() - self._of_modes:
+                write_text(self.folder.path / name, files[name])
+            self._of_modes |= files.keys()
+        if rollouts is not None:
+            everyone = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
+            self._scores = Scores.joined([scores for scores, _ in everyone])
+            self.tokens += sum(tokens for _, tokens in everyone)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, evaluate when it is time."""
@@ -81,36 +83,35 @@ class Recorder(BatchCallback):
         if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
             self._evaluate(step)
 
-    def summary(self, trainer: SpanGRPOTrainer, *, seconds: float) -> dict[str, Any]:
+    def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model and put the run into one dictionary.
 
         Of a resumed run, the seconds and speeds are those since it was resumed; where it does not know its first evaluation, the
         figures of `start` are None.
         """
-        samples = self._measure(trainer, self.recipe.eval_samples)
-        if trainer.accelerator.is_main_process:
-            samples.write(self.folder.path)
+        samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final = samples.figures()
-        lines = metrics_until(self.folder.path, self.recipe.steps)  # of the main process, which alone writes the summary
-        batches = [_kept(line) for line in lines if "evaluation" not in line]
-        first, *_ = self.evaluations
-        self.evaluations.append({"step": self.recipe.steps, **final})
-        if trainer.accelerator.is_main_process:
-            self.folder.add_metrics({"step": self.recipe.steps, "final": final})
+        lines = metrics_until(self.folder.path, steps)  # of the main process, which alone writes the summary
+        batches = [
+            {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
+            for line in lines
+            if "evaluation" not in line
+        ]
+        if self.trainer.accelerator.is_main_process:
+            samples.write(self.folder.path)
+            self.folder.add_metrics({"step": steps, "final": final})
+        first, training = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
-            "method": self.recipe.method,
-            "task": self.recipe.task,
-            "seed": self.recipe.seed,
-            "steps": self.recipe.steps,
+            **{name: getattr(self.recipe, name) for name in ("method", "task", "seed", "steps")},
             "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
             "final": final,
-            "curve": self.evaluations,
+            "curve": [*self.evaluations, {"step": steps, **final}],
             "batches": batches,
             "seconds": seconds,
             "step_seconds": self.step_seconds,
             "spanwise_seconds": self.spanwise_seconds,
-            "spanwise_share": self.spanwise_seconds / max(self.step_seconds, 1e-9),
-            "tokens_per_second": self.tokens / max(self.step_seconds, 1e-9),
+            "spanwise_share": self.spanwise_seconds / training,
+            "tokens_per_second": self.tokens / training,
         }
 
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
@@ -124,49 +125,26 @@ class Recorder(BatchCallback):
         return values
 
     def _evaluate(self, step: int) -> None:
-        values = self._measure(self.trainer, 2).figures()
+        """Measure the policy and say what is wrong, each thing once and with its usual cause; the start may be what it is."""
+        values = self._measure(2).figures()
         self.evaluations.append({"step": step, **values})
-        if self.trainer.accelerator.is_main_process:
-            self.folder.add_metrics({"step": step, "evaluation": values})
-            self._warn(step, values)
-
-    def _warn(self, step: int, values: Mapping[str, Any]) -> None:
-        """Say what is wrong with an evaluation, each thing once and with what usually causes it; the start may be what it is."""
-        absent = unmeasured(self.task.layout.keys, self.recipe.answer_tags, scored=self.recipe.is_scored)
-        there = {name: value for name, value in values.items() if name not in absent}
-        for why in dict.fromkeys(alarms(there).values()):
-            if why not in self._warned and step:
-                figure = SHOWN_BY[why]
-                said = f"Warning: step {step}: {why} ({figure} {values[figure]:.3f}). {CAUSES[why]}"
-                self.live.console.print(said, highlight=False, soft_wrap=True)
-            self._warned.add(why)
-
-    def _measure(self, trainer: SpanGRPOTrainer, samples: int) -> Samples:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        return evaluate(
-            model, trainer.processing_class, self.task, self.recipe,
-            prompts=self.recipe.eval_prompts, samples=samples, scored=_readable(trainer),
-        )  # fmt: skip
-
-    def _write_modes(self) -> None:
-        """Leave behind the files of modes, each once it is there."""
         if not self.trainer.accelerator.is_main_process:
             return
-        for part in self.trainer.parts.values():
-            for name, text in part.files.items():
-                if name not in self._of_modes:
-                    write_text(self.folder.path / name, text)
-                self._of_modes.add(name)
+        self.folder.add_metrics({"step": step, "evaluation": values})
+        absent = unmeasured(self.task.layout.keys, self.recipe.answer_tags, scored=self.recipe.is_scored)
+        wrong = alarms({name: value for name, value in values.items() if name not in absent}).values()
+        for why in dict.fromkeys(why for why in wrong if step and why not in self._warned):
+            say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {values[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
+        self._warned |= set(wrong)
 
-
-def _readable(trainer: SpanGRPOTrainer) -> Mode | None:
-    """How scores of completions are read; None before the trainer knows what they are counted from."""
-    return next((part.mode for part in trainer.parts.values() if part.mode.readable), None)
-
-
-def _kept(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What `summary.json` keeps of a line of metrics: the figures of the batch and its mean rewards."""
-    return {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
+    def _measure(self, samples: int) -> Samples:
+        """Evaluate the policy; its scores are read once the trainer knows what they are counted from."""
+        trainer = self.trainer
+        return evaluate(
+            trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
+            prompts=self.recipe.eval_prompts, samples=samples,
+            scored=next((part.mode for part in trainer.parts.values() if part.mode.readable), None),
+        )  # fmt: skip
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
