@@ -14,7 +14,6 @@ from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.view import credited_view
-from spanwise.credit.methods._sae import SaeSegments
 from spanwise.report import credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards
@@ -28,9 +27,8 @@ def credit_page(folder: Path) -> str:
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
     shown = read_rows(file, chosen)
     view = credited_view(
-        table, shown, chosen, paying=summary.get("paid") or {},
-        segments=SaeSegments(**summary["segments"]) if summary.get("segments") else None,
-        outcome=summary.get("outcome"), own=summary.get("own"), tokenizer=schema.tokenizer_of(shown.schema),
+        table, shown, chosen, paying=summary.get("paid") or {}, outcome=summary.get("outcome"), own=summary.get("own"),
+        tokenizer=schema.tokenizer_of(shown.schema),
     )  # fmt: skip
     return credit_report(
         source=summary["source"],

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
-from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, remembered
+from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
 from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
 from spanwise.commands.shared.files import FIDELITY, read_json, read_yaml
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.view import credited_view, several
-from spanwise.credit.methods._sae import SaeSegments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import Curve, compare_arms, mean_interval
@@ -181,12 +180,11 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        of_run = {"method": str(recipe.get("method")), "objectives": asked, **{name: recipe.get(name) for name in MODES}}
+        of_run = {"objectives": asked, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
     credit, shown = recorded_credit(table), table.slice(0, MOST)
     view = credited_view(
         table, shown, range(len(shown)), paying=paying,
-        segments=SaeSegments.of(recipe.get("method"), recipe.get("options")),
         outcome=outcome_of(schema.behind(table.column_names, "reward"), judging),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
@@ -204,4 +202,4 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
     other = pa.concat_tables(credited_parts(found))
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
-    return table, remembered(found.arms, {})["paid"]
+    return table, {method: found.arms.schemes[method].plain()}

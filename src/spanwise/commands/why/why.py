@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied, CreditResult
-from spanwise.commands.credit.arms import taken_rewards
+from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.score import AT_A_TIME
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
@@ -52,7 +51,7 @@ def why(
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
     """The reason of every token of a file under each of its methods."""
-    table, schemes = result.table, {arm.name: arm.scheme for arm in result.arms}
+    table, schemes = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     name, reward_n = _verdict(result)
     zeros = {}
@@ -76,10 +75,10 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
 
 def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
     """Where nothing was asked for, the recipe's own method alone speaks for a run or a recipe that names one."""
-    own = [arm.name for arm in result.arms if arm.own]
-    if asked or not own or result.table.folder is None:
+    own = result.arms.own
+    if asked or own is None or result.table.folder is None:
         return result
-    return CreditResult(**{**vars(result), "applied": tuple(one for one in result.applied if one.name in own)})
+    return replace(result, applied=tuple(one for one in result.applied if one.name == own))
 
 
 def _verdict(result: CreditResult) -> tuple[str, Tensor | None]:
@@ -88,7 +87,7 @@ def _verdict(result: CreditResult) -> tuple[str, Tensor | None]:
     name = outcome_of(names, [])
     if name is not None:
         return name, result.scores.reward_nm[:, names.index(name)]
-    column = taken_rewards(result.table, {}).get("correct")
+    column = result.arms.taken.get("correct")
     return ("", None) if column is None else (column, result.table.rewards[column].value_n)
 
 
