@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.commands.credit.write import EXPORT
-from spanwise.commands.shared.again import MOST, credit_command
-from spanwise.commands.shared.files import read_json
+from spanwise.commands.shared.again import MOST, again_command
+from spanwise.commands.shared.files import read_fields
 from spanwise.commands.shared.view import credited_view
 from spanwise.report import credit_report
 from spanwise.rollouts import schema
@@ -21,7 +21,7 @@ from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorde
 
 def credit_page(folder: Path) -> str:
     """The report of a credit export; tokens are ids where the tokenizer that its file names is not there any more."""
-    file, summary = folder / EXPORT, read_json(folder / "summary.json")
+    file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
     credit = recorded_credit(table)
     chosen = choose_rows(numbers(table, schema.GROUP).long(), options.get("rows", MOST))
@@ -40,7 +40,7 @@ def credit_page(folder: Path) -> str:
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
         view=view,
         samples=scored_samples(table, (summary.get("score") or {}).get("verdict", "correct")),
-        command=credit_command(folder, summary["source"], options),
+        command=again_command("credit", summary["source"], folder=folder, options=options),
     )
 
 

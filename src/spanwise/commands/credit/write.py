@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
+from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import write_page
 from spanwise.errors import lacking
@@ -104,7 +105,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "statuses": statuses,
         **({} if result.score is None else {"score": result.score}),
         "methods": methods,
-        "options": {name: value for name, value in options.items() if value},
+        "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
         "outcome": outcome_of([o.name for o in arms.objectives], given),

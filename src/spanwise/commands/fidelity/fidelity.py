@@ -51,13 +51,17 @@ def show(
     output: str | Path,
     console: Console,
     tokens: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Print the tables of a model folder, write `fidelity.json` and the report.
 
-    `options`: prompts, samples, rerolls and seed; `tokens`: the options of `--tokens`.
+    `options`: prompts, samples, rerolls and seed; `tokens`: the options of `--tokens`; `given`: the file and fields that the recipe
+    came from.
     """
-    measured: dict[str, Any] = {"options": {**options, **({} if tokens is None else {"tokens": True, **tokens})}}
+    measured: dict[str, Any] = {
+        "options": {**options, **({} if tokens is None else {"tokens": True, **tokens}), **(given or {})}
+    }
     if tokens is not None:
         measured |= show_tokens(*_tokens(checkpoint, recipe, console, options, tokens), console=console)
     if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
