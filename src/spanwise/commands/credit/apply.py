@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from rich.text import Text
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
@@ -119,6 +120,12 @@ class CreditResult:
     def note(self) -> str:
         """The notes as one text."""
         return " ".join(self.notes)
+
+    @property
+    def title(self) -> Text:
+        """Which file it is, and its size, over a table."""
+        size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
+        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")  # a path is no markup
 
 
 def apply_arms(

@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
 from spanwise.commands.shared.again import MOST
@@ -115,7 +114,6 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def figures_table(result: CreditResult) -> Table:
     """The short table of the terminal: a row per method and block."""
-    size = f"{len(result.table)} completions in {int(result.group_n.unique().numel())} groups"
     rows = []
     for one in result.applied:
         blocks = [
@@ -128,8 +126,7 @@ def figures_table(result: CreditResult) -> Table:
             rows.append(["" if place else one.name, *(row or ("", "", "")), "" if place else silent, strata or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
-        title=Text(f"{result.table.path} ({result.table.source}): {size}", style="table.title"),  # a path is no markup
-        title_justify="left", caption_justify="left",
+        title=result.title, title_justify="left", caption_justify="left",
         caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
         "Dead strata: comparisons in which nobody gets any.",
     )  # fmt: skip
