@@ -125,21 +125,15 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
     """
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
-            raise RecipeError(_no_reward(table, objective, column))
+            cells = [value for value in table.columns.get(column, ()) if value is not None]
+            why = f"holds no numbers; it has {reprlib.repr(cells[0])}" if cells else "is empty"
+            if column in table.columns:
+                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {why}.")
+            if not table.rewards:
+                raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
+            raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
     chosen = {"correct": verdict_of(table) or "text"} | {name: name for name in table.rewards} | dict(rewards)
-    return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
-
-
-def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
-    """Why a column is no recorded reward."""
-    cells = [value for value in table.columns.get(column, ()) if value is not None]
-    if cells:
-        return f"--reward {objective}={column}: that column of '{table.path}' holds no numbers; it has {reprlib.repr(cells[0])}."
-    if column in table.columns:
-        return f"--reward {objective}={column}: that column of '{table.path}' is empty."
-    if not table.rewards:
-        return f"--reward {objective}={column}: '{table.path}' records no rewards at all."
-    return unknown(f"reward in '{table.path}' called", column, table.rewards)
+    return {name: column for name, column in chosen.items() if column != "text"}
 
 
 def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable) -> None:

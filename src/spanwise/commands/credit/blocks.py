@@ -79,20 +79,16 @@ def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Bloc
 def _fields(fields: tuple[str, ...], table: RolloutTable) -> Blocks:
     """A block per field of the JSON that most completions hold, each paid for what the dataset says of it, if it does."""
     layout = Layout(fields, segmenter="json")
-    golds = table.columns.get("answer", ())
-    known = sum(
-        1 for gold in golds if isinstance(gold, Mapping) or (isinstance(gold, str) and gold.lstrip().startswith("{"))
-    )
     note = (
         f"No layout is given, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}; to have others, "
         f"give --set 'layout=[{', '.join(fields)}]' --set segmenter=json changed."
     )
-    if golds and known == len(golds):
+    golds = table.columns.get("answer", ())
+    if golds and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in golds):
         return Blocks(layout, written_out([Objective("equals", each="*", if_missing=0.0)], layout), note)
-    verdict = verdict_of(table)
     lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
     objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
-    return Blocks(layout, written_out([objective], layout), note, "" if verdict else lack)
+    return Blocks(layout, written_out([objective], layout), note, "" if verdict_of(table) else lack)
 
 
 def verdict_of(table: RolloutTable) -> str | None:

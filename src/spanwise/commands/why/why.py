@@ -37,7 +37,12 @@ def why(
 ) -> dict[str, Zeros]:
     """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
-    result = _narrowed(credit_rollouts(rollouts, **options), asked=bool(options.get("methods")))
+    result = credit_rollouts(rollouts, **options)
+    own = result.arms.own
+    if (
+        not options.get("methods") and own is not None and result.table.folder is not None
+    ):  # a run's own method speaks for it
+        result = replace(result, applied=tuple(one for one in result.applied if one.name == own))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")
@@ -72,14 +77,6 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             learned_n=table.learned_n,
         )
     return zeros
-
-
-def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
-    """Where nothing was asked for, the recipe's own method alone speaks for a run or a recipe that names one."""
-    own = result.arms.own
-    if asked or own is None or result.table.folder is None:
-        return result
-    return replace(result, applied=tuple(one for one in result.applied if one.name == own))
 
 
 def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
