@@ -129,7 +129,7 @@ def fidelity_page(folder: Path) -> str:
     written = read_fields(folder / FIDELITY)
     try:
         shown = {name: value for name, value in written.items() if name != "options"}
-        command = again_command("fidelity", written["source"], folder=folder, options=written["options"])
+        command = again_command("fidelity", written["source"], folder=folder, options=written.get("options"))
         return fidelity_report(**shown, command=command)
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
